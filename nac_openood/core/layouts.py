@@ -1,0 +1,75 @@
+"""How a module's output becomes one number a neuron: `[batch, ...] -> [batch, neurons]`.
+
+Activations and gradients go through the same function, before they are multiplied. Positions are
+summed, not averaged: the published steepness values assume sums.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from nac_openood.errors import ProbeError
+
+Pool = Callable[[Tensor], Tensor]
+
+
+def _sum(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sum in at least float32: half precision would lose the small gradients."""
+    wide = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+    return tensor.sum(dim=dims, dtype=wide)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """`[B, N]`, also `[B, N, 1, 1]` and the like."""
+    return _sum(tensor.flatten(1).unsqueeze(-1), (-1,))
+
+
+def maps(tensor: Tensor) -> Tensor:
+    """Feature maps `[B, C, H, W]` (or with one or three spatial dimensions)."""
+    return _sum(tensor, tuple(range(2, tensor.ndim)))
+
+
+def maps_last(tensor: Tensor) -> Tensor:
+    """Channels-last maps `[B, H, W, C]`, as Swin makes them."""
+    return _sum(tensor, tuple(range(1, tensor.ndim - 1)))
+
+
+def tokens(tensor: Tensor) -> Tensor:
+    """Tokens `[B, T, D]`."""
+    return _sum(tensor, (1,))
+
+
+def class_token(tensor: Tensor) -> Tensor:
+    """Tokens `[B, T, D]` of which only the first is used by the head."""
+    return flat(tensor[:, 0])
+
+
+LAYOUTS: Mapping[str, Pool] = {
+    "flat": flat,
+    "maps": maps,
+    "maps_last": maps_last,
+    "tokens": tokens,
+    "class_token": class_token,
+}
+_DIMS = {"maps": (3, 4, 5), "maps_last": (3, 4, 5), "tokens": (3,), "class_token": (3,)}
+_BY_DIMS = {2: "flat", 3: "tokens", 4: "maps", 5: "maps"}
+
+
+def pooling_for(name: Optional[str], shape: torch.Size, layer: str) -> Pool:
+    """The function that pools an output of `shape`; `name=None` goes by its dimensions."""
+    chosen = name or _BY_DIMS.get(len(shape))
+    if chosen is None:
+        raise ProbeError(
+            f"layer '{layer}' puts out a tensor of shape {list(shape)}: expected [batch, neurons], "
+            "[batch, tokens, neurons] or [batch, channels, height, width]. Choose another module, "
+            f"or name its layout: LayerConfig(layout=...), one of {sorted(LAYOUTS)}."
+        )
+    if chosen in _DIMS and len(shape) not in _DIMS[chosen]:
+        raise ProbeError(
+            f"layer '{layer}' has layout '{chosen}', which takes {_DIMS[chosen]} dimensions, but "
+            f"puts out shape {list(shape)}. Set LayerConfig(layout=...) to what fits it."
+        )
+    return LAYOUTS[chosen]

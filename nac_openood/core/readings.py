@@ -1,0 +1,83 @@
+"""Readings of a whole data set, kept: fit, score and search again without the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from nac_openood.core import files
+from nac_openood.core.probe import Reading
+from nac_openood.errors import NACError
+
+_KIND, _VERSION = "nac_openood readings", 1
+
+
+@dataclass(frozen=True)
+class Readings(Mapping[str, Reading]):
+    """A mapping of layer name to `Reading` `[samples, neurons]`, with the samples' answers.
+
+    Args:
+        layers: readings by layer name.
+        prediction: int64 `[samples]`, the network's class.
+        label: int64 `[samples]`, -1 where unknown.
+    """
+
+    layers: Mapping[str, Reading]
+    prediction: Tensor
+    label: Tensor
+
+    def __getitem__(self, name: str) -> Reading:
+        return self.layers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were read."""
+        return self.prediction.shape[0]
+
+    def batches(self, size: int = 1000) -> Iterator[dict[str, Reading]]:
+        """The readings in slices of `size` samples, so that work on them stays small."""
+        for start in range(0, self.n_samples, size):
+            rows = slice(start, start + size)
+            yield {n: Reading(r.activation[rows], r.gradient[rows]) for n, r in self.items()}
+
+    def save(self, path: files.PathLike) -> None:
+        """Write a safetensors file that `load` maps into memory instead of reading it whole."""
+        tensors = {"prediction": self.prediction, "label": self.label}
+        for name, reading in self.items():
+            tensors[f"activation/{name}"] = reading.activation
+            tensors[f"gradient/{name}"] = reading.gradient
+        files.write(path, _KIND, _VERSION, tensors, {"layers": list(self)})
+
+    @classmethod
+    def load(cls, path: files.PathLike) -> Readings:
+        """Read what `save` wrote."""
+        tensors, about = files.read(path, _KIND, _VERSION)
+        layers = {
+            name: Reading(tensors[f"activation/{name}"], tensors[f"gradient/{name}"])
+            for name in about["layers"]
+        }
+        return cls(layers, tensors["prediction"], tensors["label"])
+
+    @classmethod
+    def concatenate(cls, parts: list[Readings]) -> Readings:
+        """Join readings of the same layers, in order."""
+        if not parts:
+            raise NACError("there are no readings to join: the loader yielded no batch.")
+        layers = {
+            name: Reading(*(torch.cat(tensors) for tensors in zip(*(p[name] for p in parts))))
+            for name in parts[0]
+        }
+        prediction, label = (
+            torch.cat([p.prediction for p in parts]),
+            torch.cat([p.label for p in parts]),
+        )
+        return cls(layers, prediction, label)

@@ -1,0 +1,19 @@
+"""The errors users meet. Each message says what was expected, what came and what to do next."""
+
+from __future__ import annotations
+
+
+class NACError(ValueError):
+    """Something about the input is wrong; the message says what and how to mend it."""
+
+
+class NotFittedError(NACError):
+    """The detector was asked before it was fitted or calibrated."""
+
+
+class ProbeError(NACError):
+    """A layer of the network cannot be read."""
+
+
+class FileError(NACError):
+    """A saved file is damaged, newer than this package, or belongs to something else."""

@@ -1,0 +1,1 @@
+"""NAC inside OpenOOD: the only rooms that import it."""
