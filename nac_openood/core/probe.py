@@ -155,8 +155,8 @@ def read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
         x: a batch, `[batch, ...]`; moved to the network's device.
         layers: what to read, by name; see `nac_openood.core.layers.find_layer`.
     """
-    net = unwrap(net)
     taps = _Taps(net, layers)
+    net = unwrap(net)
     cache = torch.is_autocast_cache_enabled()
     with undisturbed(net), torch.inference_mode(False), torch.no_grad(), _eager(net):
         x = prepare(net, x)
@@ -220,9 +220,6 @@ def prepare(net: nn.Module, x: Any) -> Tensor:
         x = x.to(weights.device, dtype, non_blocking=True)
     if x.is_inference():
         x = x.clone()
-    if x.ndim == 4 and x.device.type == "cpu":
-        # CPU convolutions run up to twice as fast in this layout, in both directions
-        x = x.contiguous(memory_format=torch.channels_last)
     return x
 
 

@@ -1,0 +1,95 @@
+"""Toy networks with numbers that can be worked out by hand, and where to find the benchmark."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+
+def bench_folder():
+    named = os.environ.get("NAC_BENCH")
+    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "bench"
+    return folder if (folder / "expected.json").is_file() else None
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    """The miniature CIFAR-10 benchmark: (its folder, its unpacked data root)."""
+    folder = bench_folder()
+    if folder is None:
+        pytest.skip("the miniature benchmark is not here: set NAC_BENCH to its folder")
+    import tarfile
+
+    root = tmp_path_factory.mktemp("bench")
+    with tarfile.open(folder / "cifar10-mini.tar") as archive:
+        archive.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder, root
+
+
+class HandNet(nn.Module):
+    """Two inputs, two hidden neurons, two classes; integer weights.
+
+    hidden = [[1, 1], [1, -1]] x, relu (in place), logits = identity of hidden.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(2, 2, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            self.hidden.weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0]]))
+            self.head.weight.copy_(torch.eye(2))
+
+    def forward(self, x):
+        return self.head(self.relu(self.hidden(x)))
+
+
+class SmallNet(nn.Module):
+    """A convolutional network with BatchNorm, dropout and the ResNet's module names."""
+
+    def __init__(self, n_classes=4):
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(True))
+        self.layer2 = nn.Sequential(nn.Conv2d(6, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(True))
+        self.layer3 = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.layer4 = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 10, 3, padding=1))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(10, n_classes)
+
+    def forward(self, x):
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.dropout(self.avgpool(x).flatten(1)))
+
+
+@pytest.fixture
+def hand_net():
+    return HandNet()
+
+
+@pytest.fixture
+def small_net():
+    torch.manual_seed(0)
+    net = SmallNet()
+    with torch.no_grad():  # statistics that are not the identity
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.3)
+                module.running_var.uniform_(0.5, 2.0)
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.normal_(0, 0.2)
+    return net.eval()
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(24, 3, 9, 9, generator=generator)
+
+
+@pytest.fixture
+def labels():
+    return torch.arange(24) % 4

@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nac_openood import NACError
+from nac_openood.core.bins import bin_index, count_bins, edges
+
+VECTORS = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text())
+
+
+@pytest.mark.parametrize("m", ["4", "10", "50", "500"])
+def test_edges_are_the_authors_edges_to_the_bit(m):
+    reachable = VECTORS["edges"][m][: int(m) - 2]
+    ours = edges(int(m))
+    assert ours[:-1].tolist() == reachable
+    assert ours[-1] == 1.0
+    assert len(ours) == count_bins(int(m)) + 1
+
+
+def test_an_odd_number_of_bins_counts_as_the_even_one_below():
+    assert edges(51).tolist() == edges(50).tolist()
+
+
+@pytest.mark.parametrize("m", [0, 1, 3])
+def test_too_few_bins(m):
+    with pytest.raises(NACError, match="n_bins must be at least 4"):
+        edges(m)
+
+
+@pytest.mark.parametrize("m", [4, 10, 50, 500, 1000, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edges_belong_to_the_bin_that_starts_there(m, dtype):
+    exact = edges(m)
+    states = torch.tensor(exact, dtype=dtype)
+    at = torch.cat(
+        [states, torch.nextafter(states, states - 1), torch.nextafter(states, states + 1)]
+    )
+    expected = oracle.membership(at.numpy()[:, None].astype(np.float64), m)[:, :, 0].argmax(axis=1)
+    assert bin_index(at, m).tolist() == expected.tolist()
+
+
+def test_a_dead_neuron_sits_in_the_bin_that_starts_at_one_half():
+    for m in (4, 50, 500):
+        k = int(bin_index(torch.tensor([0.5]), m))
+        assert edges(m)[k] == 0.5
+
+
+def test_nothing_finite_falls_outside():
+    extremes = torch.tensor([-1e30, -0.1, 0.0, 1.0, 1.1, 1e30])
+    assert bin_index(extremes, 50).tolist() == [0, 0, 0, 47, 47, 47]
+
+
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.sampled_from([4, 9, 50, 999])
+)
+def test_index_agrees_with_the_oracle(values, m):
+    states = np.array(values, dtype=np.float32)
+    expected = oracle.membership(states[:, None], m)[:, :, 0].argmax(axis=1)
+    assert bin_index(torch.from_numpy(states), m).tolist() == expected.tolist()
+    half = torch.from_numpy(states).half()
+    expected = oracle.membership(half.numpy()[:, None], m)[:, :, 0].argmax(axis=1)
+    assert bin_index(half, m).tolist() == expected.tolist()

@@ -1,0 +1,155 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
+
+from nac_openood import NACError
+from nac_openood.data import (
+    Batch,
+    Quota,
+    as_batch,
+    balanced_indices,
+    dataset_labels,
+    fitting_loader,
+)
+
+X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "item", [{"data": X, "label": Y, "index": 3}, (X, Y), [X, Y, "more"], (X, Y.tolist())]
+)
+def test_labelled_batches(item):
+    batch = as_batch(item)
+    assert torch.equal(batch.data, X)
+    assert torch.equal(batch.label, Y)
+
+
+@pytest.mark.parametrize("item", [X, [X], {"data": X}])
+def test_unlabelled_batches(item):
+    assert as_batch(item).label is None
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"image": X}, r"needs the key 'data'; this one has \['image'\]"),
+        ("text", "dicts with 'data' and 'label', .* got str"),
+        ((X, torch.rand(4)), "one whole-number label for each of 4 samples, got torch.float32"),
+        ((X, torch.ones(4, 2, dtype=torch.long)), r"of shape \[4, 2\]"),
+    ],
+)
+def test_bad_batches(item, message):
+    with pytest.raises(NACError, match=message):
+        as_batch(item)
+
+
+class Listed(Dataset):
+    """Like OpenOOD's ImglistDataset and torchvision's folders: labels without loading."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"data": X[index], "label": int(Y[index])}
+
+
+def test_labels_are_found_without_loading_samples():
+    expected = [1, 0, 1, 0]
+    for dataset in (
+        Listed(imglist=["a b.png 1\n".replace(" b", "_b"), "c.png 0", "d.png 1", "e.png 0"]),
+        Listed(targets=expected),
+        Listed(labels=np.array(expected)),
+        Listed(samples=[("a", 1), ("b", 0), ("c", 1), ("d", 0)]),
+        TensorDataset(X, Y),
+        ConcatDataset([TensorDataset(X[:1], Y[:1]), TensorDataset(X[1:], Y[1:])]),
+        Subset(TensorDataset(X.repeat(2, 1), Y.repeat(2)), [0, 1, 4, 5]),
+    ):
+        assert dataset_labels(dataset).tolist() == expected
+    assert dataset_labels(TensorDataset(X)) is None
+    assert dataset_labels(Listed()) is None
+    assert dataset_labels(Listed(targets=[{"boxes": 1}] * 4)) is None
+
+
+def test_balanced_indices_are_drawn_as_the_authors_draw_them():
+    labels = [2, 0, 2, 0, 2, 0, 2, 0]
+    expected = []
+    for indices in ([0, 2, 4, 6], [1, 3, 5, 7]):  # classes in order of appearance
+        np.random.RandomState(1).shuffle(indices)
+        expected += indices[:2]
+    assert balanced_indices(labels, 5).tolist() == expected
+    assert balanced_indices(labels, 5, seed=2).tolist() != expected
+
+
+def test_a_small_class_gives_all_it_has():
+    assert sorted(balanced_indices([0, 0, 0, 0, 1], 6)[:-1]) != []
+    assert (np.array([0, 0, 0, 0, 1])[balanced_indices([0, 0, 0, 0, 1], 6)] == 1).sum() == 1
+
+
+def test_too_few_samples_for_the_classes():
+    with pytest.raises(
+        NACError, match="n_samples=1 is less than one sample for each of the 2 classes"
+    ):
+        balanced_indices(Y, 1)
+    with pytest.raises(NACError, match="less than one sample for each of the 10 classes"):
+        Quota(9, 10)
+    with pytest.raises(NACError, match="the data set is empty"):
+        balanced_indices([], 1)
+
+
+def test_the_loader_is_only_read_where_needed():
+    asked = []
+
+    class Counting(Listed):
+        def __getitem__(self, index):
+            asked.append(index)
+            return super().__getitem__(index)
+
+    loader = DataLoader(Counting(targets=Y.tolist()), batch_size=3, shuffle=True)
+    taken = [b["label"].tolist() for b in fitting_loader(loader, 2, seed=1)]
+    assert sorted(taken[0]) == [0, 1]
+    assert len(asked) == 2
+
+
+def test_unlabelled_data_sets_give_a_random_subset():
+    loader = DataLoader(TensorDataset(torch.arange(100.0)[:, None]), batch_size=10)
+    (first,) = next(iter(fitting_loader(loader, 10, seed=1)))
+    assert first.flatten().tolist() != list(range(10))
+    assert len(set(first.flatten().tolist())) == 10
+
+
+def test_streams_are_left_to_the_quota():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(zip(X, Y))
+
+    loader = DataLoader(Stream(), batch_size=2)
+    assert fitting_loader(loader, 2, seed=1) is loader
+    assert fitting_loader([(X, Y)], 2, seed=1) == [(X, Y)]
+
+
+def test_quota_takes_the_first_of_each_class():
+    quota = Quota(4, 2)
+    data = torch.arange(6.0)[:, None]
+    taken = quota.take(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1])))
+    assert taken.data.flatten().tolist() == [0, 1, 3, 5]
+    assert quota.full
+    assert quota.take(Batch(data, torch.zeros(6, dtype=torch.long))).data.shape[0] == 0
+
+
+def test_quota_without_labels_takes_the_first():
+    quota = Quota(4, 2)
+    assert quota.take(Batch(torch.rand(3, 1), None)).data.shape[0] == 3
+    assert not quota.full
+    assert quota.take(Batch(torch.rand(3, 1), None)).data.shape[0] == 1
+    assert quota.full

@@ -1,0 +1,187 @@
+import numpy as np
+import pytest
+import torch
+from test_probe import equal, snapshot
+from torch.utils.data import DataLoader, TensorDataset
+
+from nac_openood import LayerConfig, NACDetector, NACError, NotFittedError, Readings, threshold_at
+
+LAYERS = {
+    "avgpool": LayerConfig(n_bins=20, full_count=3, steepness=10.0),
+    "layer2": LayerConfig(n_bins=50, full_count=2, steepness=0.1),
+}
+
+
+@pytest.fixture
+def loader(images, labels):
+    return DataLoader(TensorDataset(images, labels), batch_size=7)
+
+
+@pytest.fixture
+def detector(small_net, loader):
+    return NACDetector(small_net, LAYERS).fit(loader)
+
+
+def test_in_distribution_scores_above_noise(detector, images):
+    seen, strange = detector.score(images), detector.score(images * 5 + 3)
+    assert seen.shape == (24,)
+    assert ((seen >= 0) & (seen <= 1)).all()
+    assert seen.mean() > strange.mean()
+
+
+def test_loaders_of_every_kind_fit_the_same(small_net, images, labels, loader):
+    expected = NACDetector(small_net, LAYERS).fit(loader).score(images)
+    for other in (
+        [{"data": images[:10], "label": labels[:10]}, {"data": images[10:], "label": labels[10:]}],
+        [images.flip(0)],
+        iter([(images, labels)]),
+        DataLoader(TensorDataset(images), batch_size=24, shuffle=True),
+    ):
+        assert torch.equal(NACDetector(small_net, LAYERS).fit(other).score(images), expected)
+
+
+def test_fit_takes_a_balanced_subset(small_net, loader, images, labels):
+    for source in (loader, [(images, labels)]):
+        detector = NACDetector(small_net, LAYERS).fit(source, n_samples=9)
+        assert detector.fit_summary_.n_samples == 8
+        assert detector.fit_summary_.class_counts == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert NACDetector(small_net, LAYERS).fit([images], n_samples=9).fit_summary_.n_samples == 9
+
+
+def test_score_loader(detector, loader, images, labels):
+    result = detector.score_loader(loader, progress=True)
+    # a batch of another size may round differently inside the network, not in the counts
+    np.testing.assert_allclose(result.score, detector.score(images).numpy(), atol=0.05)
+    assert result.label.tolist() == labels.tolist()
+    assert result.prediction.tolist() == detector.net(images).argmax(1).tolist()
+    mean = (result.layers["avgpool"] + result.layers["layer2"]) / 2
+    np.testing.assert_allclose(result.score, mean, rtol=1e-12)
+    assert detector.score_loader([images]).label.tolist() == [-1] * 24
+
+
+def test_readings_replace_the_network(detector, small_net, loader, tmp_path):
+    readings = detector.read_loader(loader)
+    readings.save(tmp_path / "readings.safetensors")
+    again = Readings.load(tmp_path / "readings.safetensors")
+    assert list(again) == list(LAYERS)
+    assert again.n_samples == 24
+    second = NACDetector(small_net, LAYERS).fit_readings(again)
+    expected = detector.score_loader(loader).score
+    np.testing.assert_array_equal(second.score_readings(again).numpy(), expected)
+    plain = {name: (r.activation, r.gradient) for name, r in again.items()}
+    np.testing.assert_array_equal(
+        NACDetector(small_net, LAYERS).fit_readings(plain).score_readings(plain).numpy(), expected
+    )
+
+
+def test_decisions(detector, loader, images):
+    detector.calibrate(loader, tpr=0.75)
+    kept = detector.score_loader(loader).score >= detector.threshold_
+    assert kept.mean() >= 0.75
+    assert detector.predict(images).dtype == torch.bool
+    assert detector.predict(images[:1]).shape == (1,)
+    detector.fit(loader)
+    with pytest.raises(NotFittedError, match="no threshold yet: call calibrate"):
+        detector.predict(images)
+
+
+def test_thresholds_keep_what_they_promise():
+    scores = np.arange(1, 101) / 100
+    assert threshold_at(scores, 0.95) == 0.06
+    assert threshold_at(scores, 1.0) == 0.01
+    assert threshold_at([0.5], 0.01) == 0.5
+    assert (scores >= threshold_at(scores, 0.07)).sum() == 7
+    with pytest.raises(NACError, match="tpr must be above 0 and at most 1, got 95"):
+        threshold_at(scores, 95)
+    with pytest.raises(NACError, match="needs finite scores, got 2 with 1 not finite"):
+        threshold_at([0.1, float("nan")])
+    with pytest.raises(NACError, match="needs finite scores, got 0"):
+        threshold_at([])
+
+
+def test_unfitted_use_says_what_to_do(small_net, images, tmp_path):
+    detector = NACDetector(small_net, LAYERS)
+    for use in (
+        lambda: detector.score(images),
+        lambda: detector.score_loader([images]),
+        lambda: detector.score_readings({}),
+        lambda: detector.calibrate([images]),
+        lambda: detector.predict(images),
+        lambda: detector.save(tmp_path / "x"),
+    ):
+        with pytest.raises(NotFittedError, match="call fit first"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("make", "n_samples", "message"),
+    [
+        (lambda x, y: [], None, "yielded no samples"),
+        (lambda x, y: [(x, y)], 3, "less than one sample for each of the 4 classes"),
+        (lambda x, y: DataLoader(TensorDataset(x, y)), 3, "for each of the 4 classes"),
+        (lambda x, y: [(x, y)], 0, "n_samples must be at least 1 or None, got 0"),
+        (lambda x, y: [(x, y + 1)], None, r"labels must be in 0..3.*found 4"),
+        (lambda x, y: [(x, y - 1)], None, "found -1. -1 marks out-of-distribution"),
+        (lambda x, y: [(x * float("nan"), y)], None, "24 of 24 fitting samples have NaN or Inf"),
+        (lambda x, y: [{"image": x}], None, "needs the key 'data'"),
+    ],
+)
+def test_bad_fitting_data_is_named(small_net, images, labels, make, n_samples, message):
+    detector = NACDetector(small_net, LAYERS)
+    with pytest.raises(NACError, match=message):
+        detector.fit(make(images, labels), n_samples)
+    assert detector.coverage_ is None
+
+
+def test_a_failed_fit_keeps_the_earlier_one(detector, images):
+    expected = detector.score(images)
+    with pytest.raises(NACError):
+        detector.fit([images * float("inf")])
+    assert torch.equal(detector.score(images), expected)
+
+
+def test_uneven_classes_are_reported(small_net, images, labels):
+    with pytest.warns(UserWarning, match="1 of the network's 4 classes are missing"):
+        NACDetector(small_net, LAYERS).fit([(images[labels < 3], labels[labels < 3])])
+    keep = (labels < 3) | (torch.arange(24) < 4)
+    with pytest.warns(UserWarning, match="1 classes have fewer than 2 samples"):
+        NACDetector(small_net, LAYERS).fit([(images[keep], labels[keep])], n_samples=8)
+
+
+def test_not_finite_samples_raise_or_are_counted(detector, images):
+    images = images.clone()
+    images[3] = float("nan")
+    with pytest.raises(NACError, match="1 of 24 samples have NaN or Inf readings"):
+        detector.score(images)
+    with pytest.raises(NACError, match="1 of 24 samples"):
+        detector.score_loader([images])
+    with pytest.raises(NACError, match="nonfinite must be 'raise' or 'nan'"):
+        detector.score(images, nonfinite="zero")
+    with pytest.warns(RuntimeWarning, match="1 of 24 samples .* their score is NaN"):
+        assert detector.score(images, nonfinite="nan").isnan().nonzero().tolist() == [[3]]
+    detector.threshold_ = 0.0
+    with pytest.warns(RuntimeWarning, match="1 of 24"):
+        assert detector.predict(images).tolist() == [True] * 3 + [False] + [True] * 20
+
+
+def test_an_empty_loader_has_nothing_to_score(detector):
+    with pytest.raises(NACError, match="yielded no batch"):
+        detector.score_loader([])
+    with pytest.raises(NACError, match="yielded no batch"):
+        detector.read_loader([])
+
+
+@pytest.mark.parametrize("end", ["normal", "error"])
+def test_loops_leave_the_network_and_the_random_states_alone(small_net, images, labels, end):
+    loader = DataLoader(TensorDataset(images, labels), batch_size=6, shuffle=True)
+    detector = NACDetector(small_net, LAYERS).fit(loader)
+    small_net.train()
+    before = snapshot(small_net)
+    if end == "normal":
+        detector.fit(loader, n_samples=8).score_loader(loader)
+        detector.read_loader(loader)
+    else:
+        for use in (detector.fit, detector.score_loader, detector.read_loader):
+            with pytest.raises(NACError):
+                use([images, "not a batch"])
+    assert equal(before, snapshot(small_net))

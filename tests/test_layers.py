@@ -1,0 +1,159 @@
+"""Every row of the table against the real networks it speaks of."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
+from nac_openood.core.layers import ARCHITECTURES, find_layer, known_layers, recognise
+from nac_openood.core.layouts import LAYOUTS, pooling_for
+from nac_openood.core.probe import read
+
+RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
+VIT = ["ln", "block2", "block1", "block0"]
+TV, TIMM = torchvision.models, timm.create_model
+SMALL_VIT = dict(depth=3, embed_dim=24, num_heads=2, num_classes=5)
+
+
+def tv_vit():
+    return TV.VisionTransformer(64, 16, 3, 2, 24, 48, num_classes=5)
+
+
+# name -> (network, row, input side, layer widths deepest first)
+NETWORKS = {
+    "resnet18": (lambda: TV.resnet18(), "ResNet (torchvision, OpenOOD)", 64, [512, 512, 256, 128, 64]),
+    "resnet50": (lambda: TV.resnet50(), "ResNet (torchvision, OpenOOD)", 64, [2048, 2048, 1024, 512, 256]),
+    "wide_resnet50_2": (lambda: TV.wide_resnet50_2(), "ResNet (torchvision, OpenOOD)", 64, [2048, 2048, 1024, 512, 256]),
+    "vit": (tv_vit, "ViT (torchvision, OpenOOD)", 64, [24, 24, 24, 24]),
+    "swin_t": (lambda: TV.swin_t(), "Swin (torchvision, OpenOOD)", 64, [768, 768, 384, 192, 96]),
+    "swin_v2_t": (lambda: TV.swin_v2_t(), "Swin (torchvision, OpenOOD)", 64, [768, 768, 384, 192, 96]),
+    "regnet_y_400mf": (lambda: TV.regnet_y_400mf(), "RegNet (torchvision, OpenOOD)", 64, [440, 440, 208, 104, 48]),
+    "convnext_tiny": (lambda: TV.convnext_tiny(), "ConvNeXt (torchvision)", 64, [768, 768, 384, 192, 96]),
+    "densenet121": (lambda: TV.densenet121(), "DenseNet (torchvision, timm)", 64, [1024, 1024, 1024, 512, 256]),
+    "timm_resnet18": (lambda: TIMM("resnet18"), "ResNet (timm)", 64, [512, 512, 256, 128, 64]),
+    "timm_vit": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
+    "timm_vit_avg": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, global_pool="avg", **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
+    "timm_deit": (lambda: TIMM("deit_tiny_patch16_224", img_size=64, **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
+    "timm_deit_dist": (lambda: TIMM("deit_tiny_distilled_patch16_224", img_size=64, **SMALL_VIT), "DeiT, distilled (timm)", 64, [24] * 4),
+    "timm_swin": (lambda: TIMM("swin_tiny_patch4_window7_224"), "Swin (timm)", 224, [768, 768, 384, 192, 96]),
+    "timm_convnext": (lambda: TIMM("convnext_atto"), "ConvNeXt (timm)", 64, [320, 320, 160, 80, 40]),
+    "timm_densenet": (lambda: TIMM("densenet121"), "DenseNet (torchvision, timm)", 64, [1024, 1024, 1024, 512, 256]),
+}  # fmt: skip
+
+
+def test_every_row_of_the_table_has_a_network_here():
+    assert {row for _, row, _, _ in NETWORKS.values()} == {a.name for a in ARCHITECTURES}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_table_reads_real_networks(name):
+    make, row, side, widths = NETWORKS[name]
+    torch.manual_seed(0)
+    net = make().eval()
+    for parameter in net.parameters():  # some heads start at zero, and so would every gradient
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.02)
+    assert recognise(net)[0].name == row
+    layers = {layer.alias: layer for layer in known_layers(net)}
+    probed = read(net, torch.randn(2, 3, side, side), layers)
+    assert [r.activation.shape[1] for r in probed.layers.values()] == widths
+    for alias, reading in probed.layers.items():
+        assert reading.gradient.shape == reading.activation.shape, alias
+        assert reading.gradient.abs().sum() > 0, alias
+
+
+def test_vit_reads_the_class_token_before_the_head_and_all_tokens_elsewhere():
+    net = tv_vit().eval()
+    assert find_layer(net, "ln").layout == "class_token"
+    assert find_layer(net, "block1").layout == "tokens"
+    assert find_layer(net, "layer_norm") == find_layer(net, "ln")
+    assert find_layer(net, "layer_2").path == "encoder.layers.encoder_layer_2.ln_2"
+
+
+class Wrapper(nn.Module):
+    def __init__(self, name, net):
+        super().__init__()
+        setattr(self, name, net)
+        self.name = name
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize("chain", [["backbone"], ["module"], ["module", "backbone"], ["_orig_mod"]])
+def test_wrappers_are_seen_through_and_keep_the_pooling_rule(chain):
+    net = tv_vit().eval()
+    nn.init.normal_(net.heads.head.weight)
+    wrapped = net
+    for name in reversed(chain):
+        wrapped = Wrapper(name, wrapped)
+    x = torch.randn(2, 3, 64, 64)
+    plain = read(net, x, {n: find_layer(net, n) for n in VIT}).layers
+    for names in (VIT, ["encoder.ln"]):
+        seen = {n: find_layer(wrapped, n) for n in names}
+        assert all(layer.path.startswith(chain[0]) for layer in seen.values())
+    through = read(wrapped, x, {n: find_layer(wrapped, n) for n in VIT}).layers
+    for name in VIT:
+        assert torch.equal(plain[name].gradient, through[name].gradient)
+
+
+def test_a_network_of_ones_own_works_by_path():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3))
+    assert recognise(net) is None
+    detector = NACDetector(net, {"0": LayerConfig(), "2": LayerConfig()})
+    detector.fit([torch.randn(8, 3, 5, 5)])
+    assert detector.coverage_.histograms["0"].neurons == 4
+    assert detector.coverage_.histograms["2"].neurons == 36
+
+
+def test_an_unknown_network_lists_its_modules():
+    net = Wrapper("trunk", nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    with pytest.raises(
+        ProbeError, match=r"not in the architecture table.*Its modules: trunk, trunk.0"
+    ):
+        NACDetector(net, "cifar10")
+    with pytest.raises(
+        ProbeError, match=r"no layer 'trunk.2'. Did you mean 'trunk.1'.*LayerConfig"
+    ):
+        NACDetector(net, ["trunk.2"])
+
+
+def test_an_unknown_layer_of_a_known_network():
+    with pytest.raises(
+        ProbeError, match=r"no layer 'layer5'. Did you mean 'layer4'.*known layers are"
+    ):
+        NACDetector(TV.resnet18(), ["layer5"])
+
+
+def test_bad_choices(small_net):
+    with pytest.raises(NACError, match="no layers given"):
+        NACDetector(small_net, [])
+    with pytest.raises(NACError, match="expected a LayerConfig, got 50"):
+        NACDetector(small_net, {"avgpool": 50})
+    with pytest.raises(NACError, match="'avgpool' and '.*' are the same module"):
+        NACDetector(Wrapper("module", small_net), ["avgpool", "module.avgpool"])
+
+
+def test_layouts():
+    maps = torch.arange(24.0).reshape(1, 2, 3, 4)
+    assert LAYOUTS["maps"](maps).tolist() == [[66.0, 210.0]]
+    assert LAYOUTS["maps_last"](maps.permute(0, 2, 3, 1)).tolist() == [[66.0, 210.0]]
+    assert LAYOUTS["tokens"](torch.ones(2, 5, 3)).tolist() == [[5.0] * 3] * 2
+    assert LAYOUTS["class_token"](maps[0]).tolist() == [[0.0, 1, 2, 3], [12.0, 13, 14, 15]]
+    assert LAYOUTS["flat"](torch.ones(2, 3, 1, 1)).shape == (2, 3)
+    assert LAYOUTS["maps"](torch.full((1, 1, 64, 64), 20.0).half()).item() == 81920.0
+
+
+def test_layouts_that_do_not_fit():
+    with pytest.raises(ProbeError, match=r"layer 'x' puts out a tensor of shape \[3\]"):
+        pooling_for(None, torch.Size([3]), "x")
+    with pytest.raises(ProbeError, match="layout 'tokens', which takes"):
+        pooling_for("tokens", torch.Size([1, 2, 3, 4]), "x")
+
+
+def test_a_layout_can_be_named(small_net, images):
+    detector = NACDetector(small_net, {"layer3": LayerConfig(layout="maps_last")})
+    detector.fit([images])
+    assert detector.coverage_.histograms["layer3"].neurons == 4  # the width, taken for channels

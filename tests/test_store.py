@@ -1,0 +1,135 @@
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_detector import LAYERS
+
+from nac_openood import FileError, LayerConfig, NACDetector
+from nac_openood.core import files
+
+
+@pytest.fixture
+def detector(small_net, images):
+    detector = NACDetector(small_net, LAYERS).fit([(images, torch.arange(24) % 4)])
+    return detector.calibrate([images])
+
+
+@pytest.fixture
+def saved(detector, tmp_path):
+    detector.save(tmp_path / "nac.safetensors")
+    return tmp_path / "nac.safetensors"
+
+
+def test_round_trip(detector, saved, small_net, images):
+    again = NACDetector.load(saved, small_net)
+    assert torch.equal(again.score(images), detector.score(images))
+    assert torch.equal(again.predict(images), detector.predict(images))
+    assert again.configs == detector.configs
+    assert again.fit_summary_ == detector.fit_summary_
+    assert again.threshold_ == detector.threshold_
+
+
+def test_load_into_wrapped_networks(detector, saved, small_net, images):
+    for wrapped in (torch.nn.DataParallel(small_net), torch.compile(small_net, backend="eager")):
+        again = NACDetector.load(saved, wrapped)
+        assert torch.equal(again.score(images), detector.score(images))
+
+
+def test_other_weights_are_refused(saved, small_net):
+    with torch.no_grad():
+        small_net.fc.bias[0] += 1e-3
+    with pytest.raises(FileError, match=r"another network: .*same architecture but other weights"):
+        NACDetector.load(saved, small_net)
+
+
+def test_another_architecture_is_refused(saved):
+    from conftest import SmallNet
+
+    with pytest.raises(FileError, match="other names, shapes or precision"):
+        NACDetector.load(saved, SmallNet(n_classes=5))
+
+
+def test_other_layers_are_refused(saved, small_net):
+    with pytest.raises(FileError, match=r"layers \['avgpool', 'layer2'\], not \['avgpool'\]"):
+        NACDetector.load(saved, small_net, layers=["avgpool"])
+    other = {**LAYERS, "layer2": LayerConfig()}
+    with pytest.raises(FileError, match=r"layer 'layer2' as .*n_bins=50.* not"):
+        NACDetector.load(saved, small_net, layers=other)
+    NACDetector.load(saved, small_net, layers=LAYERS)
+
+
+def test_files_that_are_not_ours(tmp_path, small_net):
+    with pytest.raises(FileError, match="there is no file"):
+        NACDetector.load(tmp_path / "nowhere", small_net)
+    path = tmp_path / "x"
+    path.write_bytes(b"not safetensors")
+    with pytest.raises(FileError, match="damaged or not a safetensors file"):
+        NACDetector.load(path, small_net)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(FileError, match="holds something unknown, expected nac_openood detector"):
+        NACDetector.load(path, small_net)
+
+
+def test_a_newer_format_is_refused(tmp_path, small_net):
+    files.write(tmp_path / "x", "nac_openood detector", 2, {}, {})
+    with pytest.raises(
+        FileError, match="format version 2; this nac_openood reads up to 1. Upgrade"
+    ):
+        NACDetector.load(tmp_path / "x", small_net)
+
+
+def test_damaged_files(saved, small_net):
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[:-10])
+    with pytest.raises(FileError, match="damaged"):
+        NACDetector.load(saved, small_net)
+    flipped = bytearray(whole)
+    flipped[-4] ^= 1  # one count
+    saved.write_bytes(flipped)
+    with pytest.raises(FileError, match="counts of layer '.*' do not add up"):
+        NACDetector.load(saved, small_net)
+    tensors, about = files.read(_restore(saved, whole), "nac_openood detector", 1)
+    del about["network"]
+    files.write(saved, "nac_openood detector", 1, dict(tensors), about)
+    with pytest.raises(FileError, match="damaged: 'network' is missing"):
+        NACDetector.load(saved, small_net)
+
+
+def _restore(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def test_writing_is_all_or_nothing(detector, saved, tmp_path, monkeypatch):
+    before = saved.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(FileError, match="cannot write .*: No space left on device"):
+        detector.save(saved)
+    assert saved.read_bytes() == before
+    assert os.listdir(tmp_path) == ["nac.safetensors"]
+
+
+def test_a_missing_folder_is_named(detector, tmp_path):
+    with pytest.raises(FileError, match="there is no folder .*nowhere. Create it first"):
+        detector.save(tmp_path / "nowhere" / "nac.safetensors")
+
+
+def test_the_file_is_readable_by_anybody_and_holds_no_pickle(saved):
+    if os.name == "posix":
+        assert saved.stat().st_mode & 0o444 == 0o444 & ~_umask()
+    content = saved.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"]["kind"] == "nac_openood detector"
+    assert json.loads(header["__metadata__"]["about"])["layers"]["avgpool"]["n_bins"] == 20
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
