@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from nac_openood import store
 from nac_openood.choose import LayerChoice, choose_layers
 from nac_openood.core.coverage import Coverage, Pair, combine
+from nac_openood.core.fast import FastPass
 from nac_openood.core.files import PathLike
 from nac_openood.core.probe import Probed, Reading, classify, read
 from nac_openood.core.readings import Readings
@@ -50,6 +51,8 @@ class NACDetector:
         layers: a preset (`"cifar10"`, `"cifar100"`, `"imagenet"`), a list of layer names, or a
             mapping of layer names to `LayerConfig`. A name is an alias of a known architecture
             (`avgpool`, `layer3`, `block11`, ...) or any dotted module path.
+        fast: fold BatchNorm into convolutions and, on CPUs, use the memory layout that suits
+            them. The same numbers up to float rounding, in clearly less time on CPUs.
 
     Attributes:
         coverage_: the fitted counts.
@@ -62,8 +65,10 @@ class NACDetector:
         >>> det.calibrate(val_loader).predict(images)
     """
 
-    def __init__(self, net: nn.Module, layers: LayerChoice) -> None:
+    def __init__(self, net: nn.Module, layers: LayerChoice, *, fast: bool = False) -> None:
         self.net = net
+        self.fast = fast
+        self._fast_pass: Optional[FastPass] = None
         self.layers, self.configs = choose_layers(net, layers)
         self.coverage_: Optional[Coverage] = None
         self.fit_summary_: Optional[FitSummary] = None
@@ -224,7 +229,12 @@ class NACDetector:
 
     @classmethod
     def load(
-        cls, path: PathLike, net: nn.Module, *, layers: Optional[LayerChoice] = None
+        cls,
+        path: PathLike,
+        net: nn.Module,
+        *,
+        layers: Optional[LayerChoice] = None,
+        fast: bool = False,
     ) -> NACDetector:
         """Read what `save` wrote, for the very network it was fitted on.
 
@@ -232,9 +242,10 @@ class NACDetector:
             path: the file.
             net: the network, with the same weights.
             layers: if given, what the file must have been fitted with.
+            fast: as in the constructor.
         """
         fitted = store.load(path, net)
-        detector = cls(net, fitted.coverage.layers)
+        detector = cls(net, fitted.coverage.layers, fast=fast)
         if layers is not None:
             store.refuse_other_layers(path, fitted.coverage, choose_layers(net, layers)[1])
         detector._accept(fitted.coverage, fitted.summary)
@@ -249,7 +260,9 @@ class NACDetector:
         return self.coverage_
 
     def _probe(self, x: Tensor) -> Probed:
-        return read(self.net, x, self.layers)
+        if self.fast and self._fast_pass is None:
+            self._fast_pass = FastPass(self.net, x)
+        return read(self.net, x, self.layers, self._fast_pass)
 
     def _probe_all(
         self, loader: Iterable[Any], description: str, progress: Optional[bool]

@@ -112,7 +112,7 @@ def test_writing_is_all_or_nothing(detector, saved, tmp_path, monkeypatch):
     with pytest.raises(FileError, match="cannot write .*: No space left on device"):
         detector.save(saved)
     assert saved.read_bytes() == before
-    assert os.listdir(tmp_path) == ["nac.safetensors"]
+    assert [p.name for p in tmp_path.iterdir()] == ["nac.safetensors"]
 
 
 def test_a_missing_folder_is_named(detector, tmp_path):

@@ -8,7 +8,16 @@ remembered before the earliest probed layer, and no full-size gradient is kept.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+)
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +26,9 @@ from nac_openood.core.layers import Layer
 from nac_openood.core.layouts import Pool, pooling_for
 from nac_openood.core.undisturbed import undisturbed
 from nac_openood.errors import ProbeError
+
+if TYPE_CHECKING:
+    from nac_openood.core.fast import FastPass
 
 #: Gradients of float16 layers are computed this much larger, or the small ones become zero.
 _FLOAT16_SCALE = 1024.0
@@ -144,7 +156,9 @@ class _Taps:
         return {n: Reading(self.activations[n], self.gradients[n]) for n in self._layers}
 
 
-def read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
+def read(
+    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], fast: Optional[FastPass] = None
+) -> Probed:
     """Run `net` on a batch and read `layers`.
 
     Works on frozen networks, in train mode, under `no_grad`, `inference_mode` and autocast, and
@@ -154,7 +168,18 @@ def read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
         net: any classifier; wrappers of DataParallel, DDP and torch.compile are run from inside.
         x: a batch, `[batch, ...]`; moved to the network's device.
         layers: what to read, by name; see `nac_openood.core.layers.find_layer`.
+        fast: how to make the pass faster, at the price of rounding differently.
     """
+    if fast is None:
+        return _read(net, x, layers, nullcontext())
+    pieces = fast.parts(prepare(unwrap(net), x))
+    parts = [_read(net, piece, layers, fast.folded()) for piece in pieces]
+    return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _read(
+    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], altered: ContextManager[None]
+) -> Probed:
     taps = _Taps(net, layers)
     net = unwrap(net)
     cache = torch.is_autocast_cache_enabled()
@@ -163,12 +188,20 @@ def read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
         try:
             # weights cast without a graph must not stay in the caller's autocast cache
             torch.set_autocast_cache_enabled(False)
-            with taps.attached():
+            with taps.attached(), altered:
                 logits = logits_of(net(x), x)
             taps.backward(logits)
         finally:
             torch.set_autocast_cache_enabled(cache)
     return Probed(logits.detach(), taps.readings(x.shape[0]))
+
+
+def _join(parts: list[Probed]) -> Probed:
+    layers = {
+        name: Reading(*(torch.cat(tensors) for tensors in zip(*(p.layers[name] for p in parts))))
+        for name in parts[0].layers
+    }
+    return Probed(torch.cat([p.logits for p in parts]), layers)
 
 
 def classify(net: nn.Module, x: Tensor) -> Tensor:
