@@ -1,0 +1,208 @@
+"""Speed and memory of the core as ratios, everything measured side by side in one run.
+
+    python benchmarks/speed.py [passes] [histogram] [bins]
+
+(a) passes: scoring time over a plain `inference_mode` forward of the same batch, four layers.
+    With NAC_AUTHORS_SRC=<a checkout of the authors' repository> and with pytorch-ood installed
+    their scoring of the same batch is timed beside ours.
+(b) histogram: the step from states to scores against the literal broadcast comparison.
+(c) bins: fitting time and memory from 50 to 5000 bins.
+
+Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable
+
+import torch
+import torchvision
+
+from nac_openood import LayerConfig, NACDetector
+from nac_openood.core.histogram import Histogram
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from minibench import CifarResNet18
+
+LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
+M, O, ALPHA = 50, 50, 100.0
+
+
+def rounds(work: dict[str, Callable[[], object]], n: int = 5) -> dict[str, float]:
+    """Best seconds of each piece of work, taken in turns so that noise hits all alike."""
+    best = dict.fromkeys(work, float("inf"))
+    for turn in range(n + 1):
+        for name, run in work.items():
+            start = time.perf_counter()
+            run()
+            if turn:  # the first warms up
+                best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def plain(net: torch.nn.Module, x: torch.Tensor) -> None:
+    with torch.inference_mode():
+        net(x)
+
+
+def passes() -> None:
+    cases = {
+        "ResNet-18, 32x32, batch 100": (CifarResNet18(), torch.randn(100, 3, 32, 32)),
+        "ResNet-50, 224x224, batch 16": (
+            torchvision.models.resnet50(),
+            torch.randn(16, 3, 224, 224),
+        ),
+    }
+    print("(a) scoring with four layers / plain forward   [target <= 1.6]")
+    for title, (net, x) in cases.items():
+        net.eval()
+        exact = NACDetector(net, LAYERS).fit([x])
+        fast = NACDetector(net, LAYERS, fast=True).fit([x])
+        work: dict[str, Callable[[], object]] = {
+            "plain forward": lambda net=net, x=x: plain(net, x),
+            "ours, exact": lambda d=exact, x=x: d.score(x),
+            "ours, fast=True": lambda d=fast, x=x: d.score(x),
+            **others(net, x),
+        }
+        best = rounds(work, n=4)
+        print(f"  {title}: plain forward {best['plain forward'] * 1e3:.0f} ms")
+        for name, seconds in best.items():
+            print(f"    {name:18} {seconds / best['plain forward']:6.2f} x")
+
+
+def others(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """The authors' code and pytorch-ood, where they are."""
+    found: dict[str, Callable[[], object]] = {}
+    source = os.environ.get("NAC_AUTHORS_SRC")
+    if source:
+        found["the authors"] = authors_scoring(Path(source), net, x)
+    if importlib.util.find_spec("pytorch_ood"):
+        from pytorch_ood.detector import NACUE
+
+        modules = [net.get_submodule(name) for name in LAYERS]
+        loader = [(x, torch.zeros(len(x), dtype=torch.long))]
+        peer = NACUE(net, modules, m_bins=M, alpha=ALPHA, o_star=O)
+        peer.fit(loader, device="cpu")
+        found["pytorch-ood"] = lambda: peer(x)
+    return found
+
+
+def authors_scoring(source: Path, net: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    sys.path.insert(0, str(source / "openood" / "postprocessors"))
+    from nac.coverage import KMNC, make_layer_size_dict
+    from nac.utils import avg_pooling
+
+    def pool(s: torch.Tensor, method: str = "avg") -> torch.Tensor:
+        return avg_pooling(s, pooling_method=method)
+
+    sizes = make_layer_size_dict(net, LAYERS, input_shape=x[:3].shape, spatial_func=pool)
+    hyper = {n: {"M": M, "O": O, "sig_alpha": ALPHA, "method": "sigmoid(o*g_kl)"} for n in LAYERS}
+    coverage = KMNC(sizes, hyper=hyper, unpack=lambda b, device: b)
+    loader = [(x, torch.zeros(len(x), dtype=torch.long))]
+    coverage.assess(net, loader, spatial_func=pool)
+    coverage.update()
+    return lambda: coverage.assess_ood(net, loader, spatial_func=pool, progress=False)
+
+
+class Literal:
+    """Counting and scoring by broadcast comparison, `[batch, bins, neurons]`."""
+
+    def __init__(self, neurons: int, n_bins: int) -> None:
+        from nac_openood.core.bins import edges
+
+        bounds = torch.tensor(edges(n_bins))[:, None].repeat(1, neurons)
+        self.low, self.high = bounds[:-1], bounds[1:]
+        self.counts = torch.zeros_like(self.low, dtype=torch.float32)
+
+    def inside(self, states: torch.Tensor) -> torch.Tensor:
+        return (states[:, None] >= self.low[None]) & (states[:, None] < self.high[None])
+
+    def step(self, states: torch.Tensor) -> torch.Tensor:
+        self.counts += self.inside(states).sum(dim=0)
+        table = (self.counts / O).clamp(max=1)
+        return (self.inside(states) * table[None]).sum(dim=1).mean(dim=1)
+
+
+def histogram_step(which: str, batch: int = 200, neurons: int = 2048, n_bins: int = 1000) -> dict:
+    """Time and extra memory of counting and scoring one batch; runs in a process of its own."""
+    states = torch.sigmoid(torch.randn(batch, neurons))
+    if which == "literal":
+        step = Literal(neurons, n_bins).step
+    else:
+        ours = Histogram.empty(neurons, n_bins, torch.device("cpu"))
+
+        def step(states: torch.Tensor) -> torch.Tensor:
+            ours.update(states)
+            return ours.covered(states, O) / (O * neurons)
+
+    torch.sigmoid(torch.randn(8, 8)).sum()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(states)
+    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    seconds = rounds({"step": lambda: step(states)}, n=20 if which == "ours" else 2)["step"]
+    return {"seconds": seconds, "extra_mb": extra / 1024}
+
+
+def fit_bins(n_bins: int) -> dict:
+    """Time and peak memory of a fit; runs in a process of its own."""
+    torch.manual_seed(0)
+    net, x = CifarResNet18().eval(), torch.randn(300, 3, 32, 32)
+    layers = {name: LayerConfig(n_bins=n_bins) for name in LAYERS}
+    work = {"fit": lambda: NACDetector(net, layers, fast=True).fit(x.split(100))}
+    seconds = rounds(work, n=3)["fit"]
+    return {
+        "seconds": seconds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def in_a_process(call: str) -> dict:
+    code = f"import json, speed; print(json.dumps(speed.{call}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def histogram() -> None:
+    ours, literal = (in_a_process(f"histogram_step({w!r})") for w in ("ours", "literal"))
+    print("(b) count and score 200 x 2048 states in 1000 bins   [targets >= 100 x, <= 1/100]")
+    print(f"    ours     {ours['seconds'] * 1e3:9.1f} ms {ours['extra_mb']:9.1f} MB extra")
+    print(f"    literal  {literal['seconds'] * 1e3:9.1f} ms {literal['extra_mb']:9.1f} MB extra")
+    faster, smaller = literal["seconds"] / ours["seconds"], literal["extra_mb"] / ours["extra_mb"]
+    print(f"    {faster:.0f} x faster, 1/{smaller:.0f} of the extra memory")
+
+
+def bins() -> None:
+    print("(c) fitting, ResNet-18, four layers, 300 images   [flat within 20 %]")
+    first = None
+    for n_bins in (50, 500, 5000):
+        found = in_a_process(f"fit_bins({n_bins})")
+        first = first or found
+        time_ratio, memory_ratio = (found[k] / first[k] for k in ("seconds", "peak_mb"))
+        print(
+            f"    n_bins {n_bins:5}  {found['seconds']:6.2f} s ({time_ratio:.2f} x)"
+            f"  {found['peak_mb']:6.0f} MB ({memory_ratio:.2f} x)"
+        )
+
+
+if __name__ == "__main__":
+    parts = {"passes": passes, "histogram": histogram, "bins": bins}
+    unknown = set(sys.argv[1:]) - set(parts)
+    if unknown:
+        sys.exit(f"unknown part {sorted(unknown)}; there are {list(parts)}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in sys.argv[1:] or parts:
+        parts[name]()
