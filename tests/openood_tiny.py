@@ -34,6 +34,22 @@ LISTS = {
     "test_texture": ("texture", 10, False),
     "test_places365": ("places365", 10, False),
 }
+# The ImageNet benchmark: name of the list -> (folder, how many, whether in-distribution).
+IMAGENET_LISTS = {
+    "train_imagenet": ("images_largescale/imagenet_1k/train", 2, True),
+    "val_imagenet": ("images_largescale/imagenet_1k/val", 2, True),
+    "test_imagenet": ("images_largescale/imagenet_1k/test", 4, True),
+    "test_imagenet_v2": ("images_largescale/imagenet_v2", 1, True),
+    "test_imagenet_c": ("images_largescale/imagenet_c", 1, True),
+    "test_imagenet_r": ("images_largescale/imagenet_r", 1, True),
+    "test_imagenet_es": ("images_largescale/imagenet_es", 1, True),
+    "val_openimage_o": ("images_largescale/openimage_o/val", 2, False),
+    "test_openimage_o": ("images_largescale/openimage_o/test", 2, False),
+    "test_ssb_hard": ("images_largescale/ssb_hard", 2, False),
+    "test_ninco": ("images_largescale/ninco", 2, False),
+    "test_inaturalist": ("images_largescale/inaturalist", 2, False),
+    "test_textures": ("images_classic/texture", 2, False),
+}
 # OpenOOD's own knobs, small: sweeps of two points at most, neighbors and dimensions that fit
 # 100 training images.
 _ARGS: Mapping[str, dict] = {
@@ -84,20 +100,32 @@ BASELINES += ("gen",)
 
 
 def write_benchmark(root: Path) -> Path:
-    """Write images and lists below `root`, which is then a `data_root` for OpenOOD."""
+    """Write the CIFAR-10 benchmark below `root`, which is then a `data_root` for OpenOOD."""
+    lists = {n: (f"images_classic/{folder}", *more) for n, (folder, *more) in LISTS.items()}
+    return _write_lists(root, "cifar10", lists)
+
+
+def write_imagenet(root: Path) -> Path:
+    """Write the ImageNet benchmark below `root`: a couple of images for each set."""
+    return _write_lists(root, "imagenet", IMAGENET_LISTS)
+
+
+def _write_lists(root: Path, benchmark: str, lists: Mapping[str, Any]) -> Path:
     rng = np.random.default_rng(0)
-    lists = root / "benchmark_imglist" / "cifar10"
-    lists.mkdir(parents=True)
-    for name, (folder, count, in_distribution) in LISTS.items():
-        (root / "images_classic" / folder).mkdir(parents=True, exist_ok=True)
+    folder_of_lists = root / "benchmark_imglist" / benchmark
+    folder_of_lists.mkdir(parents=True)
+    for name, (folder, count, in_distribution) in lists.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
         lines = []
         for i in range(count):
             pixels = _color(i % N_CLASSES) if in_distribution else _stripes(rng)
             pixels = pixels + rng.normal(0, 8, (SIZE, SIZE, 3))
             image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
-            image.save(root / "images_classic" / folder / f"{i}.png")
-            lines.append(f"{folder}/{i}.png {i % N_CLASSES if in_distribution else -1}\n")
-        (lists / f"{name}.txt").write_text("".join(lines))
+            image.save(root / folder / f"{i}.png")
+            # The lists name images without the first folder, images_classic or images_largescale.
+            path = f"{folder.split('/', 1)[1]}/{i}.png"
+            lines.append(f"{path} {i % N_CLASSES if in_distribution else -1}\n")
+        (folder_of_lists / f"{name}.txt").write_text("".join(lines))
     return root
 
 
@@ -203,12 +231,15 @@ def tree_with_data(root: Path, tmp_path: Path, data_root: Path) -> Path:
         (tree / name).symlink_to(root / name)
     (tree / "data").symlink_to(data_root)
     write_configs(tree / "configs")
+    for folder in (root / "configs").iterdir():
+        if folder.name != "postprocessors":
+            (tree / "configs" / folder.name).symlink_to(folder)
     return tree
 
 
-def make_net(data_root: Path) -> Any:
-    """OpenOOD's ResNet-18 for 32x32 images, at half its depth, with a fitted head."""
-    from openood.networks import ResNet18_32x32
+def make_net(data_root: Path, *, blocks: int = 1) -> Any:
+    """OpenOOD's ResNet-18 for 32x32 images, by default at half its depth, with a fitted head."""
+    from openood.networks.resnet18_32x32 import ResNet18_32x32
 
     torch.manual_seed(0)
-    return fit_head(ResNet18_32x32(num_blocks=[1, 1, 1, 1], num_classes=N_CLASSES), data_root)
+    return fit_head(ResNet18_32x32(num_blocks=[blocks] * 4, num_classes=N_CLASSES), data_root)
