@@ -1,0 +1,245 @@
+"""A CIFAR-10 benchmark of a few generated images in OpenOOD's layout on disk, and a net for it.
+
+Ten in-distribution classes are ten colors, the OOD sets are stripes, so that a net with a fitted
+head is right about its training set (OpenMax needs one right answer a class) and every method has
+something to tell apart.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import os
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+N_CLASSES, SIZE = 10, 32
+# name of the list -> (folder of the images, how many, whether they are in-distribution)
+LISTS = {
+    "train_cifar10": ("cifar10/train", 100, True),
+    "val_cifar10": ("cifar10/val", 10, True),
+    "test_cifar10": ("cifar10/test", 10, True),
+    "test_cifar10c": ("cifar10c", 10, True),
+    "val_tin": ("tin/val", 10, False),
+    "test_tin": ("tin/test", 10, False),
+    "test_cifar100": ("cifar100", 10, False),
+    "test_mnist": ("mnist", 10, False),
+    "test_svhn": ("svhn", 10, False),
+    "test_texture": ("texture", 10, False),
+    "test_places365": ("places365", 10, False),
+}
+# The ImageNet benchmark: name of the list -> (folder, how many, whether in-distribution).
+IMAGENET_LISTS = {
+    "train_imagenet": ("images_largescale/imagenet_1k/train", 2, True),
+    "val_imagenet": ("images_largescale/imagenet_1k/val", 2, True),
+    "test_imagenet": ("images_largescale/imagenet_1k/test", 4, True),
+    "test_imagenet_v2": ("images_largescale/imagenet_v2", 1, True),
+    "test_imagenet_c": ("images_largescale/imagenet_c", 1, True),
+    "test_imagenet_r": ("images_largescale/imagenet_r", 1, True),
+    "test_imagenet_es": ("images_largescale/imagenet_es", 1, True),
+    "val_openimage_o": ("images_largescale/openimage_o/val", 2, False),
+    "test_openimage_o": ("images_largescale/openimage_o/test", 2, False),
+    "test_ssb_hard": ("images_largescale/ssb_hard", 2, False),
+    "test_ninco": ("images_largescale/ninco", 2, False),
+    "test_inaturalist": ("images_largescale/inaturalist", 2, False),
+    "test_textures": ("images_classic/texture", 2, False),
+}
+# OpenOOD's own knobs, small: sweeps of two points at most, neighbors and dimensions that fit
+# 100 training images.
+_ARGS: Mapping[str, dict] = {
+    "odin": {
+        "postprocessor_args": {"temperature": 1000, "noise": 0.0014},
+        "postprocessor_sweep": {"temperature": [1, 1000], "noise": [0.0014]},
+    },
+    "mds_ensemble": {
+        "postprocessor_args": {
+            "noise": 0.0014,
+            "feature_type_list": ["mean"],
+            "alpha_list": [1],
+            "reduce_dim_list": ["none"],
+        },
+        "postprocessor_sweep": {"noise_list": [0.0014]},
+    },
+    "gram": {
+        "postprocessor_args": {"powers": [1, 2]},
+        "postprocessor_sweep": {"powers_list": [[1, 2]]},
+    },
+    "ebo": {
+        "postprocessor_args": {"temperature": 1},
+        "postprocessor_sweep": {"temperature_list": [1]},
+    },
+    "react": {
+        "postprocessor_args": {"percentile": 90},
+        "postprocessor_sweep": {"percentile_list": [85, 99]},
+    },
+    "vim": {"postprocessor_args": {"dim": 16}, "postprocessor_sweep": {"dim_list": [16]}},
+    "knn": {"postprocessor_args": {"K": 3}, "postprocessor_sweep": {"K_list": [3, 5]}},
+    "ash": {
+        "postprocessor_args": {"percentile": 90},
+        "postprocessor_sweep": {"percentile_list": [65, 90]},
+    },
+    "gen": {
+        "postprocessor_args": {"gamma": 0.1, "M": 10},
+        "postprocessor_sweep": {"gamma_list": [0.1, 1], "M_list": [10]},
+    },
+    "dice": {"postprocessor_args": {"p": 90}, "postprocessor_sweep": {"p_list": [90]}},
+    "rankfeat": {"postprocessor_args": {"accelerate": False, "temperature": 1}},
+    "she": {"postprocessor_args": {"metric": "inner_product"}},
+}
+_NO_SEARCH = ("dice",)
+# The 21 methods of the paper without OpenGAN, which trains a GAN first.
+BASELINES = ("openmax", "msp", "temp_scaling", "odin", "mds", "mds_ensemble", "rmds", "gram", "ebo")
+BASELINES += ("gradnorm", "react", "mls", "klm", "vim", "knn", "dice", "rankfeat", "ash", "she")
+BASELINES += ("gen",)
+
+
+def write_benchmark(root: Path) -> Path:
+    """Write the CIFAR-10 benchmark below `root`, which is then a `data_root` for OpenOOD."""
+    lists = {n: (f"images_classic/{folder}", *more) for n, (folder, *more) in LISTS.items()}
+    return _write_lists(root, "cifar10", lists)
+
+
+def write_imagenet(root: Path) -> Path:
+    """Write the ImageNet benchmark below `root`: a couple of images for each set."""
+    return _write_lists(root, "imagenet", IMAGENET_LISTS)
+
+
+def _write_lists(root: Path, benchmark: str, lists: Mapping[str, Any]) -> Path:
+    rng = np.random.default_rng(0)
+    folder_of_lists = root / "benchmark_imglist" / benchmark
+    folder_of_lists.mkdir(parents=True)
+    for name, (folder, count, in_distribution) in lists.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        lines = []
+        for i in range(count):
+            pixels = _color(i % N_CLASSES) if in_distribution else _stripes(rng)
+            pixels = pixels + rng.normal(0, 8, (SIZE, SIZE, 3))
+            image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+            image.save(root / folder / f"{i}.png")
+            # The lists name images without the first folder, images_classic or images_largescale.
+            path = f"{folder.split('/', 1)[1]}/{i}.png"
+            lines.append(f"{path} {i % N_CLASSES if in_distribution else -1}\n")
+        (folder_of_lists / f"{name}.txt").write_text("".join(lines))
+    return root
+
+
+def write_configs(root: Path) -> Path:
+    """Write a config for each baseline below `root`, which is then a `config_root`."""
+    folder = root / "postprocessors"
+    folder.mkdir(parents=True)
+    for name in BASELINES:
+        args = _ARGS.get(name, {})
+        search = "postprocessor_sweep" in args and name not in _NO_SEARCH
+        config = {"postprocessor": {"name": name, "APS_mode": search, **args}}
+        (folder / f"{name}.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return root
+
+
+def write_checkpoint(root: Path, net: torch.nn.Module) -> Path:
+    """Write `net` where `scripts/eval_ood.py --root` looks for it."""
+    (root / "s0").mkdir(parents=True)
+    torch.save(net.state_dict(), root / "s0" / "best.ckpt")
+    return root
+
+
+def fit_head(net: torch.nn.Module, data_root: Path) -> torch.nn.Module:
+    """Give a ResNet of OpenOOD batch statistics and a head that knows the training images."""
+    images, labels = read_list(data_root, "train_cifar10")
+    norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for module in norms:
+        module.momentum = 1.0
+    with torch.no_grad():
+        net.train()(images)
+        net.eval()
+        _, features = net(images, return_feature=True)
+        ones = torch.ones(len(features), 1)
+        targets = 4.0 * torch.nn.functional.one_hot(labels, N_CLASSES).float()
+        solution = torch.linalg.pinv(torch.cat([features, ones], 1), rtol=1e-3) @ targets
+        net.fc.weight.copy_(solution[:-1].T)
+        net.fc.bias.copy_(solution[-1])
+    for module in norms:
+        module.momentum = 0.1
+    return net
+
+
+def read_list(data_root: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images of a list as OpenOOD's CIFAR-10 test transform makes them, and the labels."""
+    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+    std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
+    text = (data_root / "benchmark_imglist" / "cifar10" / f"{name}.txt").read_text()
+    paths, labels = zip(*(line.split() for line in text.splitlines()))
+    images = []
+    for path in paths:
+        pixels = np.array(Image.open(data_root / "images_classic" / path).convert("RGB"))
+        images.append((torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / std)
+    return torch.stack(images), torch.tensor([int(label) for label in labels])
+
+
+def _color(label: int) -> np.ndarray:
+    rgb = colorsys.hsv_to_rgb(label / N_CLASSES, 0.9, 0.5 + 0.4 * (label % 2))
+    return 255 * np.broadcast_to(np.array(rgb), (SIZE, SIZE, 3))
+
+
+def _stripes(rng: np.random.Generator) -> np.ndarray:
+    wave = np.sin(np.arange(SIZE) * rng.uniform(0.5, 2.0))
+    return 128 + 120 * np.broadcast_to(wave[:, None, None], (SIZE, SIZE, 3))
+
+
+# ---- OpenOOD itself, when it is there
+
+
+def openood_src() -> Path | None:
+    """The source tree of OpenOOD: OPENOOD_SRC, or the tree an importable openood lies in."""
+    named = os.environ.get("OPENOOD_SRC")
+    if named:
+        return Path(named)
+    import importlib.util
+
+    spec = importlib.util.find_spec("openood")
+    return Path(spec.origin).parent.parent if spec and spec.origin else None
+
+
+def need_openood(*, scripts: bool = False) -> Path:
+    """The root of OpenOOD, put on `sys.path`; skips the test where there is none."""
+    root = openood_src()
+    if root is None or not (root / "openood" / "__init__.py").is_file():
+        pytest.skip("no OpenOOD: `import openood` fails and OPENOOD_SRC names no source tree")
+    if scripts and not (root / "scripts" / "eval_ood.py").is_file():
+        pytest.skip(f"OpenOOD in {root} has no scripts: point OPENOOD_SRC at a source tree")
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return root
+
+
+def tree_with_data(root: Path, tmp_path: Path, data_root: Path) -> Path:
+    """A tree that OpenOOD's scripts take for theirs, with `data_root` as its data.
+
+    The scripts look for data and configs beside the folder they lie in. Links to the files of the
+    real tree, in folders of our own, let unmodified scripts find generated data.
+    """
+    tree = tmp_path / "tree"
+    (tree / "scripts").mkdir(parents=True)
+    for script in (root / "scripts").glob("*.py"):
+        (tree / "scripts" / script.name).symlink_to(script)
+    for name in ("openood", "main.py"):
+        (tree / name).symlink_to(root / name)
+    (tree / "data").symlink_to(data_root)
+    write_configs(tree / "configs")
+    for folder in (root / "configs").iterdir():
+        if folder.name != "postprocessors":
+            (tree / "configs" / folder.name).symlink_to(folder)
+    return tree
+
+
+def make_net(data_root: Path, *, blocks: int = 1) -> Any:
+    """OpenOOD's ResNet-18 for 32x32 images, by default at half its depth, with a fitted head."""
+    from openood.networks.resnet18_32x32 import ResNet18_32x32
+
+    torch.manual_seed(0)
+    return fit_head(ResNet18_32x32(num_blocks=[blocks] * 4, num_classes=N_CLASSES), data_root)

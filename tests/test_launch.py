@@ -1,0 +1,286 @@
+"""`run_script` is `python script args...`, with NAC registered and nothing left behind."""
+
+from __future__ import annotations
+
+import csv
+import importlib.machinery
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+import torch
+from openood_tiny import (
+    make_net,
+    need_openood,
+    tree_with_data,
+    write_benchmark,
+    write_checkpoint,
+    write_imagenet,
+)
+
+from nac_openood.errors import NACError
+from nac_openood.plugin import compat, launch
+from nac_openood.plugin.launch import openood_root, run_script
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Stands for `register`, which needs OpenOOD; checks that everything is restored."""
+    made: list[str] = []
+    fake = types.ModuleType(launch._REGISTER)
+    fake.__spec__ = importlib.machinery.ModuleSpec(launch._REGISTER, None)
+    fake.register = lambda: made.append("register")  # type: ignore[attr-defined]
+    fake.unregister = lambda: made.append("unregister")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, launch._REGISTER, fake)
+    before = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
+    yield made
+    after = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
+    assert after == before
+    assert compat.applied_patches() == ()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(source: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write
+
+
+# ---- like python
+
+
+def test_the_script_sees_what_python_would_show(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = write(
+        """
+        import os, sys
+        print(__name__, sys.modules["__main__"].__dict__ is globals(), sys.argv[1:])
+        print(os.path.samefile(sys.path[0], os.path.dirname(__file__)), os.path.isabs(__file__))
+        print(os.getcwd())
+        """
+    )
+    assert run_script(str(script), ["--root", "a b"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["__main__ True ['--root', 'a b']", "True True", str(Path.cwd())]
+
+
+def test_a_relative_path_and_a_neighbor_to_import(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("import sys, nac_test_neighbor; sys.exit(nac_test_neighbor.code)")
+    (tmp_path / "nac_test_neighbor.py").write_text("code = 7")
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        assert run_script("script.py", []) == 7
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit(0)", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit('a message')", 1),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--nonsense'])", 2),
+        ("1 / 0", 1),
+        ("def", 1),
+    ],
+)
+def test_the_exit_code_is_pythons(
+    write: Write, source: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write(source)
+    assert run_script(str(script), []) == code
+    ours = capfd.readouterr().err
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    # What Python says too, to the letter.
+    assert ours == done.stderr
+
+
+def test_a_traceback_begins_in_the_script(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    script = write("def f():\n    raise KeyError('lost')\nf()\n")
+    assert run_script(str(script), []) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert error.endswith("KeyError: 'lost'\n")
+    assert "launch.py" not in error
+    assert "runpy" not in error
+
+
+def test_an_interrupt_is_the_callers(write: Write, calls: list[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_script(str(write("raise KeyboardInterrupt")), [])
+    assert calls == ["register", "unregister"]
+
+
+# ---- with NAC
+
+
+def test_nac_is_registered_while_the_script_runs(write: Write, calls: list[str]) -> None:
+    script = write(
+        f"""
+        import sys
+        sys.modules[{launch._REGISTER!r}].register()
+        1 / 0
+        """
+    )
+    assert run_script(str(script), []) == 1
+    assert calls == ["register", "register", "unregister"]
+
+
+def test_an_openood_that_cannot_be_imported_is_told(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register() -> None:
+        raise ModuleNotFoundError("No module named 'faiss'")
+
+    monkeypatch.setattr(sys.modules[launch._REGISTER], "register", register)
+    with pytest.raises(NACError, match=r"No module named 'faiss'.*nac-openood doctor"):
+        run_script(str(write("pass")), [])
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_compat_is_there_if_wanted(
+    write: Write, wanted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = write("from nac_openood.plugin import compat; print(len(compat.applied_patches()))")
+    with compat.compat() as needed:
+        pass
+    assert run_script(str(script), [], compat=wanted) == 0
+    assert int(capsys.readouterr().out) == (len(needed) if wanted else 0)
+
+
+def test_a_missing_script_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NACError, match=r"such as scripts/eval_ood.py, but no/such.py does not"):
+        run_script("no/such.py", [])
+    with pytest.raises(NACError, match=r"is a folder .* give the whole path"):
+        run_script(str(tmp_path), [])
+
+
+def test_the_tree_is_found_from_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "tree" / "scripts" / "eval_ood.py"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    assert openood_root(script) is None
+    (tmp_path / "tree" / "openood").mkdir()
+    (tmp_path / "tree" / "openood" / "__init__.py").touch()
+    assert openood_root(script) == tmp_path / "tree"
+    link = tmp_path / "link.py"
+    link.symlink_to(script)
+    assert openood_root(link) == (tmp_path / "tree").resolve()
+
+
+# ---- OpenOOD's own scripts
+
+
+def python(
+    tree: Path, script: str, *args: object, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of `tree` in a process of its own, with the real `register` if there is one."""
+    code = f"import sys\n{before}\nfrom nac_openood.plugin.launch import run_script\n"
+    code += "sys.exit(run_script(sys.argv[1], sys.argv[2:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, script, *map(str, args)],
+        cwd=tree,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """OpenOOD with tiny data for CIFAR-10 and a checkpoint in results/run."""
+    root = need_openood(scripts=True)
+    folder = tmp_path_factory.mktemp("launch")
+    data = write_benchmark(folder / "data")
+    tree = tree_with_data(root, folder, data)
+    write_checkpoint(tree / "results" / "run", make_net(data, blocks=2))
+    return tree
+
+
+def rows(path: Path) -> dict[str, list[str]]:
+    with path.open() as file:
+        return {row[0]: row[1:] for row in csv.reader(file)}
+
+
+EVAL = ("scripts/eval_ood.py", "--root", "results/run", "--id-data", "cifar10")
+
+
+@pytest.mark.openood
+def test_eval_ood_writes_its_table_and_scores(tree: Path) -> None:
+    done = python(tree, *EVAL, "--postprocessor", "msp", "--save-csv", "--save-score")
+    assert done.returncode == 0, done.stderr
+    table = rows(tree / "results" / "run" / "ood" / "msp.csv")
+    assert table["farood"][-1] == "100.00 ± 0.00"
+    assert (tree / "results" / "run" / "s0" / "scores" / "msp.pkl").is_file()
+
+
+@pytest.mark.openood
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_eval_ood_reads_its_pickle_again_also_without_forks(tree: Path) -> None:
+    # As on Python 3.14, whose workers would run the script, which has no guard, once more.
+    spawn = "import multiprocessing; multiprocessing.set_start_method('forkserver')"
+    tables = []
+    for _ in range(2):
+        done = python(tree, *EVAL, "--postprocessor", "knn", "--save-csv", before=spawn)
+        assert done.returncode == 0, done.stderr
+        assert (tree / "results" / "run" / "s0" / "postprocessors" / "knn.pkl").is_file()
+        tables.append(rows(tree / "results" / "run" / "ood" / "knn.csv"))
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.openood
+def test_a_wrong_argument_ends_as_the_script_says(tree: Path) -> None:
+    done = python(tree, "scripts/eval_ood.py", "--root", "results/run", "--id-data", "nonsense")
+    assert done.returncode == 2
+    assert "usage: eval_ood.py" in done.stderr
+    done = python(tree, "scripts/eval_ood.py", "--root", "results/none")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: No subfolders found in results/none\n")
+
+
+@pytest.mark.openood
+def test_main_runs_a_pipeline(tree: Path) -> None:
+    configs = [
+        *("configs/datasets/cifar10/cifar10.yml", "configs/datasets/cifar10/cifar10_ood.yml"),
+        *("configs/networks/resnet18_32x32.yml", "configs/pipelines/test/test_ood.yml"),
+        *("configs/preprocessors/base_preprocessor.yml", "configs/postprocessors/msp.yml"),
+    ]
+    options = ["--num_workers", 0, "--network.checkpoint", "results/run/s0/best.ckpt"]
+    done = python(tree, "main.py", "--config", *configs, *options)
+    assert done.returncode == 0, done.stderr
+    assert "Accuracy 100.00%" in done.stdout
+    assert list((tree / "results").glob("cifar10_*msp*/s0/ood/ood.csv"))
+
+
+@pytest.mark.openood
+def test_eval_ood_imagenet_runs(tmp_path: Path) -> None:
+    root = need_openood(scripts=True)
+    tree = tree_with_data(root, tmp_path, write_imagenet(tmp_path / "data"))
+    torch.manual_seed(0)
+    from openood.networks.resnet50 import ResNet50
+
+    (tree / "results").mkdir()
+    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
+    args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "msp", "--save-csv")
+    done = python(tree, "scripts/eval_ood_imagenet.py", *args)
+    assert done.returncode == 0, done.stderr
+    assert set(rows(tree / "results" / "ood" / "msp.csv")) >= {"nearood", "ninco", "farood"}
