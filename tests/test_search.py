@@ -14,7 +14,15 @@ from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Rea
 from nac_openood.core.coverage import combine
 from nac_openood.presets import preset, presets
 from nac_openood.ranking import auroc, fpr_at
-from nac_openood.search import PAPER_SPACE, STRATEGIES, Budget, paper_space, search, strategies
+from nac_openood.search import (
+    PAPER_SPACE,
+    STRATEGIES,
+    Budget,
+    default_guard,
+    paper_space,
+    search,
+    strategies,
+)
 from nac_openood.search.space import candidates
 
 AUTHORS = [(b, "resnet") for b in ("cifar10", "cifar100", "imagenet")] + [("imagenet", "vit")]
@@ -254,7 +262,7 @@ def test_other_objectives(objective: str) -> None:
 @pytest.mark.parametrize("guard", [0.03, 0.1])
 def test_guard_excludes_what_tells_training_from_validation(guard: float) -> None:
     data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.95)}
-    free = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid")
+    free = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=None)
     kept = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=guard)
     point, value = brute_force(SMALL, SWEEP, data, guard)
     assert kept.layers == point and kept.best.auroc == value <= free.best.auroc
@@ -263,9 +271,18 @@ def test_guard_excludes_what_tells_training_from_validation(guard: float) -> Non
     assert all(abs((c.guard or 0) - 0.5) <= guard for c in climbed.ranking)
 
 
+def test_guard_by_default() -> None:
+    data, held = sets(SMALL), readings(40, SMALL, 7)
+    assert search(**data, layers=SMALL, sweep=SWEEP).guard is None
+    found = search(**data, layers=SMALL, sweep=SWEEP, held_out=held)
+    assert found.guard == default_guard(40, 50) > 0.05
+    assert search(**data, layers=SMALL, sweep=SWEEP, held_out=held, guard=None).guard is None
+    assert default_guard(50_000, 50_000) == 0.05
+
+
 def test_guard_that_excludes_everything() -> None:
     data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.01)}
-    with pytest.raises(NACError, match="guard=0 excludes all"):
+    with pytest.raises(NACError, match=r"guard=0\.0 excludes all"):
         search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=0)
 
 
@@ -283,6 +300,7 @@ def test_the_papers_space() -> None:
         len(points) for points in candidates({n: LayerConfig() for n in space}, space).values()
     ]
     assert sizes == [3 * 6 * a * 5 for a in (5, 11, 6, 6)]
+    assert "weight" not in paper_space(["avgpool"], weights=False)["avgpool"]
     assert set(PAPER_SPACE["weight"]) == {0.2, 0.4, 0.6, 0.8, 1.0}
 
 
@@ -329,6 +347,7 @@ def broken() -> Readings:
         ({"objective": "luck"}, "unknown objective 'luck'"),
         ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
         ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "guard is a distance from 0.5"),
+        ({"guard": "tight", "held_out": readings(5, SMALL, 0)}, "got 'tight'"),
         ({"top": 0}, "top must be at least 1"),
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),
     ],

@@ -7,7 +7,7 @@ comes out, and `run` ties them together.
 
 from nac_openood.search.joint import OBJECTIVES
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
-from nac_openood.search.run import search
+from nac_openood.search.run import default_guard, search
 from nac_openood.search.space import PAPER_SPACE, paper_space
 from nac_openood.search.strategies import STRATEGIES, Budget
 
@@ -19,6 +19,7 @@ __all__ = [
     "Candidate",
     "LayerPoint",
     "SearchResult",
+    "default_guard",
     "paper_space",
     "search",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Union
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def search(
     held_out: Optional[Readings] = None,
     strategy: str = "layerwise",
     objective: str = "auroc",
-    guard: Optional[float] = None,
+    guard: Union[float, str, None] = "auto",
     leave_out: Optional[bool] = None,
     top: int = 10,
     seed: int = 0,
@@ -52,7 +53,8 @@ def search(
         strategy: one of `STRATEGIES`.
         objective: one of `OBJECTIVES`.
         guard: exclude candidates that tell `held_out` from `id_val` with an AUROC further than
-            this from 0.5; None reports it only.
+            this from 0.5; "auto" takes `default_guard` where `held_out` is given; None reports
+            the AUROC only.
         leave_out: whether layers may be left out; None says no to `grid`, which tries the lists as
             they are, and yes to the others.
         top: how many candidates to rank.
@@ -64,7 +66,7 @@ def search(
     metric = objective_named(objective)
     if strategy not in STRATEGIES:
         raise NACError(f"unknown strategy '{strategy}'; there are {list(STRATEGIES)}.")
-    _check_guard(guard, held_out)
+    limit = _guard_limit(guard, held_out, id_val)
     lists = paper_space(list(layers)) if sweep is None else sweep
     points = candidates(
         layers, lists, leave_out=strategy != "grid" if leave_out is None else leave_out
@@ -79,30 +81,46 @@ def search(
     with torch.no_grad():
         tables = [score_layer(name, options, samples) for name, options in bar]
         joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
-        board = Leaderboard(joint, metric, guard, top)
+        board = Leaderboard(joint, metric, limit, top)
         STRATEGIES[strategy](board, budget or Budget(), np.random.default_rng(seed))
         return SearchResult(
-            ranking=_ranking(board, guard),
+            ranking=_ranking(board, limit),
             landscape=_landscape(joint),
             strategy=strategy,
             objective=objective,
-            guard=guard,
+            guard=limit,
             evaluated=board.evaluated,
             n_samples=fit.n_samples,
             seconds=time.perf_counter() - began,
         )
 
 
-def _check_guard(guard: Optional[float], held_out: Optional[Readings]) -> None:
-    if guard is None:
-        return
-    if not 0 <= guard <= 0.5:
-        raise NACError(f"guard is a distance from 0.5, between 0 and 0.5; got {guard!r}.")
+def default_guard(n_held: int, n_id: int) -> float:
+    """0.05, or where sets are too small for that, four standard errors of a chance AUROC.
+
+    See docs/search.md for the measurements behind it.
+    """
+    return max(0.05, 4 * math.sqrt((n_held + n_id + 1) / (12 * n_held * n_id)))
+
+
+def _guard_limit(
+    guard: Union[float, str, None], held_out: Optional[Readings], id_val: Readings
+) -> Optional[float]:
+    if guard is None or (guard == "auto" and held_out is None):
+        return None
     if held_out is None:
         raise NACError(
             f"guard={guard} needs `held_out`: readings of training samples that are not in the "
             "fitting subset. Give them, or leave the guard out."
         )
+    if guard == "auto":
+        # an empty set is refused later, by name
+        return default_guard(max(1, held_out.n_samples), max(1, id_val.n_samples))
+    if isinstance(guard, str) or not 0 <= guard <= 0.5:
+        raise NACError(
+            f"guard is a distance from 0.5, between 0 and 0.5, or 'auto' or None; got {guard!r}."
+        )
+    return float(guard)
 
 
 def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...]:

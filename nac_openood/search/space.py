@@ -26,7 +26,9 @@ PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def paper_space(layers: Sequence[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
+def paper_space(
+    layers: Sequence[str], *, weights: bool = True
+) -> dict[str, dict[str, tuple[Any, ...]]]:
     """The paper's space as a sweep.
 
     The deepest layer takes the steep list and the others take the gentle one. The second deepest
@@ -34,6 +36,7 @@ def paper_space(layers: Sequence[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
 
     Args:
         layers: layer names, deepest first.
+        weights: whether to search the weights too; without them layers count alike.
     """
     gentle, steep = PAPER_SPACE["steepness"], PAPER_SPACE["steepness_deepest"]
     by_depth = [steep, gentle + steep]
@@ -42,7 +45,7 @@ def paper_space(layers: Sequence[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
             "n_bins": PAPER_SPACE["n_bins"],
             "full_count": PAPER_SPACE["full_count"],
             "steepness": by_depth[depth] if depth < len(by_depth) else gentle,
-            "weight": PAPER_SPACE["weight"],
+            **({"weight": PAPER_SPACE["weight"]} if weights else {}),
         }
         for depth, name in enumerate(layers)
     }
