@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from nac_openood.errors import NACError
 #: Fewer than four edges leave no bin at all.
 MIN_BINS = 4
 _SPREAD = 1e3
+#: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search will do.
+_MOST_CELLS = 2**19
+_BLOCK = 2**17
 
 
 def count_bins(n_bins: int) -> int:
@@ -59,5 +64,42 @@ def bin_index(state: Tensor, n_bins: int) -> Tensor:
     """
     if state.dtype not in (torch.float32, torch.float64):
         state = state.float()
+    if state.device.type == "cpu" and state.ndim == 2:
+        cells = _cells(n_bins, state.dtype)
+        if cells is not None:
+            return _look_up(state, *cells)
     boundaries = _interior_edges(n_bins, state.dtype, state.device)
     return torch.bucketize(state, boundaries, right=True)
+
+
+@lru_cache(maxsize=64)
+def _cells(n_bins: int, dtype: torch.dtype) -> Optional[Tuple[Tensor, Tensor]]:
+    """Equal cells on [0, 1], so narrow that at most one edge lies inside each.
+
+    Returns:
+        For each cell, and for the state 1 after them, the bin it starts in, int64 `[cells + 1]`,
+        and the next edge, `[cells + 1]`. None where that would take too many cells.
+    """
+    boundaries = _interior_edges(n_bins, dtype, torch.device("cpu"))
+    narrowest = float(boundaries.double().diff().min()) if len(boundaries) > 1 else 1.0
+    n_cells = 2 ** math.ceil(-math.log2(narrowest))
+    if n_cells > _MOST_CELLS:
+        return None
+    # a power of two: where a cell starts, and which cell a state is in, are exact in any float
+    starts = torch.arange(n_cells + 1, dtype=dtype) / n_cells
+    first = torch.bucketize(starts, boundaries, right=True)
+    beyond = torch.tensor([float("nan")], dtype=dtype)  # which no state reaches, nor infinity
+    return first, torch.cat([boundaries, beyond])[first]
+
+
+def _look_up(state: Tensor, first: Tensor, following: Tensor) -> Tensor:
+    """What `bucketize` gives, without its binary search: several times as fast on a CPU."""
+    n_cells = len(first) - 1
+    index = torch.empty(state.shape, dtype=torch.int64)
+    size = max(1, _BLOCK // max(1, state.shape[1]))  # what is made on the way stays in the cache
+    for part, found in zip(state.split(size), index.split(size)):
+        cell = (part * n_cells).nan_to_num_(nan=n_cells).clamp_(0, n_cells).to(torch.int64)
+        rows = part.shape[0]
+        torch.gather(first.expand(rows, -1), 1, cell, out=found)
+        found += part >= following.expand(rows, -1).gather(1, cell)
+    return index

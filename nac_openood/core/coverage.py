@@ -5,7 +5,7 @@ Knows no network: it takes a dict `layer -> (activation, gradient)`, both `[batc
 
 from __future__ import annotations
 
-from typing import Mapping, Tuple
+from typing import Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -43,13 +43,13 @@ class Coverage:
         """Count a batch. Not-finite readings are remembered and refused by `check`."""
         for name, config in self.layers.items():
             activation, gradient = self._pair(readings, name)
-            states = _states(activation, gradient, config)
+            states = states_of(activation, gradient, config)
             if name not in self.histograms:
                 self.histograms[name] = Histogram.empty(
                     states.shape[1], config.n_bins, states.device
                 )
             self.histograms[name].to(states.device).update(states)
-            broken = _not_finite(activation, gradient).sum()
+            broken = not_finite(activation, gradient).sum()
             # added up on the device: reading the number here would stall every batch
             self._broken[name] = self._broken[name] + broken if name in self._broken else broken
 
@@ -73,12 +73,9 @@ class Coverage:
         for name, config in self.layers.items():
             activation, gradient = self._pair(readings, name)
             histogram = self.histograms[name].to(activation.device)
-            hits = histogram.covered(_states(activation, gradient, config), config.full_count)
-            # MPS has no float64; everywhere else the quotient of two integers stays exact enough
-            # that equal coverage means equal score
-            dtype = torch.float32 if hits.device.type == "mps" else torch.float64
-            score = hits.to(dtype) / (config.full_count * histogram.neurons)
-            broken = _not_finite(activation, gradient)
+            hits = histogram.covered(states_of(activation, gradient, config), config.full_count)
+            score = layer_score(hits, config.full_count, histogram.neurons)
+            broken = not_finite(activation, gradient)
             scores[name] = score.masked_fill(broken, float("nan"))
         return scores
 
@@ -119,17 +116,40 @@ class Coverage:
         return activation, gradient
 
 
+def layer_score(hits: Tensor, full_count: int, neurons: int) -> Tensor:
+    """Mean coverage of a layer from `Histogram.covered`, in the shape of `hits`."""
+    # MPS has no float64; everywhere else the quotient of two integers stays exact enough that
+    # equal coverage means equal score
+    dtype = torch.float32 if hits.device.type == "mps" else torch.float64
+    return hits.to(dtype) / (full_count * neurons)
+
+
 def combine(scores: Mapping[str, Tensor], layers: Mapping[str, LayerConfig]) -> Tensor:
-    """The sample score from layer scores: `sum(weight * score) / sum(weight)`."""
-    total = sum(layers[name].weight for name in scores)
+    """The sample score from layer scores: `sum(weight * score) / sum(weight)`.
+
+    Added up one layer after the other, in their order: a search that does the same gets the same
+    bits.
+    """
     weighted = [layers[name].weight * score for name, score in scores.items()]
-    return torch.stack([s.to(weighted[0].device) for s in weighted]).sum(dim=0) / total
+    added = weighted[0]
+    for part in weighted[1:]:
+        added = added + part.to(added.device)
+    return added / total_weight([layers[name].weight for name in scores])
 
 
-def _states(activation: Tensor, gradient: Tensor, config: LayerConfig) -> Tensor:
+def total_weight(weights: Sequence[float]) -> float:
+    """What `combine` divides by; one function, because Python 3.12 rounds `sum` differently."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    return total
+
+
+def states_of(activation: Tensor, gradient: Tensor, config: LayerConfig) -> Tensor:
+    """States `[batch, neurons]` of readings under the settings of a layer."""
     return STATES[config.state](activation, gradient, config.steepness)
 
 
-def _not_finite(activation: Tensor, gradient: Tensor) -> Tensor:
+def not_finite(activation: Tensor, gradient: Tensor) -> Tensor:
     """Which samples `[batch]` have a NaN or Inf in either reading."""
     return ~(activation.isfinite() & gradient.isfinite()).all(dim=1)

@@ -61,8 +61,11 @@ class Histogram:
 
     def covered(self, states: Tensor, full_count: int) -> Tensor:
         """Sum over neurons of `min(count, full_count)`, int64 `[batch]`."""
-        hits = self.counts.gather(1, self._index(states))
-        return hits.clamp_(max=full_count).sum(dim=0, dtype=torch.int64)
+        return self.hits(states).clamp_(max=full_count).sum(dim=0, dtype=torch.int64)
+
+    def hits(self, states: Tensor) -> Tensor:
+        """The count of every state's bin, int32 `[neurons, batch]`."""
+        return self.counts.gather(1, self._index(states))
 
     def to(self, device: torch.device) -> Histogram:
         """Move the counts; does nothing when they are there already."""

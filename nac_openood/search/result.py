@@ -1,0 +1,78 @@
+"""What a search found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional
+
+from nac_openood.config import LayerConfig, NACConfig
+
+
+@dataclass(frozen=True)
+class LayerPoint:
+    """A candidate of one layer, scored by itself.
+
+    Args:
+        layer: its name.
+        config: its settings.
+        auroc: ID against OOD validation.
+        fpr95: the same, OpenOOD's FPR@95.
+        guard: AUROC of held-out training against ID validation, near 0.5 where it does not
+            overfit; None without held-out readings.
+    """
+
+    layer: str
+    config: LayerConfig
+    auroc: float
+    fpr95: float
+    guard: Optional[float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A joint candidate; `layers` lacks those that it leaves out. See `LayerPoint`."""
+
+    layers: Mapping[str, LayerConfig]
+    objective: float
+    auroc: float
+    fpr95: float
+    guard: Optional[float]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The ranking, and everything needed to say how it came about.
+
+    Args:
+        ranking: the best joint candidates, best first.
+        landscape: every layer candidate by itself, in order.
+        strategy: which was used.
+        objective: what was maximized.
+        guard: the threshold, or None.
+        evaluated: how many joint candidates were evaluated.
+        n_samples: how many samples the candidates were fitted on.
+        seconds: how long it took.
+    """
+
+    ranking: tuple[Candidate, ...]
+    landscape: tuple[LayerPoint, ...]
+    strategy: str
+    objective: str
+    guard: Optional[float]
+    evaluated: int
+    n_samples: int
+    seconds: float = field(compare=False, default=0.0)
+
+    @property
+    def best(self) -> Candidate:
+        """The winner."""
+        return self.ranking[0]
+
+    @property
+    def layers(self) -> Mapping[str, LayerConfig]:
+        """The winner's settings, as `NACDetector` takes them."""
+        return self.best.layers
+
+    def to_config(self) -> NACConfig:
+        """The winner as a config to write down; nothing is left to search in it."""
+        return NACConfig(layers=dict(self.layers), n_samples=self.n_samples)

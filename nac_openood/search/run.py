@@ -1,0 +1,163 @@
+"""The search from readings to result."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Mapping, Optional, Union
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from nac_openood.config import LayerConfig
+from nac_openood.core.readings import Readings
+from nac_openood.errors import NACError
+from nac_openood.ranking import joined_auroc, joined_fpr_at
+from nac_openood.search.joint import Joint, objective_named
+from nac_openood.search.leaderboard import Leaderboard
+from nac_openood.search.result import Candidate, LayerPoint, SearchResult
+from nac_openood.search.space import Sweep, candidates, paper_space
+from nac_openood.search.strategies import STRATEGIES, Budget
+from nac_openood.search.tables import Samples, score_layer
+
+
+def search(
+    fit: Readings,
+    id_val: Readings,
+    ood_val: Readings,
+    *,
+    layers: Mapping[str, LayerConfig],
+    sweep: Optional[Sweep] = None,
+    held_out: Optional[Readings] = None,
+    strategy: str = "layerwise",
+    objective: str = "auroc",
+    guard: Union[float, str, None] = "auto",
+    leave_out: Optional[bool] = None,
+    top: int = 10,
+    seed: int = 0,
+    budget: Optional[Budget] = None,
+    progress: Optional[bool] = None,
+) -> SearchResult:
+    """Find the best settings of every layer, without the network.
+
+    Args:
+        fit: readings of the fitting subset of the training split.
+        id_val: of in-distribution validation samples.
+        ood_val: of out-of-distribution validation samples.
+        layers: what is not searched, by layer name, deepest first; the names must be in the
+            readings. `layout` is taken over.
+        sweep: layer -> setting -> values to try; None is the paper's space.
+        held_out: readings of training samples that are not in `fit`, for the guard.
+        strategy: one of `STRATEGIES`.
+        objective: one of `OBJECTIVES`.
+        guard: exclude candidates that tell `held_out` from `id_val` with an AUROC further than
+            this from 0.5; "auto" takes `default_guard` where `held_out` is given; None reports
+            the AUROC only.
+        leave_out: whether layers may be left out; None says no to `grid`, which tries the lists as
+            they are, and yes to the others.
+        top: how many candidates to rank.
+        seed: of random choices.
+        budget: how much to try.
+        progress: a progress bar; None shows one on a terminal.
+    """
+    began = time.perf_counter()
+    metric = objective_named(objective)
+    if strategy not in STRATEGIES:
+        raise NACError(f"unknown strategy '{strategy}'; there are {list(STRATEGIES)}.")
+    limit = _guard_limit(guard, held_out, id_val)
+    lists = paper_space(list(layers)) if sweep is None else sweep
+    points = candidates(
+        layers, lists, leave_out=strategy != "grid" if leave_out is None else leave_out
+    )
+    scored = {"ID validation": id_val, "OOD validation": ood_val}
+    samples = Samples(
+        fit, scored if held_out is None else {**scored, "held-out training": held_out}
+    )
+    samples.check(points)
+    hidden = None if progress is None else not progress
+    bar = tqdm(points.items(), desc="NAC search", unit="layer", leave=False, disable=hidden)
+    with torch.no_grad():
+        tables = [score_layer(name, options, samples) for name, options in bar]
+        joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
+        board = Leaderboard(joint, metric, limit, top)
+        STRATEGIES[strategy](board, budget or Budget(), np.random.default_rng(seed))
+        return SearchResult(
+            ranking=_ranking(board, limit),
+            landscape=_landscape(joint),
+            strategy=strategy,
+            objective=objective,
+            guard=limit,
+            evaluated=board.evaluated,
+            n_samples=fit.n_samples,
+            seconds=time.perf_counter() - began,
+        )
+
+
+def default_guard(n_held: int, n_id: int) -> float:
+    """0.05, or where sets are too small for that, four standard errors of a chance AUROC.
+
+    See docs/search.md for the measurements behind it.
+    """
+    return max(0.05, 4 * math.sqrt((n_held + n_id + 1) / (12 * n_held * n_id)))
+
+
+def _guard_limit(
+    guard: Union[float, str, None], held_out: Optional[Readings], id_val: Readings
+) -> Optional[float]:
+    if guard is None or (guard == "auto" and held_out is None):
+        return None
+    if held_out is None:
+        raise NACError(
+            f"guard={guard} needs `held_out`: readings of training samples that are not in the "
+            "fitting subset. Give them, or leave the guard out."
+        )
+    if guard == "auto":
+        # an empty set is refused later, by name
+        return default_guard(max(1, held_out.n_samples), max(1, id_val.n_samples))
+    if isinstance(guard, str) or not 0 <= guard <= 0.5:
+        raise NACError(
+            f"guard is a distance from 0.5, between 0 and 0.5, or 'auto' or None; got {guard!r}."
+        )
+    return float(guard)
+
+
+def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...]:
+    if not len(board.choice):
+        raise NACError(
+            f"no candidate is left: guard={guard} excludes all {board.evaluated} that were tried. "
+            "Raise it, or try fewer bins or a larger full_count, which overfit less."
+        )
+    choice = torch.from_numpy(board.choice)
+    joint = board.joint
+    aurocs = joint.evaluate(choice, joined_auroc).tolist()
+    fprs = joint.evaluate(choice, joined_fpr_at).tolist()
+    guards = _optional(joint.guard(choice), len(choice))
+    return tuple(
+        Candidate(joint.configs(row), value, auroc, fpr95, held)
+        for row, value, auroc, fpr95, held in zip(
+            board.choice.tolist(), board.values.tolist(), aurocs, fprs, guards
+        )
+    )
+
+
+def _landscape(joint: Joint) -> tuple[LayerPoint, ...]:
+    found = []
+    for layer, table in enumerate(joint.tables):
+        # the weight makes no difference to a layer by itself: the first of each will do
+        first = {
+            dataclasses.replace(p, weight=1.0): k for k, p in reversed([*enumerate(table.points)])
+        }
+        aurocs = joint.alone(layer, joined_auroc).tolist()
+        fprs = joint.alone(layer, joined_fpr_at).tolist()
+        guards = _optional(joint.alone_guard(layer), len(table.points))
+        found += [
+            LayerPoint(table.name, config, aurocs[k], fprs[k], guards[k])
+            for config, k in sorted(first.items(), key=lambda item: item[1])
+        ]
+    return tuple(found)
+
+
+def _optional(values: Optional[torch.Tensor], n: int) -> list[Optional[float]]:
+    return [None] * n if values is None else list(values.tolist())

@@ -1,0 +1,98 @@
+"""What to try: the paper's search space as data, and lists of settings turned into candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Mapping, Sequence
+
+from nac_openood.config import LayerConfig
+from nac_openood.errors import NACError
+
+#: Layer -> setting -> values, as in `NACConfig.sweep`.
+Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
+
+#: What a search may vary; `layout` is how readings were made and cannot change afterwards.
+SETTINGS = ("n_bins", "full_count", "steepness", "state", "weight")
+
+#: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
+#: Full weight comes first: of equally good candidates the first one wins.
+PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
+    "n_bins": (50, 500, 1000),
+    "full_count": (5, 10, 50, 100, 500, 5000),
+    "steepness_deepest": (50.0, 100.0, 300.0, 1000.0, 3000.0),
+    "steepness": (0.001, 0.005, 0.01, 0.1, 1.0, 10.0),
+    "weight": (1.0, 0.8, 0.6, 0.4, 0.2),
+}
+
+
+def paper_space(
+    layers: Sequence[str], *, weights: bool = True
+) -> dict[str, dict[str, tuple[Any, ...]]]:
+    """The paper's space as a sweep.
+
+    The deepest layer takes the steep list and the others take the gentle one. The second deepest
+    takes both, because the paper's own settings for it (ResNet `layer3`) come from either.
+
+    Args:
+        layers: layer names, deepest first.
+        weights: whether to search the weights too; without them layers count alike.
+    """
+    gentle, steep = PAPER_SPACE["steepness"], PAPER_SPACE["steepness_deepest"]
+    by_depth = [steep, gentle + steep]
+    return {
+        name: {
+            "n_bins": PAPER_SPACE["n_bins"],
+            "full_count": PAPER_SPACE["full_count"],
+            "steepness": by_depth[depth] if depth < len(by_depth) else gentle,
+            **({"weight": PAPER_SPACE["weight"]} if weights else {}),
+        }
+        for depth, name in enumerate(layers)
+    }
+
+
+def candidates(
+    layers: Mapping[str, LayerConfig], sweep: Sweep, *, leave_out: bool = False
+) -> dict[str, tuple[LayerConfig, ...]]:
+    """Every layer's candidates, in Cartesian order of the lists as they are given.
+
+    Args:
+        layers: the settings that are not searched, by layer name.
+        sweep: the lists; a layer without lists has one candidate, as it is.
+        leave_out: whether to add, last, a candidate of weight 0: the layer left out.
+    """
+    if not layers:
+        raise NACError("no layers to search: give {'avgpool': LayerConfig(), ...}.")
+    unknown = [name for name in sweep if name not in layers]
+    if unknown:
+        raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
+    found = {name: _expand(name, base, sweep.get(name, {})) for name, base in layers.items()}
+    if leave_out and len(layers) > 1:
+        found = {
+            name: (*points, dataclasses.replace(points[0], weight=0.0))
+            for name, points in found.items()
+        }
+    if all(point.weight == 0 for points in found.values() for point in points):
+        raise NACError(
+            "the layer weights are all zero in every candidate: there would be nothing to add up. "
+            "Give at least one layer a weight above 0."
+        )
+    return found
+
+
+def _expand(
+    name: str, base: LayerConfig, lists: Mapping[str, Sequence[Any]]
+) -> tuple[LayerConfig, ...]:
+    for key, values in lists.items():
+        if key not in SETTINGS:
+            raise NACError(
+                f"layer '{name}': unknown setting '{key}' in the sweep; "
+                f"what can be searched is {list(SETTINGS)}."
+            )
+        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            raise NACError(
+                f"layer '{name}': expected a list of values for '{key}' with at least one in it, "
+                f"got {values!r}."
+            )
+    points = itertools.product(*lists.values())
+    return tuple(dataclasses.replace(base, **dict(zip(lists, point))) for point in points)

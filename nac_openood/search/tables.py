@@ -1,0 +1,139 @@
+"""Every candidate of a layer, scored once.
+
+A layer's readings are turned into states once for each state and steepness, and binned once for
+each number of bins; `full_count` only decides where counts are cut off, and the weight only
+multiplies what comes out.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Mapping, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from nac_openood.config import LayerConfig
+from nac_openood.core.coverage import layer_score, not_finite, states_of
+from nac_openood.core.histogram import Histogram
+from nac_openood.core.probe import Reading
+from nac_openood.core.readings import Readings
+from nac_openood.errors import NACError
+
+#: Samples looked at in one go: what is in use stays small, also with 50,000 fitting samples.
+_BATCH = 1000
+
+_Key = Tuple[str, float, int, int]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The readings a search works on, by role, in the order of the columns of every table.
+
+    Args:
+        fit: of the fitting subset; counted, not scored.
+        scored: of "ID validation", "OOD validation" and, where given, "held-out training".
+    """
+
+    fit: Readings
+    scored: Mapping[str, Readings]
+
+    def check(self, layers: Iterable[str]) -> None:
+        """Raise where a set is empty, lacks a layer or holds readings that are not numbers."""
+        for role, readings in {"fitting": self.fit, **self.scored}.items():
+            if not readings.n_samples:
+                raise NACError(f"the {role} set is empty: the search needs at least one sample.")
+            for name in layers:
+                _check_layer(role, name, readings, self.fit)
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """The scores of one layer's candidates.
+
+    Args:
+        name: of the layer.
+        points: the candidates.
+        scores: float64 `[points, samples]`, in [0, 1], before weighing.
+    """
+
+    name: str
+    points: Sequence[LayerConfig]
+    scores: Tensor
+
+
+def score_layer(name: str, points: Sequence[LayerConfig], samples: Samples) -> LayerTable:
+    """Score all candidates of a layer as a detector fitted with each would."""
+    groups: dict[tuple[str, float], list[LayerConfig]] = {}
+    for point in points:
+        groups.setdefault((point.state, point.steepness), []).append(point)
+
+    def work(group: list[LayerConfig]) -> dict[_Key, Tensor]:
+        return _score_group(name, group, samples)
+
+    rows: dict[_Key, Tensor] = {}
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for found in pool.map(work, groups.values()):
+            rows.update(found)
+    return LayerTable(name, points, torch.stack([rows[_key(point)] for point in points]))
+
+
+def _key(point: LayerConfig) -> _Key:
+    """What the scores depend on."""
+    return point.state, point.steepness, point.n_bins, point.full_count
+
+
+def _score_group(name: str, group: Sequence[LayerConfig], samples: Samples) -> dict[_Key, Tensor]:
+    """Scores float64 `[samples]` of candidates that have their states in common."""
+    histograms = _count(name, group, samples.fit)
+    parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}
+    device = samples.fit[name].activation.device
+    for readings in samples.scored.values():
+        for reading in _batches(readings[name]):
+            states = states_of(*reading, group[0]).to(device)
+            hits = {m: histogram.hits(states) for m, histogram in histograms.items()}
+            for (*_, n_bins, full_count), part in parts.items():
+                covered = hits[n_bins].clamp(max=full_count).sum(dim=0, dtype=torch.int64)
+                part.append(layer_score(covered, full_count, states.shape[1]))
+    return {key: torch.cat(part) for key, part in parts.items()}
+
+
+def _count(name: str, group: Sequence[LayerConfig], fit: Readings) -> dict[int, Histogram]:
+    """The fitting set counted once for each number of bins."""
+    activation = fit[name].activation
+    histograms = {
+        m: Histogram.empty(activation.shape[1], m, activation.device)
+        for m in sorted({point.n_bins for point in group})
+    }
+    for reading in _batches(fit[name]):
+        states = states_of(*reading, group[0])
+        for histogram in histograms.values():
+            histogram.update(states)
+    return histograms
+
+
+def _batches(reading: Reading) -> Iterator[Reading]:
+    for start in range(0, reading.activation.shape[0], _BATCH):
+        rows = slice(start, start + _BATCH)
+        yield Reading(reading.activation[rows], reading.gradient[rows])
+
+
+def _check_layer(role: str, name: str, readings: Readings, fit: Readings) -> None:
+    if name not in readings:
+        raise NACError(
+            f"the {role} readings have no layer '{name}', only {sorted(readings)}. "
+            "Collect all sets with the same layers."
+        )
+    width, expected = readings[name].activation.shape[1], fit[name].activation.shape[1]
+    if width != expected:
+        raise NACError(
+            f"layer '{name}': the {role} readings have {width} neurons, those of the fitting set "
+            f"{expected}. Collect all sets with the same network."
+        )
+    broken = sum(int(not_finite(*reading).sum()) for reading in _batches(readings[name]))
+    if broken:
+        raise NACError(
+            f"layer '{name}': {broken} of {readings.n_samples} {role} samples have NaN or Inf "
+            "readings. Check the inputs (normalization, corrupt images) and the precision."
+        )

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from nac_openood import NACError, ranking
+from nac_openood.ranking import auroc, fpr_at
+
+
+def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[float, float]:
+    """AUROC and FPR@95 as OpenOOD's evaluators/metrics.py words them."""
+    conf = np.concatenate([id_scores, ood_scores])
+    ood_indicator = np.concatenate([np.zeros(len(id_scores)), np.ones(len(ood_scores))])
+    fpr_list, tpr_list, _ = metrics.roc_curve(ood_indicator, -conf)
+    return metrics.auc(fpr_list, tpr_list), fpr_list[np.argmax(tpr_list >= 0.95)]
+
+
+def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
+    aurocs, fprs = auroc(id_scores, ood_scores), fpr_at(id_scores, ood_scores)
+    assert aurocs.dtype == fprs.dtype == torch.float64
+    for row, (inside, outside) in enumerate(zip(id_scores, ood_scores)):
+        labels = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
+        expected = metrics.roc_auc_score(labels, np.r_[inside, outside])
+        assert abs(float(aurocs[row]) - expected) <= 1e-12
+        area, fpr = openood_metrics(inside, outside)
+        assert abs(float(aurocs[row]) - area) <= 1e-12
+        assert float(fprs[row]) == fpr
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), st.integers(1, 30), st.booleans(),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_equals_scikit_learn_and_openood(
+    rows: int, n_id: int, n_ood: int, levels: int, signed: bool, seed: int
+) -> None:
+    """Few levels make many ties, straight pieces of the curve among them."""
+    draw = np.random.default_rng(seed)
+    low, scale = (-levels if signed else 0), (3.7 if signed else 1 / levels)
+    check(
+        draw.integers(low, levels + 1, (rows, n_id)) * scale,
+        draw.integers(low, levels + 1, (rows, n_ood)) * scale,
+    )
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-9, -5.0, 1e300])
+def test_continuous_scores_of_any_range(spread: float) -> None:
+    draw = np.random.default_rng(0)
+    check(draw.random((3, 200)) * spread, draw.random((3, 150)) * spread)
+
+
+def test_more_candidates_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(1)
+    inside, outside = draw.integers(0, 9, (50, 20)) / 9, draw.integers(0, 9, (50, 30)) / 9
+    whole = auroc(inside, outside), fpr_at(inside, outside)
+    monkeypatch.setattr(ranking, "_CPU_CHUNK", 100)
+    assert auroc(inside, outside).equal(whole[0])
+    assert fpr_at(inside, outside).equal(whole[1])
+
+
+def test_by_hand() -> None:
+    assert float(auroc([0.5, 0.9], [0.5, 0.1])) == 3.5 / 4
+    assert float(fpr_at([0.5, 0.9], [0.5, 0.1])) == 0.5
+    assert auroc([[1.0], [0.0], [0.5]], [[0.0], [1.0], [0.5]]).tolist() == [1.0, 0.0, 0.5]
+
+
+def test_minus_zero_is_zero() -> None:
+    assert float(auroc([0.0], [-0.0])) == float(auroc([-0.0], [0.0])) == 0.5
+
+
+def test_float32_keeps_its_ties() -> None:
+    scores = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float32)
+    assert float(auroc(scores, scores)[0]) == 0.5
+
+
+def test_the_scores_are_not_changed() -> None:
+    inside, outside = torch.rand(4, 9).double(), torch.rand(4, 8).double()
+    before = inside.clone(), outside.clone()
+    auroc(inside, outside), fpr_at(inside, outside)
+    assert inside.equal(before[0]) and outside.equal(before[1])
+
+
+def test_equals_the_real_openood() -> None:
+    source = Path(os.environ.get("OPENOOD_SRC", "")) / "openood" / "evaluators" / "metrics.py"
+    if not source.is_file():
+        pytest.skip("OPENOOD_SRC does not name an OpenOOD source tree")
+    spec = importlib.util.spec_from_file_location("openood_metrics", source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    draw = np.random.default_rng(2)
+    for levels in (5, 50, 10**9):
+        inside, outside = draw.integers(levels // 4, levels, 300), draw.integers(0, levels, 200)
+        conf, label = np.r_[inside, outside] / levels, np.r_[np.zeros(300), -np.ones(200)]
+        area, _, _, fpr = module.auc_and_fpr_recall(conf, label, 0.95)
+        assert abs(float(auroc(inside / levels, outside / levels)) - area) <= 1e-12
+        assert float(fpr_at(inside / levels, outside / levels)) == fpr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_equals_cpu() -> None:
+    inside, outside = torch.rand(30, 100).double(), torch.rand(30, 90).double().round(decimals=1)
+    for metric in (auroc, fpr_at):
+        assert metric(inside.cuda(), outside.cuda()).cpu().equal(metric(inside, outside))
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "message"),
+    [
+        (torch.rand(2, 0), torch.rand(2, 3), "no ID scores"),
+        (torch.rand(2, 3), torch.rand(2, 0), "no OOD scores"),
+        (torch.tensor([[1.0, float("nan")]]), torch.rand(1, 2), "ID scores hold NaN"),
+        (torch.rand(1, 2), torch.tensor([[float("inf")]]), "OOD scores hold NaN or Inf"),
+        (torch.rand(2, 3), torch.rand(3, 3), "expected scores of shapes"),
+        (torch.rand(2, 3), torch.rand(3), "expected scores of shapes"),
+    ],
+)
+def test_bad_scores(inside: torch.Tensor, outside: torch.Tensor, message: str) -> None:
+    for metric in (auroc, fpr_at):
+        with pytest.raises(NACError, match=message):
+            metric(inside, outside)
+
+
+def test_bad_tpr() -> None:
+    with pytest.raises(NACError, match="tpr must be"):
+        fpr_at([1.0], [0.0], tpr=0)

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any, Mapping, Optional
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
+from nac_openood.core.coverage import combine
+from nac_openood.presets import preset, presets
+from nac_openood.ranking import auroc, fpr_at
+from nac_openood.search import (
+    PAPER_SPACE,
+    STRATEGIES,
+    Budget,
+    default_guard,
+    paper_space,
+    search,
+    strategies,
+)
+from nac_openood.search.space import candidates
+
+AUTHORS = [(b, "resnet") for b in ("cifar10", "cifar100", "imagenet")] + [("imagenet", "vit")]
+GRID_SIZES = dict(zip(AUTHORS, (256, 288, 576, 256)))
+
+
+def readings(n: int, layers: Any, seed: int, spread: float = 1.0, neurons: int = 7) -> Readings:
+    """Random readings; a larger `spread` is less like what was fitted."""
+    draw = torch.Generator().manual_seed(seed)
+    found = {}
+    for depth, name in enumerate(layers):
+        scale = spread * (0.02, 0.1, 1.0, 5.0)[depth % 4]
+        activation = torch.rand(n, neurons + depth, generator=draw).relu()
+        found[name] = Reading(activation, torch.randn(n, neurons + depth, generator=draw) * scale)
+    return Readings(found, torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64))
+
+
+def sets(layers: Any, seed: int = 0, n: int = 60) -> dict[str, Readings]:
+    return {
+        "fit": readings(n, layers, seed),
+        "id_val": readings(n - 10, layers, seed + 1),
+        "ood_val": readings(n - 20, layers, seed + 2, spread=1.7),
+    }
+
+
+def points_of(layers: Mapping[str, LayerConfig], sweep: Any) -> list[dict[str, LayerConfig]]:
+    """Every joint point in the order of OpenOOD's sweep: one product over all lists at once."""
+    names = [(layer, key) for layer, lists in sweep.items() for key in lists]
+    found = []
+    for values in itertools.product(*(sweep[layer][key] for layer, key in names)):
+        settings_of: dict[str, dict[str, Any]] = {n: c.to_dict() for n, c in layers.items()}
+        for (layer, key), value in zip(names, values):
+            settings_of[layer][key] = value
+        found.append({n: LayerConfig.from_dict(s) for n, s in settings_of.items()})
+    return found
+
+
+class Oracle:
+    """Scores joint points with `Coverage` and `combine`, a layer and setting at a time."""
+
+    def __init__(self, fit: Readings) -> None:
+        self.fit = fit
+        self.cache: dict[Any, Any] = {}
+
+    def score(self, point: Mapping[str, LayerConfig], samples: Readings) -> torch.Tensor:
+        return combine({n: self._layer(n, c, samples) for n, c in point.items()}, point)
+
+    def _layer(self, name: str, config: LayerConfig, samples: Readings) -> torch.Tensor:
+        unweighted = LayerConfig(**{**config.to_dict(), "weight": 1.0})
+        key = (name, unweighted, id(samples))
+        if key not in self.cache:
+            coverage = Coverage({name: unweighted})
+            coverage.update(self.fit)
+            self.cache[key] = coverage.layer_scores(samples)[name]
+        return self.cache[key]
+
+
+def pairs_won(inside: torch.Tensor, outside: torch.Tensor) -> float:
+    above, equal = inside[:, None] > outside, inside[:, None] == outside
+    return (int(above.sum()) + int(equal.sum()) / 2) / above.numel()
+
+
+def brute_force(
+    layers: Mapping[str, LayerConfig],
+    sweep: Any,
+    data: Mapping[str, Readings],
+    guard: Optional[float] = None,
+) -> tuple[dict[str, LayerConfig], float]:
+    oracle, best, highest = Oracle(data["fit"]), {}, -1.0
+    for point in points_of(layers, sweep):
+        if sum(c.weight for c in point.values()) <= 0:
+            continue
+        inside, outside = (oracle.score(point, data[k]) for k in ("id_val", "ood_val"))
+        value = pairs_won(inside, outside)
+        if guard is not None:
+            held = pairs_won(oracle.score(point, data["held_out"]), inside)
+            if abs(held - 0.5) > guard:
+                continue
+        if value > highest:
+            best, highest = point, value
+    return best, highest
+
+
+@pytest.mark.parametrize(("benchmark", "family"), AUTHORS)
+def test_grid_is_brute_force_on_the_authors_grids(benchmark: str, family: str) -> None:
+    config = preset(benchmark, family)
+    data = sets(config.layers)
+    found = search(**data, layers=config.layers, sweep=config.sweep, strategy="grid")
+    point, value = brute_force(config.layers, config.sweep, data)
+    assert found.evaluated == GRID_SIZES[benchmark, family]
+    assert found.best.auroc == found.best.objective == value
+    assert found.layers == point
+
+
+SMALL = {"a": LayerConfig(), "b": LayerConfig(), "c": LayerConfig()}
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), st.integers(0, 10**6))
+def test_grid_is_brute_force_on_any_lists(data: st.DataObject, seed: int) -> None:
+    def lists(*values: Any) -> st.SearchStrategy[list[Any]]:
+        return st.lists(st.sampled_from(values), min_size=1, max_size=2, unique=True)
+
+    one_layer = st.fixed_dictionaries(
+        {},
+        optional={
+            "n_bins": lists(4, 50, 51, 500),
+            "full_count": lists(1, 2, 10),
+            "steepness": lists(1, 30.0),
+            "state": lists("output", "output*gradient", "gradient"),
+            "weight": lists(0.0, 0.2, 0.6, 1),
+        },
+    )
+    sweep = {name: data.draw(one_layer) for name in SMALL}
+    few = sets(SMALL, seed, n=24)
+    if all(lists.get("weight") == [0.0] for lists in sweep.values()):
+        return
+    found = search(**few, layers=SMALL, sweep=sweep, strategy="grid")
+    point, value = brute_force(SMALL, sweep, few)
+    assert found.best.auroc == value
+    assert found.layers == {name: c for name, c in point.items() if c.weight > 0}
+
+
+SWEEP: dict[str, dict[str, Any]] = {
+    name: {"n_bins": (50, 500), "full_count": (1, 5, 20), "weight": (1.0, 0.4)} for name in SMALL
+}
+
+
+def test_many_blocks_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sets(SMALL)
+    whole = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50)
+    monkeypatch.setattr(strategies, "_BLOCK", 37)
+    monkeypatch.setattr("nac_openood.search.joint._PIECE", 300)
+    monkeypatch.setattr("nac_openood.search.tables._BATCH", 7)
+    assert search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50) == whole
+    values = [candidate.objective for candidate in whole.ranking]
+    assert values == sorted(values, reverse=True) and len(values) == 50
+    assert len({str(c.layers) for c in whole.ranking}) == 50
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_numbers_are_those_of_a_fitted_detector(strategy: str) -> None:
+    data, held = sets(SMALL), readings(40, SMALL, 9)
+    found = search(
+        **data, layers=SMALL, sweep=SWEEP, held_out=held, strategy=strategy, leave_out=True,
+        budget=Budget(points=300, restarts=4), top=5,
+    )  # fmt: skip
+    for candidate in found.ranking:
+        coverage = Coverage(candidate.layers)
+        coverage.update(data["fit"])
+        inside, outside = coverage.score(data["id_val"]), coverage.score(data["ood_val"])
+        assert candidate.auroc == float(auroc(inside, outside))
+        assert candidate.fpr95 == float(fpr_at(inside, outside))
+        assert candidate.guard == float(auroc(coverage.score(held), inside))
+    for point in found.landscape[::5]:
+        coverage = Coverage({point.layer: point.config})
+        coverage.update(data["fit"])
+        inside, outside = coverage.score(data["id_val"]), coverage.score(data["ood_val"])
+        assert point.auroc == float(auroc(inside, outside))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_same_seed_same_result_with_any_number_of_threads(strategy: str) -> None:
+    data, found = sets(SMALL), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(
+                search(
+                    **data,
+                    layers=SMALL,
+                    sweep=SWEEP,
+                    held_out=data["fit"],
+                    strategy=strategy,
+                    seed=3,
+                    budget=Budget(points=5000, restarts=5),
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
+
+
+def test_random_with_a_larger_budget_begins_the_same_way() -> None:
+    data = sets(SMALL)
+    few, many = (
+        search(
+            **data, layers=SMALL, sweep=SWEEP, strategy="random", budget=Budget(points=n), top=1000
+        )
+        for n in (60, 400)
+    )
+    assert few.evaluated == 60 and many.evaluated == 400
+    assert {str(c.layers) for c in few.ranking} <= {str(c.layers) for c in many.ranking}
+    assert many.best.objective >= few.best.objective
+
+
+def test_random_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "_BLOCK", 10)
+    budget = Budget(points=10**9, seconds=0.2)
+    found = search(**sets(SMALL), layers=SMALL, sweep=SWEEP, strategy="random", budget=budget)
+    assert 10 <= found.evaluated < 10**6
+
+
+def test_layerwise_lies_between_the_best_layer_and_the_exact_optimum() -> None:
+    data = sets(SMALL)
+    exact = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", leave_out=True)
+    found = search(**data, layers=SMALL, sweep=SWEEP, strategy="layerwise")
+    alone = max(point.auroc for point in found.landscape)
+    assert alone <= found.best.auroc <= exact.best.auroc
+    assert found.evaluated < exact.evaluated
+
+
+def test_ties_go_to_the_first_point_in_any_strategy() -> None:
+    """Dead neurons are all in one bin: every candidate scores every sample the same."""
+    zeros = {name: Reading(torch.zeros(9, 3), torch.zeros(9, 3)) for name in SMALL}
+    dead = Readings(zeros, torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64))
+    for strategy in ("grid", "layerwise"):
+        found = search(dead, dead, dead, layers=SMALL, sweep=SWEEP, strategy=strategy)
+        assert found.best.auroc == 0.5
+        assert found.layers == {n: LayerConfig(n_bins=50, full_count=1) for n in SMALL}
+
+
+@pytest.mark.parametrize("objective", ["fpr95", "mean"])
+def test_other_objectives(objective: str) -> None:
+    data = sets(SMALL)
+    found = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", objective=objective, top=999)
+    for candidate in found.ranking:
+        kept = 1 - candidate.fpr95
+        mean = (candidate.auroc + kept) / 2
+        assert candidate.objective == (kept if objective == "fpr95" else mean)
+    everything = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=2000).ranking
+    assert len(everything) == 12**3
+    assert found.best.fpr95 == min(c.fpr95 for c in everything) or objective == "mean"
+
+
+@pytest.mark.parametrize("guard", [0.03, 0.1])
+def test_guard_excludes_what_tells_training_from_validation(guard: float) -> None:
+    data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.95)}
+    free = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=None)
+    kept = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=guard)
+    point, value = brute_force(SMALL, SWEEP, data, guard)
+    assert kept.layers == point and kept.best.auroc == value <= free.best.auroc
+    assert all(abs((c.guard or 0) - 0.5) <= guard for c in kept.ranking)
+    climbed = search(**data, layers=SMALL, sweep=SWEEP, strategy="layerwise", guard=guard)
+    assert all(abs((c.guard or 0) - 0.5) <= guard for c in climbed.ranking)
+
+
+def test_guard_by_default() -> None:
+    data, held = sets(SMALL), readings(40, SMALL, 7)
+    assert search(**data, layers=SMALL, sweep=SWEEP).guard is None
+    found = search(**data, layers=SMALL, sweep=SWEEP, held_out=held)
+    assert found.guard == default_guard(40, 50) > 0.05
+    assert search(**data, layers=SMALL, sweep=SWEEP, held_out=held, guard=None).guard is None
+    assert default_guard(50_000, 50_000) == 0.05
+
+
+def test_guard_that_excludes_everything() -> None:
+    data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.01)}
+    with pytest.raises(NACError, match=r"guard=0\.0 excludes all"):
+        search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=0)
+
+
+def test_config_survives_yaml() -> None:
+    layers = {"a": LayerConfig(layout="flat"), "b": LayerConfig(), "c": LayerConfig()}
+    found = search(**sets(SMALL), layers=layers, sweep=SWEEP)
+    config = found.to_config()
+    assert NACConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+    assert config.layers == found.layers and config.n_samples == 60 and not config.search
+
+
+def test_the_papers_space() -> None:
+    space = paper_space(["avgpool", "layer3", "layer2", "layer1"])
+    sizes = [
+        len(points) for points in candidates({n: LayerConfig() for n in space}, space).values()
+    ]
+    assert sizes == [3 * 6 * a * 5 for a in (5, 11, 6, 6)]
+    assert "weight" not in paper_space(["avgpool"], weights=False)["avgpool"]
+    assert set(PAPER_SPACE["weight"]) == {0.2, 0.4, 0.6, 0.8, 1.0}
+
+
+@pytest.mark.parametrize("key", sorted(presets()))
+def test_the_papers_settings_lie_in_the_papers_space(key: tuple[str, str]) -> None:
+    layers = preset(*key).layers
+    for name, points in candidates(layers, paper_space(list(layers))).items():
+        assert layers[name] in points
+
+
+def empty() -> Readings:
+    return readings(0, SMALL, 0)
+
+
+def broken() -> Readings:
+    found = readings(5, SMALL, 0)
+    found["b"].gradient[1, 2] = float("nan")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id_val": empty()}, "the ID validation set is empty"),
+        ({"ood_val": empty()}, "the OOD validation set is empty"),
+        ({"fit": empty()}, "the fitting set is empty"),
+        ({"ood_val": broken()}, "layer 'b': 1 of 5 OOD validation samples have NaN"),
+        ({"fit": broken()}, "layer 'b': 1 of 5 fitting samples have NaN"),
+        ({"held_out": broken()}, "held-out training samples have NaN"),
+        ({"id_val": readings(5, ["a"], 0)}, "ID validation readings have no layer 'b'"),
+        (
+            {"id_val": readings(5, SMALL, 0, neurons=3)},
+            "have 3 neurons, those of the fitting set 7",
+        ),
+        ({"sweep": {"a": {"bins": [1]}}}, "layer 'a': unknown setting 'bins'"),
+        ({"sweep": {"a": {"layout": ["flat"]}}}, "unknown setting 'layout'"),
+        ({"sweep": {"z": {}}}, r"names layers \['z'\]"),
+        ({"sweep": {"a": {"n_bins": []}}}, "expected a list of values for 'n_bins'"),
+        ({"sweep": {"a": {"state": "output"}}}, "expected a list of values for 'state'"),
+        ({"sweep": {"a": {"n_bins": [2]}}}, "n_bins must be at least"),
+        ({"sweep": {n: {"weight": [0]} for n in SMALL}}, "weights are all zero"),
+        ({"layers": {}}, "no layers to search"),
+        ({"strategy": "magic"}, "unknown strategy 'magic'"),
+        ({"objective": "luck"}, "unknown objective 'luck'"),
+        ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
+        ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "guard is a distance from 0.5"),
+        ({"guard": "tight", "held_out": readings(5, SMALL, 0)}, "got 'tight'"),
+        ({"top": 0}, "top must be at least 1"),
+        ({"strategy": "grid", "sweep": None}, "joint points, more than"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(NACError, match=message):
+        search(**{**sets(SMALL), "layers": SMALL, "sweep": SWEEP, **change})
+
+
+@pytest.mark.parametrize("change", [{"points": 0}, {"restarts": 0}, {"seconds": 0.0}])
+def test_bad_budget_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(NACError, match=f"{next(iter(change))} must be"):
+        Budget(**change)
+
+
+def test_the_readings_are_not_changed() -> None:
+    data = sets(SMALL)
+    before = {k: {n: r.activation.clone() for n, r in v.items()} for k, v in data.items()}
+    search(**data, layers=SMALL, sweep=SWEEP)
+    for key, layers in before.items():
+        assert all(np.array_equal(a, data[key][name].activation) for name, a in layers.items())
