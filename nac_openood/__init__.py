@@ -1,5 +1,9 @@
 """Neuron Activation Coverage: know when a network's answer cannot be trusted."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from nac_openood.__about__ import __version__
 from nac_openood.config import LayerConfig, NACConfig, read_config
 from nac_openood.core.coverage import Coverage
@@ -10,6 +14,33 @@ from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
 from nac_openood.store import FitSummary
 from nac_openood.thresholds import threshold_at
 
+if TYPE_CHECKING:
+    from nac_openood.plugin.postprocessor import NACPostprocessor
+
+
+def register(compat: bool = False) -> bool:
+    """Make OpenOOD know the postprocessor 'nac'; see `nac_openood.plugin.register`."""
+    from nac_openood.plugin.register import register as enter
+
+    return enter(compat=compat)
+
+
+def unregister() -> None:
+    """Undo `register`."""
+    from nac_openood.plugin.register import unregister as leave
+
+    leave()
+
+
+def __getattr__(name: str) -> Any:
+    """`NACPostprocessor`, imported when it is asked for: it needs OpenOOD."""
+    if name == "NACPostprocessor":
+        from nac_openood.plugin.postprocessor import NACPostprocessor
+
+        return NACPostprocessor
+    raise AttributeError(f"module 'nac_openood' has no attribute '{name}'")
+
+
 __all__ = [
     "Coverage",
     "FileError",
@@ -18,6 +49,7 @@ __all__ = [
     "NACConfig",
     "NACDetector",
     "NACError",
+    "NACPostprocessor",
     "NotFittedError",
     "ProbeError",
     "Reading",
@@ -25,5 +57,7 @@ __all__ = [
     "Scores",
     "__version__",
     "read_config",
+    "register",
     "threshold_at",
+    "unregister",
 ]

@@ -83,14 +83,22 @@ class NACConfig:
         n_samples: size of the class-balanced fitting set; None takes all samples.
         search: whether to search hyperparameters (OpenOOD's `APS_mode`).
         sweep: layer -> setting -> the values to try.
+        search_in: inside OpenOOD, who searches: `setup` (ours, seconds) or `openood` (its sweep).
+        fast: see `NACDetector`.
     """
 
     layers: Mapping[str, LayerConfig]
     n_samples: Optional[int] = 1000
     search: bool = False
     sweep: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    search_in: str = "setup"
+    fast: bool = False
 
     def __post_init__(self) -> None:
+        if self.search_in not in ("setup", "openood"):
+            raise NACError(f"search_in must be 'setup' or 'openood', got {self.search_in!r}.")
+        if self.n_samples is not None:
+            object.__setattr__(self, "n_samples", _whole("n_samples", self.n_samples, 1))
         for layer, lists in self.sweep.items():
             if layer not in self.layers:
                 raise NACError(
@@ -110,7 +118,8 @@ class NACConfig:
             root, {"name", "APS_mode", "postprocessor_args", "postprocessor_sweep", "layer_kwargs"}
         )
         args = dict(root.get("postprocessor_args") or {})
-        _refuse_unknown(args, {"layers", "n_samples", "valid_num", "layer_names", "test_method"})
+        theirs = {"valid_num", "layer_names", "test_method"}
+        _refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *theirs})
         layers = dict(args.get("layers") or root.get("layer_kwargs") or {})
         chosen = [n for n in args.get("layer_names") or layers if n in layers]
         if not chosen:
@@ -125,6 +134,8 @@ class NACConfig:
             n_samples=args.get("n_samples", args.get("valid_num", 1000)),
             search=bool(root.get("APS_mode", False)),
             sweep=sweep,
+            search_in=args.get("search_in", "setup"),
+            fast=bool(args.get("fast", False)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +146,12 @@ class NACConfig:
             "postprocessor": {
                 "name": "nac",
                 "APS_mode": self.search,
-                "postprocessor_args": {"n_samples": self.n_samples, "layers": layers},
+                "postprocessor_args": {
+                    "n_samples": self.n_samples,
+                    "search_in": self.search_in,
+                    "fast": self.fast,
+                    "layers": layers,
+                },
                 "postprocessor_sweep": sweep,
             }
         }

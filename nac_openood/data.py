@@ -118,7 +118,9 @@ def _too_few(n_samples: int, n_classes: int) -> NACError:
     )
 
 
-def fitting_loader(loader: Iterable[Any], n_samples: Optional[int], seed: int) -> Iterable[Any]:
+def fitting_loader(
+    loader: Iterable[Any], n_samples: Optional[int], seed: int = AUTHORS_SEED
+) -> Iterable[Any]:
     """A loader over the fitting subset, where the data set behind `loader` can be indexed.
 
     Class-balanced where it tells its labels, a random subset where it does not. Anything else (a

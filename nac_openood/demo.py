@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood.detector import NACDetector
+from nac_openood.search import search
 
 _KNOWN = 8  # digits 0..7 are in-distribution
+_LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,20 @@ def run(
     """Train, fit, calibrate and score; `say` is told what is going on."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        train, val, test, strange = _data(seed)
+        train, val, test = _digits(seed)
         say(f"training a small residual network on {len(train[1])} digits 0..{_KNOWN - 1}")
         net = _train(DigitNet(), *train, epochs=epochs)
-    say("fitting NAC on the training digits, one pass")
-    detector = NACDetector(net, layers="cifar10")
-    detector.fit(_loader(*train), n_samples=800).calibrate(_loader(*val))
+    say("reading the network once, searching NAC's settings without it")
+    reader = NACDetector(net, _LAYERS)
+    fit, inside, outside = (
+        reader.read_loader(_loader(x)) for x in (train[0], val[0], spoiled(val[0]))
+    )
+    found = search(fit, inside, outside, layers=reader.configs)
+    detector = NACDetector(net, found.layers).fit_readings(fit).calibrate(_loader(val[0]))
     seen = detector.score_loader(_loader(*test))
     threshold = detector.threshold_
     auroc, kept = {}, {"digits 0..7 (test)": float((seen.score >= threshold).mean())}
-    for name, images in strange.items():
+    for name, images in _strange().items():
         say(f"scoring {len(images)} images: {name}")
         score = detector.score_loader(_loader(images)).score
         confidence = [_confidence(net, x) for x in (test[0], images)]
@@ -94,16 +100,34 @@ def run(
     return DemoResult(float((seen.prediction == seen.label).mean()), auroc, kept)
 
 
-def _data(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
+def spoiled(images: Tensor) -> Tensor:
+    """Stand-ins for out-of-distribution data, made of in-distribution images `[batch, 1, h, w]`.
+
+    Turned, with contrast inverted, and with their quarters exchanged. They share no source with
+    what is tested.
+    """
+    half = images.shape[-1] // 2
+    return torch.cat([images.rot90(1, (2, 3)), -images, images.roll((half, half), (2, 3))])
+
+
+def _digits(seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Images and labels of the known digits: train, validation, test."""
+    images, labels = _all_digits()
+    known = np.flatnonzero(labels.numpy() < _KNOWN)
+    rest, test = train_test_split(known, test_size=0.25, random_state=seed)
+    train, val = train_test_split(rest, test_size=0.2, random_state=seed)
+    return [(images[i], labels[i]) for i in (train, val, test)]
+
+
+def _all_digits() -> tuple[Tensor, Tensor]:
     digits = load_digits()
     images = torch.tensor(digits.images / 8.0 - 1.0, dtype=torch.float32)[:, None]
-    labels = torch.tensor(digits.target, dtype=torch.int64)
-    known = labels < _KNOWN
-    strange = {"digits 8 and 9 (near)": images[~known], "photo patches (far)": _patches()}
-    rest, test = train_test_split(np.flatnonzero(known), test_size=0.25, random_state=seed)
-    train, val = train_test_split(rest, test_size=0.2, random_state=seed)
-    parts = [(images[i], labels[i]) for i in (train, val, test)]
-    return (*parts, strange)  # type: ignore[return-value]
+    return images, torch.tensor(digits.target, dtype=torch.int64)
+
+
+def _strange() -> dict[str, Tensor]:
+    images, labels = _all_digits()
+    return {"digits 8 and 9 (near)": images[labels >= _KNOWN], "photo patches (far)": _patches()}
 
 
 def _patches(side: int = 32) -> Tensor:

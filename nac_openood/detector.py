@@ -144,6 +144,16 @@ class NACDetector:
         self.coverage_, self.fit_summary_ = coverage, summary
         self.threshold_ = None  # a threshold belongs to the counts it was chosen with
 
+    @classmethod
+    def from_coverage(
+        cls, net: nn.Module, coverage: Coverage, *, fast: bool = False
+    ) -> NACDetector:
+        """A fitted detector from counts made earlier on the same network."""
+        detector = cls(net, coverage.layers, fast=fast)
+        coverage.check()
+        detector._accept(coverage, FitSummary(coverage.n_samples))
+        return detector
+
     # -- scoring ---------------------------------------------------------------------------
 
     def score(self, x: Tensor, *, nonfinite: str = "raise") -> Tensor:
@@ -245,10 +255,10 @@ class NACDetector:
             fast: as in the constructor.
         """
         fitted = store.load(path, net)
-        detector = cls(net, fitted.coverage.layers, fast=fast)
+        detector = cls.from_coverage(net, fitted.coverage, fast=fast)
         if layers is not None:
             store.refuse_other_layers(path, fitted.coverage, choose_layers(net, layers)[1])
-        detector._accept(fitted.coverage, fitted.summary)
+        detector.fit_summary_ = fitted.summary
         detector.threshold_ = fitted.threshold
         return detector
 

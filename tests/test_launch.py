@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib.machinery
 import os
 import subprocess
 import sys
 import textwrap
-import types
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -34,11 +32,8 @@ Write = Callable[[str], Path]
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Stands for `register`, which needs OpenOOD; checks that everything is restored."""
     made: list[str] = []
-    fake = types.ModuleType(launch._REGISTER)
-    fake.__spec__ = importlib.machinery.ModuleSpec(launch._REGISTER, None)
-    fake.register = lambda: made.append("register")  # type: ignore[attr-defined]
-    fake.unregister = lambda: made.append("unregister")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, launch._REGISTER, fake)
+    monkeypatch.setattr(launch, "register", lambda: made.append("register") is None)
+    monkeypatch.setattr(launch, "unregister", lambda: made.append("unregister"))
     before = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
     yield made
     after = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
@@ -133,15 +128,17 @@ def test_an_interrupt_is_the_callers(write: Write, calls: list[str]) -> None:
 
 
 def test_nac_is_registered_while_the_script_runs(write: Write, calls: list[str]) -> None:
-    script = write(
-        f"""
-        import sys
-        sys.modules[{launch._REGISTER!r}].register()
-        1 / 0
-        """
-    )
+    script = write("from nac_openood.plugin import launch; launch.register(); 1 / 0")
     assert run_script(str(script), []) == 1
     assert calls == ["register", "register", "unregister"]
+
+
+def test_a_registration_of_the_caller_stays(
+    write: Write, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "register", lambda: False)  # there was nothing left to do
+    assert run_script(str(write("pass")), []) == 0
+    assert calls == []
 
 
 def test_an_openood_that_cannot_be_imported_is_told(
@@ -150,7 +147,7 @@ def test_an_openood_that_cannot_be_imported_is_told(
     def register() -> None:
         raise ModuleNotFoundError("No module named 'faiss'")
 
-    monkeypatch.setattr(sys.modules[launch._REGISTER], "register", register)
+    monkeypatch.setattr(launch, "register", register)
     with pytest.raises(NACError, match=r"No module named 'faiss'.*nac-openood doctor"):
         run_script(str(write("pass")), [])
 

@@ -83,6 +83,13 @@ class Coverage:
         """Weighted mean of the layer scores, `[batch]`; higher is more in-distribution."""
         return combine(self.layer_scores(readings), self.layers)
 
+    def to(self, device: torch.device) -> Coverage:
+        """Move the counts; scoring moves them to its readings by itself."""
+        for histogram in self.histograms.values():
+            histogram.to(device)
+        self._broken = {name: broken.to(device) for name, broken in self._broken.items()}
+        return self
+
     def merge(self, other: Coverage) -> None:
         """Add the counts of another coverage with the same layers and settings."""
         if self.layers != other.layers:

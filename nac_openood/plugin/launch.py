@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import runpy
 import sys
@@ -14,8 +12,7 @@ from typing import Iterator, Optional, Sequence
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat as compat_patches
-
-_REGISTER = "nac_openood.plugin.register"
+from nac_openood.plugin.register import register, unregister
 
 
 def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
@@ -100,13 +97,9 @@ def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _registered() -> Iterator[None]:
-    """NAC is in OpenOOD's tables until the block ends."""
-    if importlib.util.find_spec(_REGISTER) is None:
-        yield
-        return
-    register = importlib.import_module(_REGISTER)
+    """NAC is in OpenOOD's tables until the block ends; a caller's own registration stays."""
     try:
-        register.register()
+        changed = register()
     except ImportError as error:
         raise NACError(
             f"Expected an OpenOOD that can be imported, but: {error}. `nac-openood doctor` tells "
@@ -115,7 +108,8 @@ def _registered() -> Iterator[None]:
     try:
         yield
     finally:
-        register.unregister()
+        if changed:
+            unregister()
 
 
 def _exit_code(stop: SystemExit) -> int:
