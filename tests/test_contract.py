@@ -1,0 +1,197 @@
+"""The postprocessor against a stand-in of OpenOOD; see test_plugin.py for the real one."""
+
+import pickle
+
+import openood_standin
+import pytest
+import torch
+from openood_standin import StandInEvaluator
+from torch.utils.data import DataLoader, Dataset
+
+from nac_openood import LayerConfig, NACError, NotFittedError
+
+SWEEP = {
+    "avgpool": {"full_count": [2, 5], "n_bins": [20], "steepness": [1, 10, 100]},
+    "layer2": {"full_count": [2, 3], "n_bins": [10, 50]},
+}
+LAYERS = {"avgpool": {"n_bins": 20}, "layer2": {"n_bins": 50, "steepness": 0.1}}
+
+
+class Listed(Dataset):
+    """OpenOOD's items: dicts, with labels in `.imglist`."""
+
+    def __init__(self, images, labels, preprocessor=None):
+        self.images, self.labels, self.preprocessor = images, labels, preprocessor
+        self.imglist = [f"{i}.png {label}\n" for i, label in enumerate(labels.tolist())]
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        augmented = image if self.preprocessor is None else torch.full_like(image, float("nan"))
+        return {"data": augmented, "data_aux": image, "label": int(self.labels[index])}
+
+
+def loader(n, seed, scale=1.0, shuffle=False, label=None):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 3, 9, 9, generator=generator) * scale
+    labels = torch.arange(n) % 4 if label is None else torch.full((n,), label)
+    return DataLoader(Listed(images, labels), batch_size=16, shuffle=shuffle)
+
+
+@pytest.fixture
+def loaders():
+    inside = {"train": loader(60, 0), "val": loader(30, 1), "test": loader(30, 2)}
+    outside = {"val": loader(30, 3, 2.0, label=-1), "near": {"x": loader(30, 4, 2.0, label=-1)}}
+    return inside, outside
+
+
+@pytest.fixture
+def make(monkeypatch):
+    cls = openood_standin.install(monkeypatch)
+
+    def make(aps=True, sweep=SWEEP, **args):
+        args = {"layers": LAYERS, "n_samples": 40, **args}
+        root = {"name": "nac", "APS_mode": aps, "postprocessor_args": args}
+        if sweep:
+            root["postprocessor_sweep"] = sweep
+        return cls({"postprocessor": root, "dataset": {"name": "cifar10"}})
+
+    return make
+
+
+def test_setup_fits_and_inference_scores(make, small_net, loaders):
+    postprocessor = make(aps=False)
+    StandInEvaluator(small_net, postprocessor, *loaders)
+    prediction, confidence, label = postprocessor.inference(small_net, loaders[0]["test"])
+    assert prediction.shape == confidence.shape == label.shape == (30,)
+    assert label.tolist() == [i % 4 for i in range(30)]
+    assert not postprocessor.hyperparam_search_done
+    batch = next(iter(loaders[0]["test"]))["data"]
+    predicted, confident = postprocessor.postprocess(small_net, batch)
+    assert torch.equal(predicted, torch.from_numpy(prediction[:16]))
+    assert torch.equal(confident, torch.from_numpy(confidence[:16]))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_our_search_and_openoods_sweep_choose_the_same(make, small_net, loaders, shuffle):
+    inside, outside = loaders
+    inside["val"], outside["val"] = (
+        loader(30, 1, shuffle=shuffle),
+        loader(30, 3, 2.0, shuffle=shuffle, label=-1),
+    )
+    ours, theirs = make(), make(search_in="openood")
+    StandInEvaluator(small_net, ours, inside, outside)
+    StandInEvaluator(small_net, theirs, inside, outside)
+    assert ours.hyperparam_search_done
+    assert ours.layers == theirs.layers
+    assert ours.get_hyperparam() == theirs.get_hyperparam()
+    for data in (inside["test"], outside["near"]["x"]):
+        a, b = (p.inference(small_net, data)[1] for p in (ours, theirs))
+        assert a.tolist() == b.tolist()
+
+
+def test_the_sweep_runs_without_the_network(make, small_net, loaders, monkeypatch):
+    postprocessor = make(search_in="openood")
+    postprocessor.setup(small_net, *loaders)
+    passes = []
+    small_net.register_forward_pre_hook(lambda *_: passes.append(1))
+    evaluator = StandInEvaluator.__new__(StandInEvaluator)
+    evaluator.net, evaluator.postprocessor = small_net, postprocessor
+    evaluator.id_loaders, evaluator.ood_loaders = loaders
+    evaluator.search()
+    assert not passes
+    # and what the sweep saw is what the chosen settings give with the network
+    cached = postprocessor.inference(small_net, loaders[0]["val"])
+    postprocessor.inference(small_net, loaders[0]["test"])
+    assert postprocessor._cache is None
+    assert passes
+    with_network = postprocessor.inference(small_net, loaders[0]["val"])
+    assert all((a == b).all() for a, b in zip(cached, with_network))
+
+
+def test_pickles_are_small_and_give_the_same_scores(make, small_net, loaders):
+    for search_in in ("setup", "openood"):
+        postprocessor = make(search_in=search_in)
+        StandInEvaluator(small_net, postprocessor, *loaders)
+        expected = postprocessor.inference(small_net, loaders[0]["test"])
+        content = pickle.dumps(postprocessor)
+        assert len(content) < 50_000
+        again = pickle.loads(content)
+        StandInEvaluator(small_net, again, *loaders)
+        assert again.layers == postprocessor.layers
+        found = again.inference(small_net, loaders[0]["test"])
+        assert all((a == b).all() for a, b in zip(expected, found))
+
+
+def test_a_stale_pickle_is_reported_and_not_used(make, small_net, loaders, tmp_path):
+    import yaml
+
+    postprocessor = make()
+    path = tmp_path / "nac.yml"
+    path.write_text(yaml.safe_dump(postprocessor.config))
+    postprocessor.config_file = str(path)
+    postprocessor.setup(small_net, *loaders)
+    pickle.loads(pickle.dumps(postprocessor)).setup(small_net, *loaders)  # as it was: no word
+    changed = {"avgpool": {"n_bins": 20, "full_count": 7}}
+    path.write_text(
+        yaml.safe_dump(
+            {"postprocessor": {"postprocessor_args": {"layers": changed, "n_samples": 40}}}
+        )
+    )
+    again = pickle.loads(pickle.dumps(postprocessor))
+    with pytest.warns(UserWarning, match="its settings are not the config's: it is fitted again"):
+        again.setup(small_net, *loaders)
+    assert again.layers == {"avgpool": LayerConfig(n_bins=20, full_count=7)}
+
+
+def test_a_pickle_of_another_network_is_reported_and_not_used(make, small_net, loaders):
+    postprocessor = make(aps=False)
+    postprocessor.setup(small_net, *loaders)
+    with torch.no_grad():
+        small_net.fc.weight.mul_(2)
+    again = pickle.loads(pickle.dumps(postprocessor))
+    with pytest.warns(UserWarning, match="other weights.*fitted again"):
+        again.setup(small_net, *loaders)
+
+
+def test_augmented_training_data_are_read_under_the_test_transform(make, small_net, loaders):
+    inside, outside = loaders
+    plain = inside["train"].dataset
+    expected = make(aps=False)
+    expected.setup(small_net, inside, outside)
+    augmented = Listed(plain.images, plain.labels, openood_standin.BasePreprocessor())
+    inside = {**inside, "train": DataLoader(augmented, batch_size=16, shuffle=True)}
+    postprocessor = make(aps=False)
+    postprocessor.setup(small_net, inside, outside)  # NaN in `data` would have been refused
+    for name, histogram in expected._coverage.histograms.items():
+        assert torch.equal(histogram.counts, postprocessor._coverage.histograms[name].counts)
+
+
+def test_errors_say_what_to_do(make, small_net, loaders):
+    postprocessor = make()
+    with pytest.raises(NotFittedError, match="call setup first"):
+        postprocessor.inference(small_net, loaders[0]["test"])
+    with pytest.raises(NotFittedError, match="call setup first"):
+        postprocessor.set_hyperparam([2, 20, 1, 2, 10])
+    with pytest.raises(NACError, match=r"expected 5 values, for \['avgpool.full_count'.* got 1"):
+        postprocessor.set_hyperparam([2])
+    with pytest.raises(NACError, match="NAC needs a 'val' loader.*APS_mode: False"):
+        postprocessor.setup(small_net, loaders[0], {"near": {}})
+    with pytest.raises(NACError, match="no shipped NAC settings for ID data 'aircraft'"):
+        other = type(postprocessor)(
+            {"postprocessor": {"name": "nac"}, "dataset": {"name": "aircraft"}}
+        )
+        other.setup(small_net, *loaders)
+    with pytest.raises(NACError, match="unknown key"):
+        make(bins=3)
+
+
+def test_settings_are_chosen_from_data_and_network(make, small_net):
+    from nac_openood.plugin.settings import shipped
+    from nac_openood.presets import preset
+
+    assert shipped("cifar100", small_net) == preset("cifar100", "resnet")
+    with pytest.raises(NACError, match="no shipped settings fit: Sequential is not in the"):
+        shipped("cifar10", torch.nn.Sequential(torch.nn.Linear(2, 2)))
