@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nac_openood.config import LayerConfig
 from nac_openood.errors import NACError
-from nac_openood.ranking import auroc, joined_auroc, joined_fpr_at
+from nac_openood.ranking import joined_auroc, joined_fpr_at
 from nac_openood.search.tables import LayerTable
 
 #: Scores that one piece of work makes on the CPU.
@@ -55,16 +55,17 @@ class Joint:
             next((k for k, p in enumerate(t.points) if not p.weight), None) for t in tables
         ]
         self._n_id, self._n_val = n_id, n_id + n_ood
-        device = tables[0].scores.device
+        self._n_held = tables[0].scores.shape[1] - self._n_val
+        self._device = tables[0].scores.device
+        self._rows = [table.row.to(self._device) for table in tables]
         self._weights = [
-            torch.tensor([p.weight for p in t.points], dtype=torch.float64, device=device)
+            torch.tensor([p.weight for p in t.points], dtype=torch.float64, device=self._device)
             for t in tables
         ]
-        weighted = [w[:, None] * t.scores.to(device) for w, t in zip(self._weights, tables)]
-        self._val = [part[:, : self._n_val].contiguous() for part in weighted]
+        scores = [table.scores.to(self._device) for table in tables]
+        self._val = [part[:, : self._n_val].contiguous() for part in scores]
         # held-out training samples take the part of ID: they should not score higher
-        self._guard = [torch.cat([p[:, self._n_val :], p[:, :n_id]], dim=1) for p in weighted]
-        self._n_held = tables[0].scores.shape[1] - self._n_val
+        self._guard = [torch.cat([p[:, self._n_val :], p[:, :n_id]], dim=1) for p in scores]
 
     def evaluate(self, choice: Tensor, metric: Metric) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
@@ -72,13 +73,12 @@ class Joint:
         return values.masked_fill(self._total(choice.to(values.device)) <= 0, float("-inf"))
 
     def alone(self, layer: int, metric: Metric) -> Tensor:
-        """`metric` of every candidate of a layer by itself, whatever its weight."""
-        return metric(self.tables[layer].scores[:, : self._n_val], self._n_id)
+        """`metric` of a layer by itself, for each row of its table."""
+        return metric(self._val[layer], self._n_id)
 
     def alone_guard(self, layer: int) -> Optional[Tensor]:
-        """`guard` of every candidate of a layer by itself."""
-        scores = self.tables[layer].scores
-        return auroc(scores[:, self._n_val :], scores[:, : self._n_id]) if self._n_held else None
+        """`guard` of a layer by itself, for each row of its table."""
+        return joined_auroc(self._guard[layer], self._n_held) if self._n_held else None
 
     def guard(self, choice: Tensor) -> Optional[Tensor]:
         """AUROC of held-out training against ID validation, `[candidates]`, or None without."""
@@ -93,14 +93,19 @@ class Joint:
         chosen = {t.name: t.points[k] for t, k in zip(self.tables, row)}
         return {name: point for name, point in chosen.items() if point.weight > 0}
 
-    def _scores(self, weighted: Sequence[Tensor], choice: Tensor) -> Tensor:
+    def _scores(self, tables: Sequence[Tensor], choice: Tensor) -> Tensor:
         """Sample scores `[candidates, samples]`; see `nac_openood.core.coverage.combine`."""
-        choice = choice.to(weighted[0].device)
-        added = weighted[0].index_select(0, choice[:, 0])
-        for layer, part in enumerate(weighted[1:], start=1):
-            added += part.index_select(0, choice[:, layer])
+        choice = choice.to(self._device)
+        added = self._weighted(tables, choice, 0)
+        for layer in range(1, len(tables)):
+            added += self._weighted(tables, choice, layer)
         total = self._total(choice)
         return added.div_(total.masked_fill(total <= 0, 1.0)[:, None])
+
+    def _weighted(self, tables: Sequence[Tensor], choice: Tensor, layer: int) -> Tensor:
+        picked = choice[:, layer]
+        scores = tables[layer].index_select(0, self._rows[layer][picked])
+        return scores.mul_(self._weights[layer][picked][:, None])
 
     def _total(self, choice: Tensor) -> Tensor:
         """Sums of weights, added in the order of `nac_openood.core.coverage.total_weight`."""
@@ -113,7 +118,7 @@ class Joint:
         """`work` on pieces of `choice`, side by side on a CPU; the same numbers in any case."""
         pieces = choice.split(max(1, _PIECE // self._val[0].shape[1]))
         threads = torch.get_num_threads()
-        if threads == 1 or len(pieces) == 1 or self._val[0].device.type != "cpu":
+        if threads == 1 or len(pieces) == 1 or self._device.type != "cpu":
             return torch.cat([work(piece) for piece in pieces])
         with ThreadPoolExecutor(threads) as pool:
             return torch.cat(list(pool.map(work, pieces)))

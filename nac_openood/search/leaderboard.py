@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -25,9 +25,17 @@ class Leaderboard:
         metric: the objective.
         guard: candidates whose guard AUROC is further than this from 0.5 do not count.
         top: how many to remember.
+        tell: told how many more candidates were evaluated.
     """
 
-    def __init__(self, joint: Joint, metric: Metric, guard: Optional[float], top: int) -> None:
+    def __init__(
+        self,
+        joint: Joint,
+        metric: Metric,
+        guard: Optional[float],
+        top: int,
+        tell: Callable[[int], object] = lambda n: None,
+    ) -> None:
         if top < 1:
             raise NACError(f"top must be at least 1, got {top}.")
         self.joint = joint
@@ -35,7 +43,7 @@ class Leaderboard:
         self.choice = np.empty((0, len(joint.sizes)), dtype=np.int64)
         self.values = np.empty(0)
         self.metric = metric
-        self._guard, self._top = guard, top
+        self._guard, self._top, self._tell = guard, top, tell
 
     @property
     def lowest(self) -> float:
@@ -56,6 +64,7 @@ class Leaderboard:
         if self._guard is not None:
             self._exclude(rows, values, min(floor, self.lowest))
         self._remember(choice, values)
+        self._tell(len(choice))
         return values
 
     def _exclude(self, rows: Tensor, values: np.ndarray, floor: float) -> None:

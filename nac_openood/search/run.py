@@ -77,11 +77,11 @@ def search(
     )
     samples.check(points)
     hidden = None if progress is None else not progress
-    bar = tqdm(points.items(), desc="NAC search", unit="layer", leave=False, disable=hidden)
-    with torch.no_grad():
-        tables = [score_layer(name, options, samples) for name, options in bar]
+    bar = tqdm(desc="NAC search", unit="point", leave=False, disable=hidden)
+    with torch.no_grad(), bar:
+        tables = [score_layer(name, options, samples) for name, options in points.items()]
         joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
-        board = Leaderboard(joint, metric, limit, top)
+        board = Leaderboard(joint, metric, limit, top, tell=bar.update)
         STRATEGIES[strategy](board, budget or Budget(), np.random.default_rng(seed))
         return SearchResult(
             ranking=_ranking(board, limit),
@@ -145,16 +145,14 @@ def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...
 def _landscape(joint: Joint) -> tuple[LayerPoint, ...]:
     found = []
     for layer, table in enumerate(joint.tables):
-        # the weight makes no difference to a layer by itself: the first of each will do
-        first = {
-            dataclasses.replace(p, weight=1.0): k for k, p in reversed([*enumerate(table.points)])
-        }
+        first = dict(reversed([*zip(table.row.tolist(), table.points)]))
         aurocs = joint.alone(layer, joined_auroc).tolist()
         fprs = joint.alone(layer, joined_fpr_at).tolist()
-        guards = _optional(joint.alone_guard(layer), len(table.points))
+        guards = _optional(joint.alone_guard(layer), len(aurocs))
         found += [
-            LayerPoint(table.name, config, aurocs[k], fprs[k], guards[k])
-            for config, k in sorted(first.items(), key=lambda item: item[1])
+            # the weight makes no difference to a layer by itself
+            LayerPoint(table.name, dataclasses.replace(first[row], weight=1.0), *numbers)
+            for row, numbers in enumerate(zip(aurocs, fprs, guards))
         ]
     return tuple(found)
 

@@ -33,7 +33,7 @@ class Budget:
 
     points: int = 10_000
     seconds: Optional[float] = None
-    restarts: int = 12
+    restarts: int = 8
 
     def __post_init__(self) -> None:
         for name in ("points", "restarts"):
@@ -84,8 +84,9 @@ def _starts(board: Leaderboard, rng: np.random.Generator) -> Iterator[np.ndarray
 
 def _best_alone(board: Leaderboard, layer: int) -> int:
     """The candidate of a layer that does best without the others, if it counts at all."""
-    values = board.joint.alone(layer, board.metric).cpu().numpy()
-    weights = np.array([point.weight for point in board.joint.tables[layer].points])
+    table = board.joint.tables[layer]
+    values = board.joint.alone(layer, board.metric)[table.row].cpu().numpy()
+    weights = np.array([point.weight for point in table.points])
     return int(np.where(weights > 0, values, -1.0).argmax())
 
 

@@ -50,16 +50,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The scores of one layer's candidates.
+    """The scores of one layer's candidates; those that differ only in weight share a row.
 
     Args:
         name: of the layer.
         points: the candidates.
-        scores: float64 `[points, samples]`, in [0, 1], before weighing.
+        row: int64 `[points]`, the row of each.
+        scores: float64 `[rows, samples]`, in [0, 1], before weighing.
     """
 
     name: str
     points: Sequence[LayerConfig]
+    row: Tensor
     scores: Tensor
 
 
@@ -76,7 +78,10 @@ def score_layer(name: str, points: Sequence[LayerConfig], samples: Samples) -> L
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for found in pool.map(work, groups.values()):
             rows.update(found)
-    return LayerTable(name, points, torch.stack([rows[_key(point)] for point in points]))
+    keys = list(dict.fromkeys(map(_key, points)))  # in the order of their first points
+    scores = torch.stack([rows[key] for key in keys])
+    row = torch.tensor([keys.index(_key(point)) for point in points], device=scores.device)
+    return LayerTable(name, points, row, scores)
 
 
 def _key(point: LayerConfig) -> _Key:
