@@ -90,7 +90,7 @@ def others(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], obje
         modules = [net.get_submodule(name) for name in LAYERS]
         loader = [(x, torch.zeros(len(x), dtype=torch.long))]
         peer = NACUE(net, modules, m_bins=M, alpha=ALPHA, o_star=O)
-        peer.fit(loader, device="cpu")
+        peer.fit(loader)
         found["pytorch-ood"] = lambda: peer(x)
     return found
 

@@ -108,5 +108,7 @@ def test_missing_files_and_presets():
         read_config("nowhere.yml")
     with pytest.raises(NACError, match="no preset 'mnist'; there are"):
         preset("mnist", "resnet")
-    with pytest.raises(NACError, match=r"preset 'cifar10' has settings for .*'resnet'.*, not for 'densenet'"):
+    with pytest.raises(
+        NACError, match=r"preset 'cifar10' has settings for .*'resnet'.*, not for 'densenet'"
+    ):
         preset("cifar10", "densenet")

@@ -15,6 +15,13 @@ def test_the_same_numbers_up_to_rounding(small_net, images):
     same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
 
 
+@pytest.mark.parametrize("caller", [torch.no_grad, torch.inference_mode])
+def test_any_caller(small_net, images, caller):
+    with caller():
+        probed = NACDetector(small_net, NAMES, fast=True)._probe(images)
+    same(probed, expected_readings(small_net, images))
+
+
 def test_every_batchnorm_of_a_resnet_is_folded():
     torch.manual_seed(0)
     net, x = torchvision.models.resnet18().double().eval(), torch.randn(2, 3, 64, 64)

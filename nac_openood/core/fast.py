@@ -8,10 +8,11 @@ small enough that the allocator reuses memory instead of asking the system for i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Iterator, Tuple
+from typing import Any, Collection, Iterator, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +41,21 @@ class FastPass:
         """The batch in the pieces and the memory layout that run fastest."""
         if not self._on_cpu:
             return [x]
-        pieces = x.split(self._part) if self._part else [x]
+        # even pieces: a small last one would cost a whole pass of overhead
+        pieces = x.chunk(math.ceil(x.shape[0] / self._part)) if self._part else [x]
         if x.ndim != 4:
             return list(pieces)
         return [piece.contiguous(memory_format=torch.channels_last) for piece in pieces]
 
     @contextmanager
-    def folded(self) -> Iterator[None]:
-        """Fold for the time of a pass. A convolution that somebody hooks is left as it is."""
+    def folded(self, probed: Collection[nn.Module]) -> Iterator[None]:
+        """Fold for a while. A convolution that is probed or hooked is left as it is."""
         with ExitStack() as stack:
             for conv, norm in self.pairs:
-                if conv._forward_hooks or norm._forward_pre_hooks or norm.training:
+                if conv in probed or conv._forward_hooks or norm._forward_pre_hooks:
                     continue
-                weight, bias = _fold(conv, norm)
+                with torch.inference_mode(False), torch.no_grad():
+                    weight, bias = _fold(conv, norm)
                 stack.enter_context(_forward(conv, partial(_convolve, conv, weight, bias)))
                 stack.enter_context(_forward(norm, _identity))
             yield

@@ -171,15 +171,13 @@ def read(
         fast: how to make the pass faster, at the price of rounding differently.
     """
     if fast is None:
-        return _read(net, x, layers, nullcontext())
-    pieces = fast.parts(prepare(unwrap(net), x))
-    parts = [_read(net, piece, layers, fast.folded()) for piece in pieces]
+        return _read(net, x, layers)
+    with fast.folded([net.get_submodule(layer.path) for layer in layers.values()]):
+        parts = [_read(net, piece, layers) for piece in fast.parts(prepare(unwrap(net), x))]
     return parts[0] if len(parts) == 1 else _join(parts)
 
 
-def _read(
-    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], altered: ContextManager[None]
-) -> Probed:
+def _read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
     taps = _Taps(net, layers)
     net = unwrap(net)
     cache = torch.is_autocast_cache_enabled()
@@ -188,7 +186,7 @@ def _read(
         try:
             # weights cast without a graph must not stay in the caller's autocast cache
             torch.set_autocast_cache_enabled(False)
-            with taps.attached(), altered:
+            with taps.attached():
                 logits = logits_of(net(x), x)
             taps.backward(logits)
         finally:
