@@ -9,8 +9,8 @@
 (c) bins: fitting time and memory from 50 to 5000 bins.
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
-`--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the README's
-table.
+`--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the
+README's table.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ _SECTION = re.compile(r"(<!-- speed:begin[^>]*-->\n).*?(<!-- speed:end -->)", re
 def table(found: dict) -> str:
     passes = found["passes"]
     rows = list(dict.fromkeys(name for ratios in passes.values() for name in ratios))
+    torch_version = found["torch"].split("+")[0]
     lines = [
         f"Scoring time with four layers over a plain forward pass of the same batch (CPU, "
-        f"{found['threads']} threads, torch {found['torch'].split('+')[0]}; `benchmarks/speed.py`):",
+        f"{found['threads']} threads, torch {torch_version}; `benchmarks/speed.py`):",
         "",
         "| | " + " | ".join(passes) + " |",
         "| --- |" + " --- |" * len(passes),
@@ -30,9 +31,10 @@ def table(found: dict) -> str:
     step, wide = found["histogram"], found["bins"]["5000"]
     lines += [
         "",
-        f"Counting and scoring 200 x 2048 states in 1000 bins is {step['faster']:.0f} x faster than "
-        f"comparing with every bin, in 1/{step['smaller']:.0f} of the extra memory. From 50 to 5000 "
-        f"bins fitting takes {wide['time']:.2f} x the time and {wide['memory']:.2f} x the memory.",
+        f"Counting and scoring 200 x 2048 states in 1000 bins is {step['faster']:.0f} x faster "
+        f"than comparing with every bin, in 1/{step['smaller']:.0f} of the extra memory. From 50 "
+        f"to 5000 bins fitting takes {wide['time']:.2f} x the time and {wide['memory']:.2f} x the "
+        "memory.",
         "",
     ]
     return "\n".join(lines)

@@ -25,6 +25,7 @@ RANKS = [
         "choose",
         "store",
     },
+    {"progress", "fitting"},
     {"detector"},
     {"search", "evaluation", "training", "distributed"},
     {"plugin", "bench", "demo"},

@@ -12,7 +12,8 @@ from torch import nn
 from nac_openood import ProbeError
 from nac_openood.core.layers import Layer, find_layer, known_layers
 from nac_openood.core.layouts import pooling_for
-from nac_openood.core.probe import classify, read
+from nac_openood.core.network import classify
+from nac_openood.core.probe import read
 
 NAMES = ["avgpool", "layer3", "layer2", "layer1"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nac_openood.core.probe import prepare, unwrap
+from nac_openood.core.network import prepare, unwrap
 from nac_openood.core.undisturbed import undisturbed
 
 Pair = Tuple[nn.Conv2d, nn.BatchNorm2d]
