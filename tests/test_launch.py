@@ -23,6 +23,7 @@ from openood_tiny import (
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat, launch
+from nac_openood.plugin import register as registration
 from nac_openood.plugin.launch import openood_root, run_script
 
 Write = Callable[[str], Path]
@@ -144,12 +145,12 @@ def test_a_registration_of_the_caller_stays(
 def test_an_openood_that_cannot_be_imported_is_told(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def register() -> None:
-        raise ModuleNotFoundError("No module named 'faiss'")
-
-    monkeypatch.setattr(launch, "register", register)
-    with pytest.raises(NACError, match=r"No module named 'faiss'.*nac-openood doctor"):
-        run_script(str(write("pass")), [])
+    monkeypatch.setattr(launch, "register", registration.register)
+    monkeypatch.setitem(sys.modules, "openood", None)  # as if it were not installed
+    for use in (registration.register, lambda: run_script(str(write("pass")), [])):
+        with pytest.raises(NACError, match=r"openood.*nac-openood doctor"):
+            use()
+    assert not registration.unregister()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
