@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from nac_openood import store
 from nac_openood.choose import LayerChoice, choose_layers
 from nac_openood.core.coverage import Coverage, Pair, combine
-from nac_openood.core.fast import FastPass
 from nac_openood.core.files import PathLike
+from nac_openood.core.plan import PassPlan
 from nac_openood.core.probe import Probed, Reading, read
 from nac_openood.core.readings import Readings
 from nac_openood.core.undisturbed import undisturbed
@@ -59,7 +59,7 @@ class NACDetector:
     def __init__(self, net: nn.Module, layers: LayerChoice, *, fast: bool = False) -> None:
         self.net = net
         self.fast = fast
-        self._fast_pass: Optional[FastPass] = None
+        self._plan: Optional[PassPlan] = None
         self.layers, self.configs = choose_layers(net, layers)
         self.coverage_: Optional[Coverage] = None
         self.fit_summary_: Optional[FitSummary] = None
@@ -236,9 +236,9 @@ class NACDetector:
         return self.coverage_
 
     def _probe(self, x: Tensor) -> Probed:
-        if self.fast and self._fast_pass is None:
-            self._fast_pass = FastPass(self.net, x)
-        return read(self.net, x, self.layers, self._fast_pass)
+        if self._plan is None:
+            self._plan = PassPlan(self.net, x, fast=self.fast)
+        return read(self.net, x, self.layers, self._plan)
 
     def _probe_all(
         self, loader: Iterable[Any], description: str, progress: Optional[bool]

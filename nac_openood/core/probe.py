@@ -20,10 +20,10 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.fast import FastPass
 from nac_openood.core.layers import Layer
 from nac_openood.core.layouts import Pool, pooling_for
 from nac_openood.core.network import eager, logits_of, prepare, unwrap
+from nac_openood.core.plan import PassPlan
 from nac_openood.core.undisturbed import undisturbed
 from nac_openood.errors import ProbeError
 
@@ -154,7 +154,7 @@ class _Taps:
 
 
 def read(
-    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], fast: Optional[FastPass] = None
+    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], plan: Optional[PassPlan] = None
 ) -> Probed:
     """Run `net` on a batch and read `layers`.
 
@@ -165,12 +165,12 @@ def read(
         net: any classifier; wrappers of DataParallel, DDP and torch.compile are run from inside.
         x: a batch, `[batch, ...]`; moved to the network's device.
         layers: what to read, by name; see `nac_openood.core.layers.find_layer`.
-        fast: how to make the pass faster, at the price of rounding differently.
+        plan: how to run it; None runs the batch as it is.
     """
-    if fast is None:
+    if plan is None:
         return _read(net, x, layers)
-    with fast.folded([net.get_submodule(layer.path) for layer in layers.values()]):
-        parts = [_read(net, piece, layers) for piece in fast.parts(prepare(unwrap(net), x))]
+    with plan.folded([net.get_submodule(layer.path) for layer in layers.values()]):
+        parts = [_read(net, piece, layers) for piece in plan.parts(prepare(unwrap(net), x))]
     return parts[0] if len(parts) == 1 else _join(parts)
 
 
