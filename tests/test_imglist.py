@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
-from nac_openood.bench.collect import split_training
+from nac_openood.bench.collect import plain_worker_errors, split_training
 from nac_openood.bench.imglist import BENCHMARKS, ListedImages, benchmark_named
 from nac_openood.bench.networks import CifarResNet18, build, load_checkpoint, transform_for
 
@@ -118,3 +118,16 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(NACError, match=r"x\.ckpt"):
             load_checkpoint(CifarResNet18(), path)
+
+
+def test_errors_of_loading_processes_are_plain() -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise NACError("there is no image x.png.")
+    except NACError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(NACError, match=r"^there is no image x\.png\.$"), plain_worker_errors():
+        wrapped.reraise()
+    with pytest.raises(NACError, match="^as it is$"), plain_worker_errors():
+        raise NACError("as it is")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,6 @@ def test_errors_are_sentences(
 def test_bad_images_are_named(
     place: Path, tmp_path: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     image = place / "data" / "images_classic" / "val_cifar10" / "7.png"
     whole = image.read_bytes()
     try:
@@ -246,7 +245,6 @@ def test_help_names_every_option_of_the_docs(capsys: pytest.CaptureFixture[str])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     docs = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
-    import re
-
+    docs = "\n".join(line for line in docs.splitlines() if "benchmarks/" not in line)
     for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", docs)):
         assert option in printed, option

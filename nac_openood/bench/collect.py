@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Optional, Union
 
 import numpy as np
 import torch
@@ -100,37 +101,61 @@ def collect(
         progress: a progress bar; None shows one on a terminal.
     """
     name = source.benchmark.name
-    surrogate = ood_val == NO_OOD
-    against = f"val_{ood_val or source.benchmark.ood_val}"
-    train, inside = source.images(f"train_{name}"), source.images(f"val_{name}")
-    outside = inside if surrogate else source.images(against)
-    fit, held = split_training(_labels(train, source.benchmark), n_samples, held_out)
-    loaders: dict[str, Iterable[Any]] = {
-        "fit": source.loader(Subset(train, fit.tolist())),
-        "id_val": source.loader(inside),
-        "ood_val": source.loader(outside),
-    }
-    if surrogate:
-        loaders["ood_val"] = SurrogateLoader(loaders["id_val"], seed=seed)
-        against = f"surrogates of val_{name} ({', '.join(SURROGATES)})"
-    if len(held):
-        loaders["held_out"] = source.loader(Subset(train, held.tolist()))
+    against = ood_val or source.benchmark.ood_val
+    loaders = _loaders(source, n_samples, held_out, against, seed)
+    if against == NO_OOD:
+        told = f"surrogates of val_{name} ({', '.join(SURROGATES)})"
+    else:
+        told = f"val_{against}"
     target = None if folder is None else prepare_folder(folder)
     found: dict[str, Readings] = {}
     for role, loader in loaders.items():
-        say(f"reading {_WHAT[role]}" + (f": {against}" if role == "ood_val" else ""))
+        say(f"reading {_WHAT[role]}" + (f": {told}" if role == "ood_val" else ""))
         file = None if target is None else target / f"{role}.safetensors"
-        found[role] = detector.read_loader(loader, save_to=file, progress=progress)
+        with plain_worker_errors():
+            found[role] = detector.read_loader(loader, save_to=file, progress=progress)
     notes = {
         **(about or {}),
         "id_data": name,
-        "ood_val": {"name": against, "surrogate": surrogate},
+        "ood_val": {"name": told, "surrogate": against == NO_OOD},
         "samples": {role: readings.n_samples for role, readings in found.items()},
         "accuracy": _accuracy(found["id_val"]),
     }
     if target is not None:
         write_manifest(target, list(found), notes)
     return ReadingSet(**found, about=notes)
+
+
+def _loaders(
+    source: Source, n_samples: Optional[int], held_out: int, against: str, seed: int
+) -> dict[str, Iterable[Any]]:
+    """A loader for each role; a list that is missing is noticed before anything is read."""
+    name = source.benchmark.name
+    train, inside = source.images(f"train_{name}"), source.images(f"val_{name}")
+    fit, held = split_training(_labels(train, source.benchmark), n_samples, held_out)
+    loaders: dict[str, Iterable[Any]] = {
+        "fit": source.loader(Subset(train, fit.tolist())),
+        "id_val": source.loader(inside),
+    }
+    if against == NO_OOD:
+        loaders["ood_val"] = SurrogateLoader(loaders["id_val"], seed=seed)
+    else:
+        loaders["ood_val"] = source.loader(source.images(f"val_{against}"))
+    if len(held):
+        loaders["held_out"] = source.loader(Subset(train, held.tolist()))
+    return loaders
+
+
+@contextmanager
+def plain_worker_errors() -> Iterator[None]:
+    """Errors of loading processes without the traceback that PyTorch makes part of them."""
+    try:
+        yield
+    except NACError as error:
+        text = str(error)
+        if not text.startswith("Caught NACError in DataLoader worker"):
+            raise
+        raise NACError(text.rpartition("NACError: ")[2].strip()) from error
 
 
 _WHAT = {

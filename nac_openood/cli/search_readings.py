@@ -55,11 +55,10 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
         batch_size=_at_least("batch_size", args.batch_size, 100, 1),
         workers=_at_least("workers", args.workers, 0, 0),
     )
-    n_samples = default_samples(net, benchmark.name) if args.n_samples is None else args.n_samples
     return collect(
         NACDetector(net, layers, fast=args.fast),
         source,
-        n_samples=_at_least("n_samples", n_samples, 1000, 1),
+        n_samples=_at_least("n_samples", args.n_samples, default_samples(net, benchmark.name), 1),
         held_out=_at_least("held_out", args.held_out, 1000, 0),
         ood_val=args.ood_val,
         folder=args.save_readings,

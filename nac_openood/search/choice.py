@@ -37,12 +37,12 @@ def default_layers(
     return dict(preset(benchmark, row[0].family).layers)
 
 
-def default_samples(net: nn.Module, benchmark: str) -> Optional[int]:
+def default_samples(net: nn.Module, benchmark: str) -> int:
     """The preset's number of fitting samples, or 1000."""
     row = recognise(net)
     if row is None or (benchmark, row[0].family) not in presets():
         return 1000
-    return preset(benchmark, row[0].family).n_samples
+    return preset(benchmark, row[0].family).n_samples or 1000
 
 
 def about_network(net: nn.Module) -> dict[str, Any]:

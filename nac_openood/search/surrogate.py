@@ -16,6 +16,9 @@ from torch.nn import functional as F
 from nac_openood.data import Batch, batches
 from nac_openood.errors import NACError
 
+#: Further apart than there are batches.
+_APART = 10**6
+
 #: What every report of such a search says.
 SURROGATE_LABEL = "searched against surrogate OOD, not real OOD"
 
@@ -131,7 +134,8 @@ class SurrogateLoader:
         options = dict(self._options)
         seed = options.pop("seed", 0)
         for number, batch in enumerate(batches(self._loader)):
-            spoiled = surrogate_ood(batch.data, batch.label, seed=seed + number, **options)
+            own = seed * _APART + number  # every batch its own, also under neighbouring seeds
+            spoiled = surrogate_ood(batch.data, batch.label, seed=own, **options)
             yield Batch(spoiled, None)
 
 
