@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood.detector import NACDetector
-from nac_openood.search import search
+from nac_openood.search import SURROGATES, search, surrogate_ood
 
 _KNOWN = 8  # digits 0..7 are in-distribution
 _LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
@@ -83,9 +83,8 @@ def run(
         net = _train(DigitNet(), *train, epochs=epochs)
     say("reading the network once, searching NAC's settings without it")
     reader = NACDetector(net, _LAYERS)
-    fit, inside, outside = (
-        reader.read_loader(_loader(x)) for x in (train[0], val[0], spoiled(val[0]))
-    )
+    stand_ins = surrogate_ood(*val, per_image=len(SURROGATES), seed=seed)
+    fit, inside, outside = (reader.read_loader(_loader(x)) for x in (train[0], val[0], stand_ins))
     found = search(fit, inside, outside, layers=reader.configs)
     detector = NACDetector(net, found.layers).fit_readings(fit).calibrate(_loader(val[0]))
     seen = detector.score_loader(_loader(*test))
@@ -98,16 +97,6 @@ def run(
         auroc[name] = {"NAC": _auroc(seen.score, score), "MSP": _auroc(*confidence)}
         kept[name] = float((score >= threshold).mean())
     return DemoResult(float((seen.prediction == seen.label).mean()), auroc, kept)
-
-
-def spoiled(images: Tensor) -> Tensor:
-    """Stand-ins for out-of-distribution data, made of in-distribution images `[batch, 1, h, w]`.
-
-    Turned, with contrast inverted, and with their quarters exchanged. They share no source with
-    what is tested.
-    """
-    half = images.shape[-1] // 2
-    return torch.cat([images.rot90(1, (2, 3)), -images, images.roll((half, half), (2, 3))])
 
 
 def _digits(seed: int) -> list[tuple[Tensor, Tensor]]:

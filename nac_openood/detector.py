@@ -166,19 +166,33 @@ class NACDetector:
             {name: part.numpy() for name, part in layers.items()},
         )
 
-    def read_loader(self, loader: Iterable[Any], *, progress: Optional[bool] = None) -> Readings:
-        """Read a whole data set once, to fit, score or search without the network afterwards."""
+    def read_loader(
+        self,
+        loader: Iterable[Any],
+        *,
+        save_to: Optional[PathLike] = None,
+        progress: Optional[bool] = None,
+    ) -> Readings:
+        """Read a whole data set once, to fit, score or search without the network afterwards.
+
+        Args:
+            loader: as in `fit`.
+            save_to: a file that the readings are written to batch by batch; what is returned is
+                mapped from it, so that they need not fit in memory.
+            progress: a progress bar; None shows one on a terminal.
+        """
         with undisturbed(self.net):
-            return Readings.concatenate(
-                [
-                    Readings(
-                        {n: Reading(*(t.cpu() for t in r)) for n, r in probed.layers.items()},
-                        probed.logits.argmax(dim=1).cpu(),
-                        _labels_or_unknown(batch),
-                    )
-                    for batch, probed in self._probe_all(loader, "NAC read", progress)
-                ]
+            parts = (
+                Readings(
+                    {n: Reading(*(t.cpu() for t in r)) for n, r in probed.layers.items()},
+                    probed.logits.argmax(dim=1).cpu(),
+                    _labels_or_unknown(batch),
+                )
+                for batch, probed in self._probe_all(loader, "NAC read", progress)
             )
+            if save_to is not None:
+                return Readings.save_parts(save_to, parts)
+            return Readings.concatenate(list(parts))
 
     # -- deciding --------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Any, Iterator, Mapping, Union
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -17,24 +18,22 @@ from nac_openood.errors import FileError
 PathLike = Union[str, "os.PathLike[str]"]
 
 
-def write(path: PathLike, kind: str, version: int, tensors: dict[str, Tensor], about: Any) -> None:
-    """Write `tensors` and the JSON value `about` atomically.
+@contextmanager
+def replacing(path: PathLike) -> Iterator[Path]:
+    """A temporary neighbour of `path` to write to, which takes its place when all went well.
 
-    A reader sees the old file or the new one, never a part: the bytes go to a temporary
-    neighbour that is renamed when it is complete, and removed when anything fails.
+    A reader sees the old file or the new one, never a part; the neighbour is removed when
+    anything fails.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
-    metadata = {"kind": kind, "version": str(version), "about": json.dumps(about)}
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    check_folder(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}.") from error
     os.close(handle)
     try:
-        save_file(on_cpu, temporary, metadata=metadata)
+        yield Path(temporary)
         # mkstemp makes private files; a saved file has the permissions of any other
         mask = os.umask(0)
         os.umask(mask)
@@ -44,6 +43,30 @@ def write(path: PathLike, kind: str, version: int, tensors: dict[str, Tensor], a
         raise FileError(f"cannot write {path}: {error}.") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path whose folder does not exist."""
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write UTF-8 text whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write(path: PathLike, kind: str, version: int, tensors: dict[str, Tensor], about: Any) -> None:
+    """Write `tensors` and the JSON value `about` atomically; see `replacing`."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(on_cpu, temporary, metadata=metadata_of(kind, version, about))
+
+
+def metadata_of(kind: str, version: int, about: Any) -> dict[str, str]:
+    """The safetensors metadata that `read` looks for."""
+    return {"kind": kind, "version": str(version), "about": json.dumps(about)}
 
 
 def read(path: PathLike, kind: str, version: int) -> tuple[dict[str, Tensor], Mapping[str, Any]]:

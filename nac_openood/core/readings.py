@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, Mapping
+from typing import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from nac_openood.core import files
 from nac_openood.core.probe import Reading
+from nac_openood.core.spool import Spool
 from nac_openood.errors import NACError
 
 _KIND, _VERSION = "nac_openood readings", 1
@@ -51,15 +52,34 @@ class Readings(Mapping[str, Reading]):
 
     def save(self, path: files.PathLike) -> None:
         """Write a safetensors file that `load` maps into memory instead of reading it whole."""
+        files.write(path, _KIND, _VERSION, self._tensors(), {"layers": list(self)})
+
+    @classmethod
+    def save_parts(cls, path: files.PathLike, parts: Iterable[Readings]) -> Readings:
+        """Write readings as they come, one part in memory at a time, and map the file.
+
+        The same as `Readings.concatenate(parts).save(path)`, for sets that do not fit in memory.
+        """
+        layers: list[str] = []
+        with Spool(path) as spool:
+            for part in parts:
+                layers = list(part)
+                spool.add(part._tensors())
+            if not layers:
+                raise NACError("there are no readings to join: the loader yielded no batch.")
+            spool.finish(_KIND, _VERSION, {"layers": layers})
+        return cls.load(path)
+
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = {"prediction": self.prediction, "label": self.label}
         for name, reading in self.items():
             tensors[f"activation/{name}"] = reading.activation
             tensors[f"gradient/{name}"] = reading.gradient
-        files.write(path, _KIND, _VERSION, tensors, {"layers": list(self)})
+        return tensors
 
     @classmethod
     def load(cls, path: files.PathLike) -> Readings:
-        """Read what `save` wrote."""
+        """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = files.read(path, _KIND, _VERSION)
         layers = {
             name: Reading(tensors[f"activation/{name}"], tensors[f"gradient/{name}"])

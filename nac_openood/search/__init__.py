@@ -2,7 +2,7 @@
 
 `space` says what to try, `tables` scores every layer candidate once, `joint` combines them as the
 detector would, `leaderboard` keeps the best, `strategies` decide what to look at, `result` is what
-comes out, and `run` ties them together.
+comes out, and `run` ties them together. `surrogate` makes stand-ins for OOD validation data.
 """
 
 from nac_openood.search.joint import OBJECTIVES
@@ -10,16 +10,26 @@ from nac_openood.search.result import Candidate, LayerPoint, SearchResult
 from nac_openood.search.run import default_guard, search
 from nac_openood.search.space import PAPER_SPACE, paper_space
 from nac_openood.search.strategies import STRATEGIES, Budget
+from nac_openood.search.surrogate import (
+    SURROGATE_LABEL,
+    SURROGATES,
+    SurrogateLoader,
+    surrogate_ood,
+)
 
 __all__ = [
     "OBJECTIVES",
     "PAPER_SPACE",
     "STRATEGIES",
+    "SURROGATES",
+    "SURROGATE_LABEL",
     "Budget",
     "Candidate",
     "LayerPoint",
     "SearchResult",
+    "SurrogateLoader",
     "default_guard",
     "paper_space",
     "search",
+    "surrogate_ood",
 ]

@@ -1,0 +1,1 @@
+"""Benchmarks: OpenOOD's data layout and networks, without OpenOOD."""

@@ -1,0 +1,138 @@
+"""OpenOOD's benchmarks as they lie on disk: list files, images and test transforms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Mapping, Union
+
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import transforms
+
+from nac_openood.errors import NACError
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """An in-distribution data set of OpenOOD and how its images become tensors.
+
+    Args:
+        name: as OpenOOD calls it.
+        n_classes: of the in-distribution data.
+        folder: of the images, inside the data root.
+        ood_val: the list of out-of-distribution validation images, without `val_`.
+        resize: the shorter side, before the crop.
+        crop: the side of the square that the network sees.
+        mean: of the channels.
+        std: of the channels.
+    """
+
+    name: str
+    n_classes: int
+    folder: str
+    ood_val: str
+    resize: int
+    crop: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def transform(self) -> Transform:
+        """OpenOOD's test transform."""
+        composed: Transform = transforms.Compose(
+            [
+                transforms.Resize(self.resize, transforms.InterpolationMode.BILINEAR),
+                transforms.CenterCrop(self.crop),
+                transforms.ToTensor(),
+                transforms.Normalize(self.mean, self.std),
+            ]
+        )
+        return composed
+
+    def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> ListedImages:
+        """The images of a list, e.g. `train_cifar10`."""
+        root = Path(data_root)
+        path = root / "benchmark_imglist" / self.name / f"{part}.txt"
+        return ListedImages(path, root / self.folder, transform)
+
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_SMALL, _LARGE = "images_classic", "images_largescale"
+
+#: OpenOOD's benchmarks by name.
+BENCHMARKS: Mapping[str, Benchmark] = {
+    row.name: row
+    for row in (
+        Benchmark(
+            "cifar10", 10, _SMALL, "tin", 32, 32,
+            (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+        ),
+        Benchmark(
+            "cifar100", 100, _SMALL, "tin", 32, 32,
+            (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
+        ),
+        Benchmark("imagenet200", 200, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
+        Benchmark("imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
+    )
+}  # fmt: skip
+
+
+class ListedImages(Dataset[dict[str, Any]]):
+    """The images of a list file with lines `path label`, as OpenOOD's `{'data', 'label'}` dicts.
+
+    Args:
+        list_file: the list; it is read here, the images when they are asked for.
+        image_root: what its paths are relative to.
+        transform: from an RGB image to a tensor.
+    """
+
+    def __init__(self, list_file: Path, image_root: Path, transform: Transform) -> None:
+        if not list_file.is_file():
+            raise NACError(
+                f"there is no list {list_file}. Expected OpenOOD's layout: --data-root with "
+                "benchmark_imglist/ and the images in it; OpenOOD's scripts/download fetches both."
+            )
+        lines = list_file.read_text(encoding="utf-8").splitlines()
+        self.list_file, self.image_root, self.transform = list_file, image_root, transform
+        self.imglist = [line.strip() for line in lines if line.strip()]
+        if not self.imglist:
+            raise NACError(f"the list {list_file} is empty.")
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not _is_entry(line.strip()):
+                raise NACError(f"{list_file}, line {number}: expected 'path label', got {line!r}.")
+
+    def __len__(self) -> int:
+        return len(self.imglist)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self.imglist[index].split(" ", 1)
+        return {"data": self._read(self.image_root / path), "label": int(label)}
+
+    def _read(self, path: Path) -> Tensor:
+        try:
+            with Image.open(path) as image:
+                return self.transform(image.convert("RGB"))
+        except FileNotFoundError:
+            raise NACError(
+                f"there is no image {path}, which {self.list_file} names. Check --data-root."
+            ) from None
+        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
+            raise NACError(
+                f"the image {path} cannot be read ({error}). Replace it, or take its line out of "
+                f"{self.list_file}."
+            ) from error
+
+
+def _is_entry(line: str) -> bool:
+    _, _, label = line.partition(" ")
+    return label.lstrip("-").isdigit()
+
+
+def benchmark_named(name: str) -> Benchmark:
+    """The benchmark, or an error that lists what there is."""
+    if name not in BENCHMARKS:
+        raise NACError(f"unknown benchmark '{name}'; there are {list(BENCHMARKS)}.")
+    return BENCHMARKS[name]

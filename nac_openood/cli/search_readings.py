@@ -1,0 +1,90 @@
+"""Where the readings of `nac-openood search` come from: a folder, or a network and images."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Callable, Optional
+
+from nac_openood.errors import NACError
+from nac_openood.search.stored import ReadingSet
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Options that say how to read a network, and so do not go with --readings.
+NEEDS_A_NETWORK = (
+    "checkpoint", "arch", "id_data", "data_root", "ood_val", "n_samples", "held_out",
+    "batch_size", "workers", "device", "fast", "save_readings",
+)  # fmt: skip
+
+
+def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet:
+    """Map saved readings, or make them."""
+    given = [_option(name) for name in NEEDS_A_NETWORK if getattr(args, name)]
+    if args.readings is not None:
+        if given:
+            raise NACError(
+                f"--readings needs no network: {', '.join(given)} cannot change readings that are "
+                "already made. Leave them out, or leave out --readings."
+            )
+        return ReadingSet.load(args.readings)
+    lacking = [_option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
+    if lacking:
+        raise NACError(
+            f"{', '.join(lacking)} not given. Give --checkpoint, --arch and --id-data to read a "
+            "network, or --readings to use readings made earlier."
+        )
+    return _collect(args, say)
+
+
+def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet:
+    from nac_openood.bench.collect import Source, collect
+    from nac_openood.bench.imglist import benchmark_named
+    from nac_openood.bench.networks import build, load_checkpoint, transform_for
+    from nac_openood.detector import NACDetector
+    from nac_openood.search.choice import about_network, default_layers, default_samples
+
+    benchmark = benchmark_named(args.id_data)
+    net = load_checkpoint(build(args.arch, benchmark.n_classes), args.checkpoint)
+    net = _on_device(net, args.device)
+    layers = default_layers(net, benchmark.name, args.layers)
+    source = Source(
+        benchmark,
+        args.data_root or "data",
+        transform_for(args.arch, benchmark),
+        batch_size=_at_least("batch_size", args.batch_size, 100, 1),
+        workers=_at_least("workers", args.workers, 0, 0),
+    )
+    return collect(
+        NACDetector(net, layers, fast=args.fast),
+        source,
+        n_samples=_at_least("n_samples", args.n_samples, default_samples(net, benchmark.name), 1),
+        held_out=_at_least("held_out", args.held_out, 1000, 0),
+        ood_val=args.ood_val,
+        folder=args.save_readings,
+        seed=args.seed,
+        about={"arch": args.arch, "checkpoint": args.checkpoint, **about_network(net)},
+        say=say,
+    )
+
+
+def _on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
+    import torch
+
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return net.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error
+
+
+def _at_least(name: str, value: object, default: int, least: int) -> int:
+    number = default if value is None else int(str(value))
+    if number < least:
+        raise NACError(f"{_option(name)} must be at least {least}, got {number}.")
+    return number
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

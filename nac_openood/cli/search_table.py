@@ -1,0 +1,55 @@
+"""What `nac-openood search` prints."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from nac_openood.search import SURROGATE_LABEL, SearchResult
+from nac_openood.search.output import is_surrogate
+
+_SHOWN = 5
+
+
+def show(result: SearchResult, about: Mapping[str, Any]) -> None:
+    """The best candidates, and the winner's settings layer by layer."""
+    against = about.get("ood_val", {}).get("name", "OOD validation")
+    print(f"\n{result.evaluated:,} joint points in {result.seconds:.1f} s, against {against}")
+    if "accuracy" in about:
+        print(f"The network is right on {about['accuracy']:.1%} of ID validation.")
+    if is_surrogate(about):
+        print(f"NOTE: {SURROGATE_LABEL}.")
+    print(f"\n{'':4}{'AUROC':>8}{'FPR@95':>9}{'guard':>8}  layers (weight)")
+    for place, candidate in enumerate(result.ranking[:_SHOWN], start=1):
+        names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
+        print(
+            f"{place:>3} {candidate.auroc:8.2%}{candidate.fpr95:9.2%}{_share(candidate.guard):>8}"
+            f"  {names}"
+        )
+    print(f"\nguard: {_guard_note(result.guard, result.best.guard)}\n")
+    _show_layers(result)
+
+
+def _show_layers(result: SearchResult) -> None:
+    names = list(dict.fromkeys(point.layer for point in result.landscape))
+    width = max(len("chosen"), *map(len, names)) + 2
+    print(f"{'chosen':{width}}{'bins':>6}{'O*':>7}{'alpha':>9}{'weight':>8}  {'state'}")
+    for name in names:
+        if name not in result.layers:
+            print(f"{name:{width}}{'left out':>13}")
+            continue
+        c = result.layers[name]
+        row = f"{c.n_bins:>6}{c.full_count:>7}{c.steepness:>9g}{c.weight:>8g}  {c.state}"
+        print(f"{name:{width}}{row}")
+
+
+def _guard_note(limit: Optional[float], value: Optional[float]) -> str:
+    what = "AUROC of held-out training against ID validation, good near 50%"
+    if value is None:
+        return f"{what}; not measured, there are no held-out samples"
+    if limit is None:
+        return f"{what}; nothing was excluded"
+    return f"{what}; further than {limit:.1%} from it is excluded"
+
+
+def _share(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.1%}"

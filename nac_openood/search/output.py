@@ -1,0 +1,94 @@
+"""A search's result as files: settings to use, and everything that was found as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any, Mapping, Optional
+
+import numpy as np
+import torch
+import yaml
+
+from nac_openood.__about__ import __version__
+from nac_openood.config import LayerConfig
+from nac_openood.core import files
+from nac_openood.search.result import SearchResult
+from nac_openood.search.surrogate import SURROGATE_LABEL
+
+
+def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> None:
+    """The winner as YAML that `read_config`, `NACDetector` and OpenOOD read, with its story."""
+    body = yaml.safe_dump(result.to_config().to_dict(), sort_keys=False)
+    files.write_text(path, "".join(f"# {line}\n" for line in _story(result, about)) + body)
+
+
+def write_report(
+    path: Path, result: SearchResult, about: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Ranking, landscape, guard values, settings and versions as JSON."""
+    document = {
+        "format": 1,
+        "warning": SURROGATE_LABEL if is_surrogate(about) else None,
+        "settings": dict(settings),
+        "data": dict(about),
+        "versions": versions(),
+        "evaluated": result.evaluated,
+        "seconds": round(result.seconds, 3),
+        "guard": result.guard,
+        "ranking": [
+            {"layers": {n: _plain(c) for n, c in entry.layers.items()}, **_numbers(entry)}
+            for entry in result.ranking
+        ],
+        "landscape": [
+            {"layer": p.layer, **_plain(p.config, weight=False), **_numbers(p)}
+            for p in result.landscape
+        ],
+    }
+    files.write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def is_surrogate(about: Mapping[str, Any]) -> bool:
+    """Whether the OOD validation set was made of in-distribution images."""
+    return bool(about.get("ood_val", {}).get("surrogate", False))
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {
+        "nac_openood": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _story(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
+    best = result.best
+    against = about.get("ood_val", {}).get("name", "the given OOD validation set")
+    lines = [
+        f"Chosen by nac_openood {__version__} search: {result.strategy}, {result.objective}, "
+        f"{result.evaluated} joint points.",
+        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%}, "
+        f"guard {_share(best.guard)} (near 50% is good).",
+    ]
+    if is_surrogate(about):
+        lines.append(f"Note: {SURROGATE_LABEL}.")
+    return lines
+
+
+def _share(value: Optional[float]) -> str:
+    return "not measured" if value is None else f"{value:.2%}"
+
+
+def _numbers(entry: Any) -> dict[str, Optional[float]]:
+    names = ("objective", "auroc", "fpr95", "guard")
+    return {name: getattr(entry, name) for name in names if hasattr(entry, name)}
+
+
+def _plain(config: LayerConfig, *, weight: bool = True) -> dict[str, Any]:
+    settings = config.to_dict()
+    if not weight:  # it makes no difference to a layer by itself
+        del settings["weight"]
+    return settings

@@ -1,0 +1,166 @@
+"""Stand-ins for out-of-distribution data, made of in-distribution images.
+
+For a search without any real OOD validation data. A stand-in keeps the pixels' statistics and
+breaks what a class is made of: where things are, what belongs together, how light and dark go.
+Settings chosen with them are chosen against *these* images: docs/search.md has what that costs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nac_openood.data import Batch, batches
+from nac_openood.errors import NACError
+
+#: Further apart than there are batches.
+_APART = 10**6
+
+#: What every report of such a search says.
+SURROGATE_LABEL = "searched against surrogate OOD, not real OOD"
+
+#: `(images, images of other classes, generator) -> spoiled images`, all `[batch, c, h, w]`.
+Spoil = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+def _turned(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """Turned by a quarter or a half."""
+    turns = torch.randint(1, 4, (len(images),), generator=draw)
+    return torch.stack([x.rot90(int(k), (1, 2)) for x, k in zip(images, turns)])
+
+
+def _inverted(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """Light for dark, around each image's own mean."""
+    return 2 * images.mean(dim=(1, 2, 3), keepdim=True) - images
+
+
+def _mixed(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """The average with an image of another class, where the batch has one."""
+    return (images + others) / 2
+
+
+def _shuffled(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """Sixteen patches in another order, each image its own; what is over at the edges stays."""
+    side = min(images.shape[2:]) // 4
+    if not side:
+        return images.flip(2, 3)
+    out = images.clone()
+    for x in out:
+        tiles = F.unfold(x[None, :, : 4 * side, : 4 * side], side, stride=side)
+        order = torch.randperm(16, generator=draw).to(images.device)
+        x[:, : 4 * side, : 4 * side] = F.fold(tiles[..., order], 4 * side, side, stride=side)[0]
+    return out
+
+
+def _noisy(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """As much Gaussian noise as there is contrast."""
+    noise = torch.randn(images.shape, generator=draw).to(images)
+    return images + noise * images.std(dim=(1, 2, 3), keepdim=True)
+
+
+def _blurred(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """Without detail: averaged over eighths of a side, and smoothly enlarged again."""
+    small = F.adaptive_avg_pool2d(images, max(2, images.shape[-1] // 8))
+    return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
+
+
+#: name -> function; an image is spoiled in one of these ways.
+SURROGATES: Mapping[str, Spoil] = {
+    "rotated": _turned,
+    "inverted": _inverted,
+    "mixed": _mixed,
+    "patch-shuffled": _shuffled,
+    "noisy": _noisy,
+    "blurred": _blurred,
+}
+
+
+def surrogate_ood(
+    images: Tensor,
+    label: Optional[Tensor] = None,
+    *,
+    kinds: Optional[Sequence[str]] = None,
+    per_image: int = 1,
+    seed: int = 0,
+) -> Tensor:
+    """Spoil in-distribution images `[batch, channels, h, w]` (square, normalized or not).
+
+    Args:
+        images: the images; they are not changed.
+        label: int64 `[batch]`: `mixed` averages images of different classes where it is known.
+        kinds: of `SURROGATES`; None takes all.
+        per_image: in how many ways each image is spoiled. They take turns: with 1, as many come
+            out as went in and every kind has its share.
+        seed: of what is random.
+
+    Returns:
+        `[batch * per_image, channels, h, w]`.
+    """
+    chosen = list(SURROGATES) if kinds is None else list(kinds)
+    _check(images, chosen, per_image)
+    draw = torch.Generator().manual_seed(seed)
+    others = images[_partners(len(images), label, draw)]
+    rows = torch.arange(len(images))
+    out = []
+    for turn in range(per_image):
+        part = torch.empty_like(images)
+        for k, kind in enumerate(chosen):
+            mine = rows[(rows + turn) % len(chosen) == k]
+            if len(mine):
+                part[mine] = SURROGATES[kind](images[mine], others[mine], draw)
+        out.append(part)
+    return torch.cat(out)
+
+
+class SurrogateLoader:
+    """A loader of in-distribution batches as a loader of their surrogates, without labels.
+
+    Args:
+        loader: as `NACDetector.fit` takes it; ask it for larger batches rather than for 1, or
+            `mixed` finds no other class.
+        **options: of `surrogate_ood`.
+    """
+
+    def __init__(self, loader: Iterable[Any], **options: Any) -> None:
+        self._loader, self._options = loader, options
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        options = dict(self._options)
+        seed = options.pop("seed", 0)
+        for number, batch in enumerate(batches(self._loader)):
+            own = seed * _APART + number  # every batch its own, also under neighbouring seeds
+            spoiled = surrogate_ood(batch.data, batch.label, seed=own, **options)
+            yield Batch(spoiled, None)
+
+
+def _partners(n: int, label: Optional[Tensor], draw: torch.Generator) -> Tensor:
+    """Another row for every row, of another class where there is one."""
+    order = torch.arange(n)
+    if label is None:
+        return order.roll(1)
+    found = order.roll(1)
+    label = label.cpu()
+    for row in range(n):
+        others = torch.nonzero(label != label[row])[:, 0]
+        if len(others):
+            found[row] = others[torch.randint(len(others), (1,), generator=draw)]
+    return found
+
+
+def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
+    unknown = [kind for kind in kinds if kind not in SURROGATES]
+    if unknown or not kinds:
+        raise NACError(f"unknown surrogate kinds {unknown}; there are {list(SURROGATES)}.")
+    if images.ndim != 4 or images.shape[2] != images.shape[3]:
+        raise NACError(
+            "surrogates are made of square images [batch, channels, side, side], got "
+            f"{list(images.shape)}. Give OOD validation data for other inputs."
+        )
+    if not 1 <= per_image <= len(kinds):
+        raise NACError(f"per_image must be between 1 and {len(kinds)}, got {per_image}.")

@@ -1,0 +1,133 @@
+"""List files, networks and checkpoints of a benchmark, without OpenOOD."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from nac_openood import NACError
+from nac_openood.bench.collect import plain_worker_errors, split_training
+from nac_openood.bench.imglist import BENCHMARKS, ListedImages, benchmark_named
+from nac_openood.bench.networks import CifarResNet18, build, load_checkpoint, transform_for
+
+
+@pytest.mark.parametrize(("name", "side"), [("cifar10", 32), ("imagenet", 224)])
+def test_transform_resizes_crops_and_normalizes(name: str, side: int) -> None:
+    row = benchmark_named(name)
+    gray = Image.new("RGB", (300, 400), (128, 128, 128))
+    out = row.transform()(gray)
+    assert out.shape == (3, side, side)
+    expected = (128 / 255 - torch.tensor(row.mean)) / torch.tensor(row.std)
+    torch.testing.assert_close(out[:, 0, 0], expected)
+
+
+def test_images_of_any_mode_and_paths_with_odd_characters(tmp_path: Path) -> None:
+    Image.new("L", (32, 32), 7).save(tmp_path / "gräy.png")
+    Image.new("RGBA", (40, 32), (1, 2, 3, 4)).save(tmp_path / "b.png")
+    (tmp_path / "list.txt").write_text("gräy.png 3\n\nb.png -1\n", encoding="utf-8")
+    row = BENCHMARKS["cifar10"]
+    images = ListedImages(tmp_path / "list.txt", tmp_path, row.transform())
+    assert [images[i]["label"] for i in range(len(images))] == [3, -1]
+    assert all(images[i]["data"].shape == (3, 32, 32) for i in range(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ("a.png 1\nb.png\n", "line 2: expected 'path label', got 'b.png'"),
+        ("a.png one\n", "line 1: expected 'path label'"),
+    ],
+)
+def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(NACError, match=message):
+        ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
+
+
+def test_training_is_split_without_overlap() -> None:
+    labels = np.arange(100) % 10
+    fit, held = split_training(labels, 30, 20)
+    assert len(fit) == 30 and len(held) == 20 and not set(fit) & set(held)
+    assert set(np.bincount(labels[held])) == {2}
+    assert len(split_training(labels, 30, 7)[1]) == 7
+    assert len(split_training(labels, 30, 1000)[1]) == 70
+    assert len(split_training(labels, 30, 0)[1]) == 0
+    for everything in (None, 100, 500):
+        fit, held = split_training(labels, everything, 20)
+        assert len(fit) == 100 and len(held) == 0
+
+
+def test_networks_by_name() -> None:
+    assert build("resnet18_32x32", 7)(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    assert build("squeezenet1_1", 5)(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
+    pytest.importorskip("timm")
+    assert build("timm:resnet10t", 3)(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+
+
+def test_torchvision_networks_bring_their_transform_on_imagenet() -> None:
+    image = Image.new("RGB", (300, 400), (9, 99, 199))
+    imagenet = benchmark_named("imagenet")
+    assert transform_for("inception_v3", imagenet)(image).shape == (3, 299, 299)
+    torch.testing.assert_close(
+        transform_for("resnet50", imagenet)(image), imagenet.transform()(image)
+    )
+    assert transform_for("resnet50", benchmark_named("cifar10"))(image).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: s,
+        lambda s: {"state_dict": s, "epoch": 3},
+        lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
+        lambda s: {f"module._orig_mod.{k}": v.half() if v.is_floating_point() else v for k, v in s.items()},
+    ],
+)  # fmt: skip
+def test_checkpoints_in_many_wrappings(tmp_path: Path, wrap: Any) -> None:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    torch.save(wrap(net.state_dict()), tmp_path / "x.ckpt")
+    other = load_checkpoint(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), tmp_path / "x.ckpt")
+    torch.testing.assert_close(other[0].weight, net[0].weight, atol=1e-3, rtol=0)  # type: ignore[index]
+    assert not other.training
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    torch.save({"0.weight": torch.zeros(3, 2), "head.bias": torch.zeros(1)}, path)
+    with pytest.raises(NACError, match=r"missing: 0\.bias; unexpected: head\.bias\. Expected"):
+        load_checkpoint(nn.Sequential(nn.Linear(2, 3)), path)
+    torch.save({}, path)
+    with pytest.raises(NACError, match=r"missing: conv1\.weight, .* and 118 more"):
+        load_checkpoint(CifarResNet18(), path)
+    torch.save({"epoch": 3, "optimizer": {}}, path)
+    with pytest.raises(NACError, match="expected a state dict of tensors"):
+        load_checkpoint(CifarResNet18(), path)
+    torch.save(nn.Linear(1, 1), path)
+    with pytest.raises(NACError, match="holds more than tensors.*could run code"):
+        load_checkpoint(CifarResNet18(), path)
+    for content in (b"", b"no checkpoint"):
+        path.write_bytes(content)
+        with pytest.raises(NACError, match=r"x\.ckpt"):
+            load_checkpoint(CifarResNet18(), path)
+
+
+def test_errors_of_loading_processes_are_plain() -> None:
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise NACError("there is no image x.png.")
+    except NACError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(NACError, match=r"^there is no image x\.png\.$"), plain_worker_errors():
+        wrapped.reraise()
+    with pytest.raises(NACError, match="^as it is$"), plain_worker_errors():
+        raise NACError("as it is")

@@ -1,0 +1,250 @@
+"""`nac-openood search` from a checkpoint and images, and again from what it kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openood_standin
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from nac_openood import NACDetector, read_config
+from nac_openood.bench.networks import CifarResNet18
+from nac_openood.cli import main
+from nac_openood.search.stored import ReadingSet
+
+SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}
+LABEL = "searched against surrogate OOD, not real OOD"
+
+
+def make_data(root: Path) -> Path:
+    """Small pictures in OpenOOD's layout; OOD ones are of another size and brightness."""
+    lists, draw = root / "benchmark_imglist" / "cifar10", np.random.RandomState(0)
+    lists.mkdir(parents=True)
+    for name, n in SIZES.items():
+        folder = root / "images_classic" / name
+        folder.mkdir(parents=True)
+        side, low = (32, 0) if "cifar10" in name else (48, 30)
+        for i in range(n):
+            pixels = draw.randint(low, 256, (side, side, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i}.png")
+        label = (lambda i: i % 10) if "cifar10" in name else (lambda i: -1)
+        lines = [f"{name}/{i}.png {label(i)}" for i in range(n)]
+        (lists / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, a checkpoint, and one run of the command with everything kept."""
+    root = tmp_path_factory.mktemp("search")
+    make_data(root / "data")
+    torch.manual_seed(0)
+    torch.save(CifarResNet18().state_dict(), root / "best.ckpt")
+    assert run_with_network(root, "--save-readings", str(root / "kept")) == 0
+    return root
+
+
+def run_with_network(root: Path, *more: str) -> int:
+    return main([
+        "search", "--checkpoint", str(root / "best.ckpt"), "--arch", "resnet18_32x32",
+        "--id-data", "cifar10", "--data-root", str(root / "data"), "--n-samples", "20",
+        "--held-out", "10", "--restarts", "1", "--out", str(root / "out"), *more,
+    ])  # fmt: skip
+
+
+def again(place: Path, out: Path, *more: str) -> int:
+    return main(["search", "--readings", str(place / "kept"), "--out", str(out), *more])
+
+
+def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = place / "out"
+    assert sorted(p.name for p in out.iterdir()) == ["landscape.png", "nac.yml", "search.json"]
+    config, report = read_config(out / "nac.yml"), json.loads((out / "search.json").read_text())
+    best = report["ranking"][0]
+    assert {n: c.to_dict() for n, c in config.layers.items()} == best["layers"]
+    assert config.n_samples == 20 and "AUROC" in (out / "nac.yml").read_text()
+    assert report["warning"] is None and report["data"]["ood_val"]["name"] == "val_tin"
+    assert report["data"]["samples"] == {"fit": 20, "id_val": 20, "ood_val": 20, "held_out": 10}
+    assert report["versions"]["torch"] == torch.__version__
+    assert len(report["landscape"]) == 3 * 6 * (5 + 11 + 6 + 6)
+    assert all(0 <= p["guard"] <= 1 for p in report["ranking"] + report["landscape"])
+    with Image.open(out / "landscape.png") as picture:
+        assert picture.size[0] > 1000
+    # OpenOOD hands its postprocessor the document as it is
+    postprocessor = openood_standin.install(monkeypatch)(
+        {**yaml.safe_load((out / "nac.yml").read_text()), "dataset": {"name": "cifar10"}}
+    )
+    assert not postprocessor.APS_mode
+
+
+def test_the_winner_scores_what_the_search_saw(place: Path) -> None:
+    kept = ReadingSet.load(place / "kept")
+    layers = read_config(place / "out" / "nac.yml").layers
+    detector = NACDetector(CifarResNet18(), layers).fit_readings(kept.fit)
+    inside, outside = (detector.score_readings(r) for r in (kept.id_val, kept.ood_val))
+    won = (inside[:, None] > outside).double() + (inside[:, None] == outside).double() / 2
+    report = json.loads((place / "out" / "search.json").read_text())
+    assert report["ranking"][0]["auroc"] == pytest.approx(float(won.mean()), abs=1e-12)
+
+
+def test_searching_again_needs_neither_network_nor_images(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert again(place, tmp_path / "a" / "b", "--restarts", "1") == 0
+    printed = capsys.readouterr().out
+    assert "against val_tin" in printed and "guard" in printed and "avgpool" in printed
+    first, second = ((p / "nac.yml").read_text() for p in (place / "out", tmp_path / "a" / "b"))
+    assert first == second
+    assert main(["search", "--readings", str(place / "kept" / "fit.safetensors"), "--restarts", "1",
+                 "--out", str(tmp_path)]) == 0  # fmt: skip
+    assert (tmp_path / "nac.yml").read_text() == first
+
+
+def test_grid_takes_the_authors_lists(place: Path, tmp_path: Path) -> None:
+    assert again(place, tmp_path, "--strategy", "grid", "--guard", "none") == 0
+    report = json.loads((tmp_path / "search.json").read_text())
+    assert report["evaluated"] == 256 and report["settings"]["space"] == "preset"
+    assert (
+        again(place, tmp_path, "--strategy", "grid", "--guard", "0.5", "--layers", "avgpool") == 0
+    )
+    assert list(read_config(tmp_path / "nac.yml").layers) == ["avgpool"]
+
+
+def test_lists_of_ones_own(place: Path, tmp_path: Path) -> None:
+    space = tmp_path / "space.yml"
+    space.write_text(
+        "postprocessor:\n  postprocessor_args:\n    layers: {layer3: {}}\n"
+        "  postprocessor_sweep: {layer3: {n_bins: [10, 20], state: [output, gradient]}}\n"
+    )
+    options = ["--space", str(space), "--layers", "layer3", "--strategy", "random"]
+    assert again(place, tmp_path, *options, "--budget-points", "30", "--objective", "mean") == 0
+    report = json.loads((tmp_path / "search.json").read_text())
+    assert len(report["landscape"]) == 4 and report["settings"]["objective"] == "mean"
+
+
+def test_without_ood_data_everything_says_so(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "data" / "benchmark_imglist" / "cifar10" / "val_tin.txt").rename(tmp_path / "gone")
+    try:
+        code = run_with_network(
+            place, "--ood-val", "none", "--save-readings", str(tmp_path / "kept"),
+            "--out", str(tmp_path / "one"), "--layers", "layer3", "avgpool", "--held-out", "0",
+        )  # fmt: skip
+    finally:
+        (tmp_path / "gone").rename(place / "data/benchmark_imglist/cifar10/val_tin.txt")
+    assert code == 0
+    assert again(tmp_path, tmp_path / "two", "--restarts", "1") == 0
+    assert capsys.readouterr().out.count(LABEL) == 2
+    for out in (tmp_path / "one", tmp_path / "two"):
+        assert LABEL in (out / "nac.yml").read_text()
+        report = json.loads((out / "search.json").read_text())
+        assert report["warning"] == LABEL and report["guard"] is None
+        assert "rotated" in report["data"]["ood_val"]["name"]
+    # deepest first, in whatever order they were named: the paper's space depends on it
+    assert list(ReadingSet.load(tmp_path / "kept").fit) == ["avgpool", "layer3"]
+
+
+def test_without_matplotlib_only_the_picture_is_lost(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert again(place, tmp_path, "--restarts", "1", "--layers", "avgpool") == 0
+    assert "pip install 'nac-openood[plot]'" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["nac.yml", "search.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--checkpoint, --arch, --id-data not given"),
+        (["--arch", "resnet50"], "--checkpoint, --id-data not given"),
+        (["--readings", "nowhere"], "there is no nowhere"),
+        (["--readings", "{kept}", "--n-samples", "9"], "--n-samples cannot change readings"),
+        (["--readings", "{kept}", "--layers", "x"], r"no layers ['x'], only ['avgpool'"),
+        (["--readings", "{kept}", "--space", "x"], "expected 'paper', 'preset' or a YAML file"),
+        (["--readings", "{kept}", "--guard", "x"], "--guard: expected a number"),
+        (["--readings", "{kept}", "--guard", "0.7"], "between 0 and 0.5"),
+        (["--readings", "{kept}", "--restarts", "0"], "restarts must be at least 1"),
+        (["--readings", "{data}"], "holds no complete set of readings"),
+        (["--id-data", "cifar11"], "unknown benchmark 'cifar11'"),
+        (["--arch", "resnet1"], "unknown architecture 'resnet1'"),
+        (["--arch", "timm:resnet1"], "timm has no model 'resnet1'"),
+        (["--arch", "resnet18"], "does not fit ResNet: missing: "),
+        (["--arch", "densenet121"], "does not fit DenseNet"),
+        (["--id-data", "cifar100"], "of another shape: fc.weight [10, 512] instead of [100, 512]"),
+        (["--checkpoint", "nowhere"], "there is no checkpoint nowhere"),
+        (["--data-root", "nowhere"], "there is no list nowhere"),
+        (["--ood-val", "nowhere"], "val_nowhere.txt"),
+        (["--layers", "layer9"], "has no layer 'layer9'"),
+        (["--n-samples", "5"], "n_samples=5 is less than one sample for each of the 10 classes"),
+        (["--held-out", "-1"], "--held-out must be at least 0"),
+        (["--device", "warp"], "--device: cannot use 'warp'"),
+        (["--out", "{data}/benchmark_imglist/cifar10/val_tin.txt"], "cannot create the folder"),
+    ],
+)  # fmt: skip
+def test_errors_are_sentences(
+    place: Path,
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = [o.format(kept=place / "kept", data=place / "data") for o in options]
+    complete = {"--checkpoint": place / "best.ckpt", "--arch": "resnet18_32x32"}
+    complete.update({"--id-data": "cifar10", "--data-root": place / "data"})
+    if options and "--readings" not in options and options != ["--arch", "resnet50"]:
+        given = {o for o in options if o.startswith("--")}
+        options += [str(x) for k, v in complete.items() if k not in given for x in (k, v)]
+    out = [] if "--out" in options else ["--out", str(tmp_path)]
+    assert main(["search", *options, *out]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes()[:60]), "7.png cannot be read"),
+        (lambda p: p.write_bytes(b"no image"), "7.png cannot be read"),
+        (lambda p: p.unlink(), "7.png, which .*val_cifar10.txt names"),
+    ],
+)
+def test_bad_images_are_named(
+    place: Path, tmp_path: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = place / "data" / "images_classic" / "val_cifar10" / "7.png"
+    whole = image.read_bytes()
+    try:
+        damage(image)
+        code = run_with_network(
+            place, "--save-readings", str(tmp_path), "--layers", "avgpool", "--held-out", "0",
+            "--out", str(tmp_path / "out"),
+        )  # fmt: skip
+    finally:
+        image.write_bytes(whole)
+    assert code == 1 and re.search(message, capsys.readouterr().err)
+    # what was read before stays, but does not pass for a complete set
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fit.safetensors", "out"]
+    assert main(["search", "--readings", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+
+
+def test_help_names_every_option_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["search", "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    docs = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
+    docs = "\n".join(line for line in docs.splitlines() if "benchmarks/" not in line)
+    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", docs)):
+        assert option in printed, option
