@@ -1,6 +1,6 @@
 """Speed and memory of the core as ratios, everything measured side by side in one run.
 
-    python benchmarks/speed.py [passes] [histogram] [bins]
+    python benchmarks/speed.py [passes] [histogram] [bins] [--save]
 
 (a) passes: scoring time over a plain `inference_mode` forward of the same batch, four layers.
     With NAC_AUTHORS_SRC=<a checkout of the authors' repository> and with pytorch-ood installed
@@ -9,6 +9,8 @@
 (c) bins: fitting time and memory from 50 to 5000 bins.
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
+`--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the
+README's table.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def plain(net: torch.nn.Module, x: torch.Tensor) -> None:
         net(x)
 
 
-def passes() -> None:
+def passes() -> dict[str, dict[str, float]]:
     cases = {
         "ResNet-18, 32x32, batch 100": (CifarResNet18(), torch.randn(100, 3, 32, 32)),
         "ResNet-50, 224x224, batch 16": (
@@ -60,6 +62,7 @@ def passes() -> None:
         ),
     }
     print("(a) scoring with four layers / plain forward   [target <= 1.6]")
+    ratios = {}
     for title, (net, x) in cases.items():
         net.eval()
         exact = NACDetector(net, LAYERS).fit([x])
@@ -72,8 +75,10 @@ def passes() -> None:
         }
         best = rounds(work, n=4)
         print(f"  {title}: plain forward {best['plain forward'] * 1e3:.0f} ms")
-        for name, seconds in best.items():
-            print(f"    {name:18} {seconds / best['plain forward']:6.2f} x")
+        ratios[title] = {name: seconds / best["plain forward"] for name, seconds in best.items()}
+        for name, ratio in ratios[title].items():
+            print(f"    {name:18} {ratio:6.2f} x")
+    return ratios
 
 
 def others(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -174,33 +179,44 @@ def in_a_process(call: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def histogram() -> None:
+def histogram() -> dict[str, float]:
     ours, literal = (in_a_process(f"histogram_step({w!r})") for w in ("ours", "literal"))
     print("(b) count and score 200 x 2048 states in 1000 bins   [targets >= 100 x, <= 1/100]")
     print(f"    ours     {ours['seconds'] * 1e3:9.1f} ms {ours['extra_mb']:9.1f} MB extra")
     print(f"    literal  {literal['seconds'] * 1e3:9.1f} ms {literal['extra_mb']:9.1f} MB extra")
     faster, smaller = literal["seconds"] / ours["seconds"], literal["extra_mb"] / ours["extra_mb"]
     print(f"    {faster:.0f} x faster, 1/{smaller:.0f} of the extra memory")
+    return {"faster": faster, "smaller": smaller}
 
 
-def bins() -> None:
+def bins() -> dict[str, dict[str, float]]:
     print("(c) fitting, ResNet-18, four layers, 300 images   [flat within 20 %]")
-    first = None
+    ratios, first = {}, None
     for n_bins in (50, 500, 5000):
         found = in_a_process(f"fit_bins({n_bins})")
         first = first or found
         time_ratio, memory_ratio = (found[k] / first[k] for k in ("seconds", "peak_mb"))
+        ratios[str(n_bins)] = {"time": time_ratio, "memory": memory_ratio}
         print(
             f"    n_bins {n_bins:5}  {found['seconds']:6.2f} s ({time_ratio:.2f} x)"
             f"  {found['peak_mb']:6.0f} MB ({memory_ratio:.2f} x)"
         )
+    return ratios
+
+
+def main(words: list[str]) -> None:
+    parts = {"passes": passes, "histogram": histogram, "bins": bins}
+    names = [word for word in words if word != "--save"] or list(parts)
+    if set(names) - set(parts):
+        sys.exit(f"unknown part in {names}; there are {list(parts)}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    found = {name: parts[name]() for name in names}
+    if "--save" in words:
+        path = Path(__file__).with_suffix(".json")
+        kept = json.loads(path.read_text()) if path.is_file() else {}
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        path.write_text(json.dumps({**kept, **about, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    parts = {"passes": passes, "histogram": histogram, "bins": bins}
-    unknown = set(sys.argv[1:]) - set(parts)
-    if unknown:
-        sys.exit(f"unknown part {sorted(unknown)}; there are {list(parts)}")
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in sys.argv[1:] or parts:
-        parts[name]()
+    main(sys.argv[1:])

@@ -35,8 +35,13 @@ def unregister() -> None:
 def __getattr__(name: str) -> Any:
     """`NACPostprocessor`, imported when it is asked for: it needs OpenOOD."""
     if name == "NACPostprocessor":
-        from nac_openood.plugin.postprocessor import NACPostprocessor
-
+        try:
+            from nac_openood.plugin.postprocessor import NACPostprocessor
+        except ImportError as error:
+            raise ImportError(
+                f"NACPostprocessor needs OpenOOD, but: {error}. `nac-openood doctor` tells what is "
+                "missing and the command that mends it."
+            ) from error
         return NACPostprocessor
     raise AttributeError(f"module 'nac_openood' has no attribute '{name}'")
 

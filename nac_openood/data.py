@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -102,7 +101,7 @@ def balanced_indices(
     if not classes:
         raise NACError("the data set is empty: there is nothing to fit on.")
     if n_samples < len(classes):
-        raise _too_few(n_samples, len(classes))
+        raise too_few(n_samples, len(classes))
     taken = []
     for label in classes:
         indices = np.flatnonzero(labels == label)
@@ -111,7 +110,8 @@ def balanced_indices(
     return np.concatenate(taken)
 
 
-def _too_few(n_samples: int, n_classes: int) -> NACError:
+def too_few(n_samples: int, n_classes: int) -> NACError:
+    """The error of a fitting set smaller than the number of classes."""
     return NACError(
         f"n_samples={n_samples} is less than one sample for each of the {n_classes} classes. "
         f"Ask for at least {n_classes}, or for n_samples=None to use everything."
@@ -143,81 +143,3 @@ def fitting_loader(
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
     )
-
-
-def check_labels(labels: Optional[Tensor], n_classes: int) -> None:
-    """Refuse labels that are not classes of the network."""
-    if labels is None or not labels.numel():
-        return
-    least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= n_classes:
-        hint = (
-            "-1 marks out-of-distribution samples in OpenOOD; fit on in-distribution data only."
-            if least < 0
-            else "Is this the data set the network was trained on?"
-        )
-        raise NACError(
-            f"labels must be in 0..{n_classes - 1}, the network's classes; found "
-            f"{least if least < 0 else most}. {hint}"
-        )
-
-
-class Quota:
-    """Takes the first `n_samples // n_classes` samples of each class from a stream of batches.
-
-    For loaders that cannot be indexed. Without labels it takes the first `n_samples`.
-    """
-
-    def __init__(self, n_samples: Optional[int], n_classes: int) -> None:
-        if n_samples is not None and n_samples < n_classes:
-            raise _too_few(n_samples, n_classes)
-        self._left = n_samples
-        self._each = None if n_samples is None else n_samples // n_classes
-        self._taken = torch.zeros(n_classes, dtype=torch.int64)
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing more will be taken."""
-        if self._left is None or self._each is None:
-            return False
-        return self._left <= 0 or bool((self._taken >= self._each).all())
-
-    def take(self, batch: Batch) -> Batch:
-        """The part of a batch that counts."""
-        if self._left is None or self._each is None:
-            return batch
-        if batch.label is None:
-            rows = torch.arange(min(batch.data.shape[0], self._left))
-        else:
-            rows = self._by_class(batch.label.tolist())
-        self._left -= len(rows)
-        label = None if batch.label is None else batch.label[rows]
-        return Batch(batch.data[rows.to(batch.data.device)], label)
-
-    def _by_class(self, labels: list[int]) -> Tensor:
-        rows = []
-        for row, label in enumerate(labels):
-            if self._taken[label] < (self._each or 0):
-                rows.append(row)
-                self._taken[label] += 1
-        return torch.tensor(rows, dtype=torch.int64)
-
-
-def warn_uneven(counts: Mapping[int, int], n_classes: int, n_samples: Optional[int]) -> None:
-    """Say so when classes are missing from a fitting set, or short of their share."""
-    if not counts:
-        return
-    notes = []
-    if len(counts) < n_classes:
-        notes.append(f"{n_classes - len(counts)} of the network's {n_classes} classes are missing")
-    share = n_samples // len(counts) if n_samples is not None else 0
-    short = sum(count < share for count in counts.values())
-    if short:
-        notes.append(f"{short} classes have fewer than {share} samples")
-    if notes:
-        warnings.warn(
-            f"the fitting set is uneven: {' and '.join(notes)}. Coverage of those classes will be "
-            "low; give more data, or ignore this if it is meant.",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from itertools import chain
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from nac_openood import store
 from nac_openood.choose import LayerChoice, choose_layers
 from nac_openood.core.coverage import Coverage, Pair, combine
-from nac_openood.core.fast import FastPass
 from nac_openood.core.files import PathLike
-from nac_openood.core.probe import Probed, Reading, classify, read
+from nac_openood.core.plan import PassPlan
+from nac_openood.core.probe import Probed, Reading, read
 from nac_openood.core.readings import Readings
 from nac_openood.core.undisturbed import undisturbed
-from nac_openood.data import (
-    AUTHORS_SEED,
-    Batch,
-    Quota,
-    batches,
-    check_labels,
-    fitting_loader,
-    warn_uneven,
-)
+from nac_openood.data import AUTHORS_SEED, Batch, batches
 from nac_openood.errors import NACError, NotFittedError
+from nac_openood.fitting import count
+from nac_openood.progress import bar
 from nac_openood.store import FitSummary, Fitted
 from nac_openood.thresholds import threshold_at
 
@@ -68,7 +59,7 @@ class NACDetector:
     def __init__(self, net: nn.Module, layers: LayerChoice, *, fast: bool = False) -> None:
         self.net = net
         self.fast = fast
-        self._fast_pass: Optional[FastPass] = None
+        self._plan: Optional[PassPlan] = None
         self.layers, self.configs = choose_layers(net, layers)
         self.coverage_: Optional[Coverage] = None
         self.fit_summary_: Optional[FitSummary] = None
@@ -98,10 +89,12 @@ class NACDetector:
             raise NACError(f"n_samples must be at least 1 or None, got {n_samples}.")
         coverage = Coverage(self.configs)
         with undisturbed(self.net):
-            classes, n_classes = self._count(coverage, loader, n_samples, seed, progress)
+            counted = count(
+                coverage, self.net, self._probe, loader, n_samples, seed=seed, progress=progress
+            )
         coverage.check()
-        self._accept(coverage, FitSummary(coverage.n_samples, dict(sorted(classes.items()))))
-        warn_uneven(classes, n_classes, n_samples)
+        self._accept(coverage, FitSummary(coverage.n_samples, counted.by_class))
+        counted.warn_if_uneven()
         return self
 
     def fit_readings(self, readings: Union[Readings, Mapping[str, Pair]]) -> NACDetector:
@@ -112,33 +105,6 @@ class NACDetector:
         coverage.check()
         self._accept(coverage, FitSummary(coverage.n_samples))
         return self
-
-    def _count(
-        self,
-        coverage: Coverage,
-        loader: Iterable[Any],
-        n_samples: Optional[int],
-        seed: int,
-        progress: Optional[bool],
-    ) -> tuple[Counter[int], int]:
-        """Count the fitting set into `coverage`: samples by class, and the number of classes."""
-        subset = fitting_loader(loader, n_samples, seed)
-        stream = batches(_bar(subset, "NAC fit", progress))
-        first = next(stream, None)
-        if first is None:
-            raise NACError("the loader yielded no samples: there is nothing to fit on.")
-        n_classes = classify(self.net, first.data[:1]).shape[1]
-        quota = Quota(n_samples if subset is loader else None, n_classes)
-        counted = Counter[int]()
-        for batch in chain([first], stream):
-            check_labels(batch.label, n_classes)
-            taken = quota.take(batch)
-            if taken.data.shape[0]:
-                coverage.update(self._probe(taken.data).layers)
-                counted.update([] if taken.label is None else taken.label.tolist())
-            if quota.full:
-                break
-        return counted, n_classes
 
     def _accept(self, coverage: Coverage, summary: FitSummary) -> None:
         self.coverage_, self.fit_summary_ = coverage, summary
@@ -284,25 +250,19 @@ class NACDetector:
         return self.coverage_
 
     def _probe(self, x: Tensor) -> Probed:
-        if self.fast and self._fast_pass is None:
-            self._fast_pass = FastPass(self.net, x)
-        return read(self.net, x, self.layers, self._fast_pass)
+        if self._plan is None:
+            self._plan = PassPlan(self.net, x, fast=self.fast)
+        return read(self.net, x, self.layers, self._plan)
 
     def _probe_all(
         self, loader: Iterable[Any], description: str, progress: Optional[bool]
     ) -> Iterator[tuple[Batch, Probed]]:
         seen = False
-        for batch in batches(_bar(loader, description, progress)):
+        for batch in batches(bar(loader, description, progress)):
             seen = True
             yield batch, self._probe(batch.data)
         if not seen:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-
-
-def _bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:
-    """A progress bar; None leaves it to whether there is a terminal."""
-    hidden = None if progress is None else not progress
-    return tqdm(loader, desc=description, unit="batch", leave=False, disable=hidden)
 
 
 def _labels_or_unknown(batch: Batch) -> Tensor:

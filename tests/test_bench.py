@@ -55,7 +55,7 @@ def test_out_of_distribution_scores(bench, expected, detector, in_distribution, 
     assert auroc == pytest.approx(expected["metrics"][name]["auroc"], abs=0.02)
 
 
-def test_the_fast_pass_agrees_too(bench, expected, detector):
+def test_the_plan_agrees_too(bench, expected, detector):
     data = minibench.loader(bench[1], "test_cifar10").dataset
     first = DataLoader(Subset(data, range(300)), batch_size=100)
     fast = NACDetector(detector.net, "cifar10", fast=True)

@@ -13,12 +13,12 @@ from torch.utils.data import (
 from nac_openood import NACError
 from nac_openood.data import (
     Batch,
-    Quota,
     as_batch,
     balanced_indices,
     dataset_labels,
     fitting_loader,
 )
+from nac_openood.fitting import Quota
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 

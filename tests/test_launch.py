@@ -23,6 +23,7 @@ from openood_tiny import (
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat, launch
+from nac_openood.plugin import register as registration
 from nac_openood.plugin.launch import openood_root, run_script
 
 Write = Callable[[str], Path]
@@ -144,12 +145,12 @@ def test_a_registration_of_the_caller_stays(
 def test_an_openood_that_cannot_be_imported_is_told(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def register() -> None:
-        raise ModuleNotFoundError("No module named 'faiss'")
-
-    monkeypatch.setattr(launch, "register", register)
-    with pytest.raises(NACError, match=r"No module named 'faiss'.*nac-openood doctor"):
-        run_script(str(write("pass")), [])
+    monkeypatch.setattr(launch, "register", registration.register)
+    monkeypatch.setitem(sys.modules, "openood", None)  # as if it were not installed
+    for use in (registration.register, lambda: run_script(str(write("pass")), [])):
+        with pytest.raises(NACError, match=r"openood.*nac-openood doctor"):
+            use()
+    assert not registration.unregister()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -281,3 +282,71 @@ def test_eval_ood_imagenet_runs(tmp_path: Path) -> None:
     done = python(tree, "scripts/eval_ood_imagenet.py", *args)
     assert done.returncode == 0, done.stderr
     assert set(rows(tree / "results" / "ood" / "msp.csv")) >= {"nearood", "ninco", "farood"}
+
+
+# ---- NAC through OpenOOD's own scripts, on the command line
+
+
+def nac_openood(tree: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nac_openood", "run", *map(str, args)],
+        cwd=tree,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.openood
+def test_nac_through_eval_ood_twice(tree: Path) -> None:
+    tables = []
+    for _ in range(2):
+        done = nac_openood(tree, *EVAL, "--postprocessor", "nac", "--save-csv", "--save-score")
+        assert done.returncode == 0, done.stderr
+        tables.append(rows(tree / "results" / "run" / "ood" / "nac.csv"))
+        for folder in ("postprocessors", "scores"):
+            assert (tree / "results" / "run" / "s0" / folder / "nac.pkl").is_file()
+    assert "Loaded pre-computed scores from file." in done.stdout
+    assert "fitted again" not in done.stderr
+    assert tables[0] == tables[1]
+    assert set(tables[0]) >= {"cifar100", "tin", "nearood", "mnist", "farood"}
+    assert not (tree / "configs" / "postprocessors" / "nac.yml").exists()
+
+
+@pytest.mark.openood
+def test_nac_through_main(tree: Path) -> None:
+    from nac_openood.presets import CONFIG_ROOT
+
+    configs = [
+        *("configs/datasets/cifar10/cifar10.yml", "configs/datasets/cifar10/cifar10_ood.yml"),
+        *("configs/networks/resnet18_32x32.yml", "configs/pipelines/test/test_ood.yml"),
+        "configs/preprocessors/base_preprocessor.yml",
+        CONFIG_ROOT / "postprocessors" / "nac.yml",
+    ]
+    options = ["--num_workers", 0, "--network.checkpoint", "results/run/s0/best.ckpt"]
+    options += ["--postprocessor.APS_mode", "False", "--mark", "0"]
+    done = nac_openood(tree, "main.py", "--config", *configs, *options)
+    assert done.returncode == 0, done.stderr
+    assert list((tree / "results").glob("cifar10_*nac*/s0/ood/ood.csv"))
+
+
+@pytest.mark.openood
+def test_nac_through_eval_ood_imagenet(tmp_path: Path) -> None:
+    root = need_openood(scripts=True)
+    tree = tree_with_data(root, tmp_path, write_imagenet(tmp_path / "data"))
+    torch.manual_seed(0)
+    from openood.networks.resnet50 import ResNet50
+
+    (tree / "results").mkdir()
+    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
+    args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "nac", "--save-csv")
+    done = nac_openood(tree, "scripts/eval_ood_imagenet.py", *args)
+    assert done.returncode == 0, done.stderr
+    assert set(rows(tree / "results" / "ood" / "nac.csv")) >= {"nearood", "ninco", "farood"}
+
+
+@pytest.mark.openood
+def test_the_command_passes_exit_codes_through(tree: Path) -> None:
+    assert nac_openood(tree, "scripts/eval_ood.py", "--root", "x", "--id-data", "y").returncode == 2
+    assert nac_openood(tree, "scripts/none.py").returncode == 1

@@ -25,6 +25,7 @@ RANKS = [
         "choose",
         "store",
     },
+    {"progress", "fitting"},
     {"detector"},
     {"search", "evaluation", "training", "distributed"},
     {"plugin", "bench", "demo"},
@@ -102,6 +103,12 @@ def test_the_package_imports_without_openood():
 
 def test_and_that_test_can_fail():
     assert "openood was imported" in run(BLOCKED + "import openood").stderr
+
+
+def test_asking_for_the_postprocessor_without_openood_says_what_to_do():
+    done = run(BLOCKED + "import nac_openood; nac_openood.NACPostprocessor")
+    assert "NACPostprocessor needs OpenOOD" in done.stderr
+    assert "nac-openood doctor" in done.stderr
 
 
 def test_only_the_cli_prints():

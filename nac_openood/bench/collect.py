@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Subset
 
 from nac_openood.bench.imglist import Benchmark, ListedImages, Transform
 from nac_openood.core.readings import Readings
-from nac_openood.data import AUTHORS_SEED, balanced_indices, check_labels, dataset_labels
+from nac_openood.data import AUTHORS_SEED, balanced_indices, dataset_labels
 from nac_openood.detector import NACDetector
 from nac_openood.errors import NACError
+from nac_openood.fitting import check_labels
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
 

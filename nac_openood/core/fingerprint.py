@@ -8,7 +8,7 @@ from typing import Mapping
 import torch
 from torch import nn
 
-from nac_openood.core.probe import unwrap
+from nac_openood.core.network import unwrap
 
 
 def fingerprint(net: nn.Module) -> dict[str, str]:

@@ -7,12 +7,10 @@ remembered before the earliest probed layer, and no full-size gradient is kept.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
-    ContextManager,
     Iterator,
     Mapping,
     NamedTuple,
@@ -24,11 +22,10 @@ from torch import Tensor, nn
 
 from nac_openood.core.layers import Layer
 from nac_openood.core.layouts import Pool, pooling_for
+from nac_openood.core.network import eager, logits_of, prepare, unwrap
+from nac_openood.core.plan import PassPlan
 from nac_openood.core.undisturbed import undisturbed
 from nac_openood.errors import ProbeError
-
-if TYPE_CHECKING:
-    from nac_openood.core.fast import FastPass
 
 #: Gradients of float16 layers are computed this much larger, or the small ones become zero.
 _FLOAT16_SCALE = 1024.0
@@ -157,7 +154,7 @@ class _Taps:
 
 
 def read(
-    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], fast: Optional[FastPass] = None
+    net: nn.Module, x: Tensor, layers: Mapping[str, Layer], plan: Optional[PassPlan] = None
 ) -> Probed:
     """Run `net` on a batch and read `layers`.
 
@@ -168,12 +165,12 @@ def read(
         net: any classifier; wrappers of DataParallel, DDP and torch.compile are run from inside.
         x: a batch, `[batch, ...]`; moved to the network's device.
         layers: what to read, by name; see `nac_openood.core.layers.find_layer`.
-        fast: how to make the pass faster, at the price of rounding differently.
+        plan: how to run it; None runs the batch as it is.
     """
-    if fast is None:
+    if plan is None:
         return _read(net, x, layers)
-    with fast.folded([net.get_submodule(layer.path) for layer in layers.values()]):
-        parts = [_read(net, piece, layers) for piece in fast.parts(prepare(unwrap(net), x))]
+    with plan.folded([net.get_submodule(layer.path) for layer in layers.values()]):
+        parts = [_read(net, piece, layers) for piece in plan.parts(prepare(unwrap(net), x))]
     return parts[0] if len(parts) == 1 else _join(parts)
 
 
@@ -181,7 +178,7 @@ def _read(net: nn.Module, x: Tensor, layers: Mapping[str, Layer]) -> Probed:
     taps = _Taps(net, layers)
     net = unwrap(net)
     cache = torch.is_autocast_cache_enabled()
-    with undisturbed(net), torch.inference_mode(False), torch.no_grad(), _eager(net):
+    with undisturbed(net), torch.inference_mode(False), torch.no_grad(), eager(net):
         x = prepare(net, x)
         try:
             # weights cast without a graph must not stay in the caller's autocast cache
@@ -200,78 +197,6 @@ def _join(parts: list[Probed]) -> Probed:
         for name in parts[0].layers
     }
     return Probed(torch.cat([p.logits for p in parts]), layers)
-
-
-def classify(net: nn.Module, x: Tensor) -> Tensor:
-    """A plain forward pass: the logits `[batch, classes]`, as undisturbed as `read`."""
-    net = unwrap(net)
-    with undisturbed(net), torch.no_grad():
-        x = prepare(net, x)
-        return logits_of(net(x), x)
-
-
-def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside DataParallel, DDP and torch.compile, which compute what it computes."""
-    while True:
-        if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            net = net.module
-            continue
-        inner = getattr(net, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return net
-        net = inner
-
-
-def _eager(net: nn.Module) -> ContextManager[Any]:
-    """Run compiled parts eagerly: compiled code was traced without our hooks and skips them."""
-    compiled = any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
-        for m in net.modules()
-    )
-    if compiled and hasattr(torch.compiler, "set_stance"):
-        stance: ContextManager[Any] = torch.compiler.set_stance("force_eager")
-        return stance
-    return nullcontext()
-
-
-def prepare(net: nn.Module, x: Any) -> Tensor:
-    """The batch as `net` takes it: a tensor on its device, in its precision."""
-    if not isinstance(x, Tensor):
-        raise ProbeError(f"expected a batch as a torch.Tensor, got {type(x).__name__}.")
-    if x.ndim == 0 or x.shape[0] == 0:
-        raise ProbeError(f"expected a batch of at least one sample, got shape {list(x.shape)}.")
-    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
-    if weights is not None:
-        if weights.is_inference():
-            raise ProbeError(
-                "the network's parameters were made inside torch.inference_mode(), where no "
-                "gradient can ever be computed. Build or load the network outside of it."
-            )
-        dtype = weights.dtype if x.is_floating_point() else x.dtype
-        x = x.to(weights.device, dtype, non_blocking=True)
-    if x.is_inference():
-        x = x.clone()
-    return x
-
-
-def logits_of(output: Any, x: Tensor) -> Tensor:
-    """The logits `[batch, classes]` in what a network returned: a tensor, `.logits`, or a tuple."""
-    found = output.get("logits") if isinstance(output, Mapping) else output
-    found = getattr(found, "logits", found)
-    if isinstance(found, (tuple, list)) and found:
-        found = found[0]
-    if not isinstance(found, Tensor) or found.ndim != 2 or found.shape[1] < 2:
-        what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ProbeError(
-            f"expected logits of shape [batch, classes] from the network, got {what}. NAC needs a "
-            "classifier with two or more classes; wrap a network that returns something else."
-        )
-    if found.shape[0] != x.shape[0]:
-        raise ProbeError(
-            f"the network returned logits for {found.shape[0]} samples, given input of shape "
-            f"{list(x.shape)}. Expected a batch: a single image needs a leading dimension, x[None]."
-        )
-    return found
 
 
 def _and(names: Any) -> str:

@@ -98,13 +98,7 @@ def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def _registered() -> Iterator[None]:
     """NAC is in OpenOOD's tables until the block ends; a caller's own registration stays."""
-    try:
-        changed = register()
-    except ImportError as error:
-        raise NACError(
-            f"Expected an OpenOOD that can be imported, but: {error}. `nac-openood doctor` tells "
-            "what is missing and the command that mends it."
-        ) from error
+    changed = register()
     try:
         yield
     finally:

@@ -73,7 +73,8 @@ class NACPostprocessor(BasePostprocessor):
         self._forget()
         self._source, self._network = settings, fingerprint(net)
         self.args_dict, self.search_result = sweep_arguments(settings), None
-        self.hyperparam_search_done = False
+        # with nothing to sweep there is nothing to search, and OpenOOD must not try
+        self.hyperparam_search_done = self.APS_mode and not self.args_dict
         reader = NACDetector(net, settings.layers, fast=settings.fast)
         source = unaugmented(_loader(id_loader_dict, "train"))
         if not (self.APS_mode and self.args_dict):

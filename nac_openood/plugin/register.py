@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable
 
+from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat
 from nac_openood.presets import CONFIG_ROOT
 
@@ -27,15 +28,23 @@ def register(compat: bool = False) -> bool:
 
     Returns:
         Whether anything changed; a second call does nothing.
+
+    Raises:
+        NACError: OpenOOD or one of its dependencies cannot be imported.
     """
     if _undo:
         return False
     patches = apply_compat() if compat else ()
     try:
         _enter_tables()
-    except BaseException:
+    except BaseException as error:
         unregister()
         remove_compat(patches)
+        if isinstance(error, ImportError):
+            raise NACError(
+                f"Expected an OpenOOD that can be imported, but: {error}. `nac-openood doctor` "
+                "tells what is missing and the command that mends it."
+            ) from error
         raise
     _undo.insert(0, lambda: remove_compat(patches))
     return True

@@ -1,9 +1,12 @@
-"""The same pass in less time: the same numbers up to rounding, so an option, never the default.
+"""How to run a pass: in which parts, in which memory layout, with what folded into what.
 
-In eval mode a BatchNorm is a multiplication and an addition a channel, which the convolution
-before it can do on the way. Both directions then skip two passes over memory for each BatchNorm.
-On CPUs the pass also runs channels-last, in which convolutions need no reordering, and in parts
-small enough that the allocator reuses memory instead of asking the system for it again and again.
+On CPUs a large batch runs in parts small enough that the allocator reuses memory instead of asking
+the system for it again and again. That is what choosing a smaller batch size would do.
+
+With `fast` the numbers stay the same up to rounding, so it is an option, never the default. In eval
+mode a BatchNorm is a multiplication and an addition a channel, which the convolution before it can
+do on the way: both directions then skip two passes over memory for each BatchNorm. On CPUs the
+pass also runs channels-last, in which convolutions need no reordering.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nac_openood.core.probe import prepare, unwrap
+from nac_openood.core.network import prepare, unwrap
 from nac_openood.core.undisturbed import undisturbed
 
 Pair = Tuple[nn.Conv2d, nn.BatchNorm2d]
@@ -27,14 +30,22 @@ Pair = Tuple[nn.Conv2d, nn.BatchNorm2d]
 _LARGEST_BLOCK = 32 * 2**20
 
 
-class FastPass:
-    """What can be made faster in `net`, found once by watching it run on one sample of `x`."""
+class PassPlan:
+    """What suits `net`, found once by watching it run on one sample of `x`.
 
-    def __init__(self, net: nn.Module, x: Tensor) -> None:
+    Args:
+        net: the network.
+        x: a batch of the kind that will be passed.
+        fast: also do what rounds differently.
+    """
+
+    def __init__(self, net: nn.Module, x: Tensor, *, fast: bool = False) -> None:
         net = unwrap(net)
         x = prepare(net, x)
-        self.pairs, largest = _watch(net, x[:1])
+        pairs, largest = _watch(net, x[:1])
+        self.pairs = pairs if fast else []
         self._on_cpu = x.device.type == "cpu"
+        self._channels_last = fast and x.ndim == 4
         self._part = max(1, _LARGEST_BLOCK // largest) if largest else None
 
     def parts(self, x: Tensor) -> list[Tensor]:
@@ -43,7 +54,7 @@ class FastPass:
             return [x]
         # even pieces: a small last one would cost a whole pass of overhead
         pieces = x.chunk(math.ceil(x.shape[0] / self._part)) if self._part else [x]
-        if x.ndim != 4:
+        if not self._channels_last:
             return list(pieces)
         return [piece.contiguous(memory_format=torch.channels_last) for piece in pieces]
 

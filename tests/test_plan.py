@@ -5,12 +5,12 @@ from test_probe import NAMES, equal, expected_readings, layers, same, snapshot
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.core.fast import FastPass
+from nac_openood.core.plan import PassPlan
 from nac_openood.core.probe import read
 
 
 def test_the_same_numbers_up_to_rounding(small_net, images):
-    fast = FastPass(small_net, images)
+    fast = PassPlan(small_net, images, fast=True)
     assert len(fast.pairs) == 3
     same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
 
@@ -25,7 +25,7 @@ def test_any_caller(small_net, images, caller):
 def test_every_batchnorm_of_a_resnet_is_folded():
     torch.manual_seed(0)
     net, x = torchvision.models.resnet18().double().eval(), torch.randn(2, 3, 64, 64)
-    fast = FastPass(net, x)
+    fast = PassPlan(net, x, fast=True)
     assert len(fast.pairs) == 20
     plain, folded = (read(net, x, layers(net), f) for f in (None, fast))
     for name in NAMES:  # in double precision rounding is all that could differ
@@ -34,7 +34,7 @@ def test_every_batchnorm_of_a_resnet_is_folded():
 
 
 def test_weights_changed_in_between_are_seen(small_net, images):
-    fast = FastPass(small_net, images)
+    fast = PassPlan(small_net, images, fast=True)
     read(small_net, images, layers(small_net), fast)
     with torch.no_grad():
         small_net.layer1[0].weight.mul_(2)
@@ -68,7 +68,7 @@ def test_only_what_is_safe_is_folded():
     for norm in (net.a, net.b, net.c, net.d):
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2)
-    fast = FastPass(net, x)
+    fast = PassPlan(net, x, fast=True)
     assert fast.pairs == [(net.folds, net.d)]
     names = ["a", "folds", "fc"]
     plain = read(net, x, layers(net, names))
@@ -78,10 +78,13 @@ def test_only_what_is_safe_is_folded():
 
 
 def test_large_batches_run_in_parts(small_net, images, monkeypatch):
-    monkeypatch.setattr("nac_openood.core.fast._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
-    fast = FastPass(small_net, images)
-    assert [len(part) for part in fast.parts(images)] == [5, 5, 5, 5, 4]
-    same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
+    monkeypatch.setattr("nac_openood.core.plan._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
+    plan = PassPlan(small_net, images)
+    assert [len(part) for part in plan.parts(images)] == [5, 5, 5, 5, 4]
+    expected = expected_readings(small_net, images)
+    same(read(small_net, images, layers(small_net), plan), expected)
+    fast = PassPlan(small_net, images, fast=True)
+    same(read(small_net, images, layers(small_net), fast), expected)
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -100,7 +103,7 @@ def test_nothing_changes(small_net, images, crash):
 
 def test_wrapped_and_transformer_networks(small_net, images):
     wrapped = nn.DataParallel(small_net)
-    fast = FastPass(wrapped, images)
+    fast = PassPlan(wrapped, images, fast=True)
     same(read(wrapped, images, layers(wrapped), fast), expected_readings(small_net, images))
     linear = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     detector = NACDetector(linear, ["0"], fast=True).fit([torch.rand(5, 4)])

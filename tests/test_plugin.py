@@ -1,0 +1,245 @@
+"""NAC inside the real OpenOOD; see test_contract.py for what is tested without it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from openood_tiny import make_net, need_openood, write_benchmark
+from torch import nn
+
+import nac_openood
+from nac_openood.plugin.compat import applied_patches
+
+pytestmark = [
+    pytest.mark.openood,
+    *(
+        pytest.mark.filterwarnings(f"ignore::{category}")  # of OpenOOD and its dependencies
+        for category in ("DeprecationWarning", "FutureWarning", "SyntaxWarning", "UserWarning")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+    need_openood()
+    return write_benchmark(tmp_path_factory.mktemp("plugin") / "data")
+
+
+@pytest.fixture
+def registered():
+    need_openood()
+    assert nac_openood.register(compat=True)
+    yield
+    nac_openood.unregister()
+    assert applied_patches() == ()
+
+
+@pytest.fixture
+def net(registered, data_root):
+    return make_net(data_root)
+
+
+def evaluator(net, data_root, config_root="nowhere", **options):
+    from openood.evaluation_api import Evaluator
+
+    return Evaluator(
+        net,
+        "cifar10",
+        data_root=str(data_root),
+        config_root=str(config_root),
+        **{"postprocessor_name": "nac", "batch_size": 16, "num_workers": 0, **options},
+    )
+
+
+def write_config(folder, *, aps=True, search_in="setup", **more):
+    """A nac.yml of the user's own: few samples, a small sweep."""
+    layers = {
+        "avgpool": {"n_bins": 50, "full_count": 5, "steepness": 10},
+        "layer2": {"n_bins": 20, "full_count": 5, "steepness": 0.01},
+    }
+    sweep = {
+        "avgpool": {"full_count": [5, 10], "steepness": [1, 10, 100]},
+        "layer2": {"n_bins": [20, 50], "steepness": [0.001, 0.1]},
+    }
+    args = {"n_samples": 100, "layers": layers, "search_in": search_in, **more}
+    root = {
+        "name": "nac",
+        "APS_mode": aps,
+        "postprocessor_args": args,
+        "postprocessor_sweep": sweep,
+    }
+    path = folder / "postprocessors" / "nac.yml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"postprocessor": root}, sort_keys=False))
+    return folder
+
+
+def test_it_is_openoods_kind_of_postprocessor(registered):
+    from openood.postprocessors import BasePostprocessor
+
+    assert issubclass(nac_openood.NACPostprocessor, BasePostprocessor)
+
+
+def test_a_plain_name_finds_settings_and_searches_them(net, data_root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = evaluator(net, data_root)
+    assert not list(tmp_path.iterdir()), "no file and no download in the caller's folders"
+    assert found.postprocessor.hyperparam_search_done
+    assert found.postprocessor.search_result.evaluated == 256
+    assert list(found.postprocessor.layers) == ["avgpool", "layer3", "layer2", "layer1"]
+    metrics = found.eval_ood(progress=False)
+    assert metrics.loc["farood", "AUROC"] > 50
+    assert metrics.loc["farood", "ACC"] == 100.0
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_openoods_own_sweep_and_ours_choose_equal_settings(net, data_root, tmp_path, shuffle):
+    from openood.evaluators.metrics import compute_all_metrics
+
+    chosen = {}
+    for search_in in ("setup", "openood"):
+        config = write_config(tmp_path / search_in, search_in=search_in)
+        found = evaluator(net, data_root, config, shuffle=shuffle)
+        assert found.postprocessor.hyperparam_search_done
+        inside, outside = (
+            found.postprocessor.inference(net, found.dataloader_dict[kind]["val"], progress=False)
+            for kind in ("id", "ood")
+        )
+        parts = [np.concatenate(pair) for pair in zip(inside, outside)]
+        parts[2][len(inside[0]) :] = -1
+        prediction, confidence, label = parts
+        chosen[search_in] = (
+            found.postprocessor.get_hyperparam(),
+            compute_all_metrics(confidence, label, prediction)[1],
+        )
+    assert chosen["setup"] == chosen["openood"]
+
+
+def test_pickles_give_the_same_scores_and_stale_ones_are_reported(net, data_root, tmp_path):
+    config = write_config(tmp_path)
+    first = evaluator(net, data_root, config)
+    content = pickle.dumps(first.postprocessor, pickle.HIGHEST_PROTOCOL)
+    assert len(content) < 200_000
+    second = evaluator(net, data_root, config, postprocessor=pickle.loads(content))
+    data = first.dataloader_dict["ood"]["far"]["texture"]
+    a, b = (e.postprocessor.inference(net, data, progress=False)[1] for e in (first, second))
+    assert a.tolist() == b.tolist()
+    write_config(tmp_path, aps=False, n_samples=50)
+    with pytest.warns(UserWarning, match="its settings are not the config's"):
+        third = evaluator(net, data_root, config, postprocessor=pickle.loads(content))
+    assert third.postprocessor._coverage.n_samples == 50
+
+
+def test_registration_is_idempotent_and_undone(data_root):
+    need_openood()
+    assert nac_openood.register(compat=True)
+    import openood.evaluation_api.evaluator as evaluator_module
+    import openood.evaluation_api.postprocessor as api
+    import openood.postprocessors as postprocessors
+
+    try:
+        inside = (evaluator_module.get_postprocessor, postprocessors.get_postprocessor)
+        assert not nac_openood.register(compat=True)
+        assert api.postprocessors["nac"] is nac_openood.NACPostprocessor
+        assert api.get_postprocessor is inside[0]
+    finally:
+        nac_openood.unregister()
+    assert "nac" not in api.postprocessors
+    assert evaluator_module.get_postprocessor is api.get_postprocessor is not inside[0]
+    assert postprocessors.get_postprocessor is not inside[1]
+    nac_openood.unregister()
+
+
+def test_an_entry_of_openoods_own_is_never_overwritten(registered, monkeypatch):
+    import openood.evaluation_api.postprocessor as api
+
+    nac_openood.unregister()
+    own = object()
+    monkeypatch.setitem(api.postprocessors, "nac", own)
+    with pytest.warns(UserWarning, match="OpenOOD has a postprocessor 'nac' of its own"):
+        nac_openood.register(compat=True)
+    assert api.postprocessors["nac"] is own
+    nac_openood.unregister()
+    assert api.postprocessors["nac"] is own
+
+
+def test_pipelines_and_other_methods_find_theirs(registered):
+    from openood.postprocessors import get_postprocessor
+    from openood.utils import Config
+
+    document = {"postprocessor": {"name": "nac", "APS_mode": True}, "dataset": {"name": "cifar10"}}
+    found = get_postprocessor(Config(**document))
+    assert isinstance(found, nac_openood.NACPostprocessor)
+    document["postprocessor"]["name"] = "msp"
+    assert not isinstance(get_postprocessor(Config(**document)), nac_openood.NACPostprocessor)
+
+
+def wrapped(kind, backbone):
+    if kind == "conf_branch":
+        from openood.networks.conf_branch_net import ConfBranchNet
+
+        return ConfBranchNet(backbone, 10)
+    if kind == "rotpred":
+        from openood.networks.rot_net import RotNet
+
+        return RotNet(backbone, 10)
+    from openood.networks.godin_net import GodinNet
+
+    return GodinNet(backbone, 512, 10)
+
+
+@pytest.mark.parametrize("kind", ["conf_branch", "rotpred", "godin"])
+def test_the_papers_plug_in_networks(net, data_root, kind):
+    from openood.networks.resnet18_32x32 import ResNet18_32x32
+
+    torch.manual_seed(0)
+    backbone = ResNet18_32x32(num_blocks=[1] * 4, num_classes=10)
+    found = evaluator(wrapped(kind, backbone).eval(), data_root)
+    assert list(found.postprocessor.layers) == ["avgpool", "layer3", "layer2", "layer1"]
+    _, confidence, _ = found.postprocessor.inference(
+        found.net, found.dataloader_dict["id"]["test"], progress=False
+    )
+    assert np.isfinite(confidence).all()
+
+
+def test_networks_that_return_tuples(net, data_root):
+    class Tuple(nn.Module):
+        def __init__(self, backbone):
+            super().__init__()
+            self.backbone = backbone
+
+        def forward(self, x):
+            return self.backbone(x), torch.zeros(len(x), 1)
+
+    one = evaluator(net, data_root).postprocessor
+    pair = Tuple(net).eval()
+    two = evaluator(pair, data_root)
+    data = two.dataloader_dict["id"]["test"]
+    a, b = one.inference(net, data, False)[1], two.postprocessor.inference(pair, data, False)[1]
+    assert a.tolist() == b.tolist()
+
+
+@pytest.mark.bench
+def test_the_authors_auroc_in_the_real_evaluator(registered, bench, tmp_path):
+    from openood.networks.resnet18_32x32 import ResNet18_32x32
+
+    folder, root = bench
+    expected = json.loads((folder / "expected.json").read_text())
+    net = ResNet18_32x32(num_classes=10)
+    checkpoint = folder / "checkpoints" / "cifar10_resnet18_32x32_base" / "s0" / "best.ckpt"
+    net.load_state_dict(torch.load(checkpoint, map_location="cpu"))
+    config = tmp_path / "postprocessors" / "nac.yml"
+    config.parent.mkdir()
+    shipped = nac_openood.presets.preset("cifar10", "resnet").to_dict()
+    shipped["postprocessor"]["APS_mode"] = False
+    config.write_text(yaml.safe_dump(shipped, sort_keys=False))
+    found = evaluator(net.eval(), root, tmp_path, batch_size=100)
+    metrics = found.eval_ood(progress=False)
+    for name, numbers in expected["metrics"].items():
+        assert metrics.loc[name, "AUROC"] == pytest.approx(numbers["auroc"], abs=0.02), name
+    assert metrics.loc["nearood", "ACC"] == pytest.approx(expected["accuracy"], abs=0.001)
