@@ -20,7 +20,12 @@ NEEDS_A_NETWORK = (
 
 def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet:
     """Map saved readings, or make them."""
-    given = [_option(name) for name in NEEDS_A_NETWORK if getattr(args, name)]
+    unset = (None, False)  # 0 is an answer: compare by identity
+    given = [
+        _option(name)
+        for name in NEEDS_A_NETWORK
+        if not any(getattr(args, name) is value for value in unset)
+    ]
     if args.readings is not None:
         if given:
             raise NACError(

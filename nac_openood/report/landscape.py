@@ -146,9 +146,12 @@ def _mark(
     steep, full = _axes(points)
     where = [steep.index(config.steepness)], [full.index(config.full_count)]
     # a dark rim below a white one is seen on any color
-    axis.scatter(*where, s=size, marker=marker, facecolors=fill, edgecolors=_INK, linewidths=2.6)
     edge = "white" if fill == "none" else _INK
-    axis.scatter(*where, s=size, marker=marker, facecolors=fill, edgecolors=edge, linewidths=1.1)
+    for color, width in ((_INK, 2.6), (edge, 1.1)):
+        axis.scatter(
+            *where, s=size, marker=marker, facecolors=fill, edgecolors=color, linewidths=width,
+            clip_on=False, zorder=3,
+        )  # fmt: skip
 
 
 def _axes(points: Sequence[LayerPoint]) -> tuple[list[float], list[int]]:
