@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from nac_openood.bench.networks import ResidualBlock
 from nac_openood.detector import NACDetector
 from nac_openood.search import SURROGATES, search, surrogate_ood
 
@@ -40,29 +41,15 @@ class DemoResult:
     kept: dict[str, float]
 
 
-class _Block(nn.Module):
-    def __init__(self, wide_in: int, wide: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(wide_in, wide, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide)
-        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(wide)
-        self.shortcut = nn.Conv2d(wide_in, wide, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(out + self.shortcut(x))
-
-
 class DigitNet(nn.Module):
     """A small residual network with the module names of a ResNet, for 8x8 images."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer1 = _Block(1, 16, 1)
-        self.layer2 = _Block(16, 32, 1)
-        self.layer3 = _Block(32, 64, 2)
-        self.layer4 = _Block(64, 128, 2)
+        self.layer1 = ResidualBlock(1, 16, 1)
+        self.layer2 = ResidualBlock(16, 32, 1)
+        self.layer3 = ResidualBlock(32, 64, 2)
+        self.layer4 = ResidualBlock(64, 128, 2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(128, _KNOWN)
 

@@ -20,8 +20,8 @@ def table(found: dict) -> str:
     rows = list(dict.fromkeys(name for ratios in passes.values() for name in ratios))
     torch_version = found["torch"].split("+")[0]
     lines = [
-        f"Scoring time with four layers of 50 bins over a plain forward pass of the same batch (CPU, "
-        f"{found['threads']} threads, torch {torch_version}; `benchmarks/speed.py`):",
+        "Scoring time with four layers of 50 bins over a plain forward pass of the same batch "
+        f"(CPU, {found['threads']} threads, torch {torch_version}; `benchmarks/speed.py`):",
         "",
         "| | " + " | ".join(passes) + " |",
         "| --- |" + " --- |" * len(passes),

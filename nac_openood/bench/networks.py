@@ -20,7 +20,9 @@ _PREFIXES = ("module.", "_orig_mod.")
 _SHOWN = 4
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut; `stride` divides height and width."""
+
     def __init__(self, wide_in: int, wide: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(wide_in, wide, 3, stride, 1, bias=False)
@@ -34,12 +36,13 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 def _stage(wide_in: int, wide: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(_Block(wide_in, wide, stride), _Block(wide, wide, 1))
+    return nn.Sequential(ResidualBlock(wide_in, wide, stride), ResidualBlock(wide, wide, 1))
 
 
 class CifarResNet18(nn.Module):
