@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
+
+# a loaded machine is no failure; the same examples every time
+settings.register_profile("nac", deadline=None, derandomize=True)
+settings.load_profile("nac")
 
 
 def bench_folder():
