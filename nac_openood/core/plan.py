@@ -42,9 +42,10 @@ class PassPlan:
     def __init__(self, net: nn.Module, x: Tensor, *, fast: bool = False) -> None:
         net = unwrap(net)
         x = prepare(net, x)
-        pairs, largest = _watch(net, x[:1])
-        self.pairs = pairs if fast else []
         self._on_cpu = x.device.type == "cpu"
+        # an exact pass on a GPU runs as it comes: there is nothing to find out
+        pairs, largest = _watch(net, x[:1]) if fast or self._on_cpu else ([], 0)
+        self.pairs = pairs if fast else []
         self._channels_last = fast and x.ndim == 4
         self._part = max(1, _LARGEST_BLOCK // largest) if largest else None
 
