@@ -214,6 +214,20 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.fixture(scope="module")
+def imagenet_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """OpenOOD with tiny data for ImageNet and a random ResNet-50 in results."""
+    root = need_openood(scripts=True)
+    folder = tmp_path_factory.mktemp("imagenet")
+    tree = tree_with_data(root, folder, write_imagenet(folder / "data"))
+    torch.manual_seed(0)
+    from openood.networks.resnet50 import ResNet50
+
+    (tree / "results").mkdir()
+    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
+    return tree
+
+
 def rows(path: Path) -> dict[str, list[str]]:
     with path.open() as file:
         return {row[0]: row[1:] for row in csv.reader(file)}
@@ -270,18 +284,15 @@ def test_main_runs_a_pipeline(tree: Path) -> None:
 
 
 @pytest.mark.openood
-def test_eval_ood_imagenet_runs(tmp_path: Path) -> None:
-    root = need_openood(scripts=True)
-    tree = tree_with_data(root, tmp_path, write_imagenet(tmp_path / "data"))
-    torch.manual_seed(0)
-    from openood.networks.resnet50 import ResNet50
-
-    (tree / "results").mkdir()
-    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
+def test_eval_ood_imagenet_runs(imagenet_tree: Path) -> None:
     args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "msp", "--save-csv")
-    done = python(tree, "scripts/eval_ood_imagenet.py", *args)
+    done = python(imagenet_tree, "scripts/eval_ood_imagenet.py", *args)
     assert done.returncode == 0, done.stderr
-    assert set(rows(tree / "results" / "ood" / "msp.csv")) >= {"nearood", "ninco", "farood"}
+    assert set(rows(imagenet_tree / "results" / "ood" / "msp.csv")) >= {
+        "nearood",
+        "ninco",
+        "farood",
+    }
 
 
 # ---- NAC through OpenOOD's own scripts, on the command line
@@ -332,18 +343,15 @@ def test_nac_through_main(tree: Path) -> None:
 
 
 @pytest.mark.openood
-def test_nac_through_eval_ood_imagenet(tmp_path: Path) -> None:
-    root = need_openood(scripts=True)
-    tree = tree_with_data(root, tmp_path, write_imagenet(tmp_path / "data"))
-    torch.manual_seed(0)
-    from openood.networks.resnet50 import ResNet50
-
-    (tree / "results").mkdir()
-    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
+def test_nac_through_eval_ood_imagenet(imagenet_tree: Path) -> None:
     args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "nac", "--save-csv")
-    done = nac_openood(tree, "scripts/eval_ood_imagenet.py", *args)
+    done = nac_openood(imagenet_tree, "scripts/eval_ood_imagenet.py", *args)
     assert done.returncode == 0, done.stderr
-    assert set(rows(tree / "results" / "ood" / "nac.csv")) >= {"nearood", "ninco", "farood"}
+    assert set(rows(imagenet_tree / "results" / "ood" / "nac.csv")) >= {
+        "nearood",
+        "ninco",
+        "farood",
+    }
 
 
 @pytest.mark.openood
