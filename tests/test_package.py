@@ -28,7 +28,8 @@ RANKS = [
     {"progress", "fitting"},
     {"detector"},
     {"search", "evaluation", "training", "distributed"},
-    {"plugin", "bench", "demo"},
+    {"plugin", "bench"},
+    {"compare", "demo"},
     {"report"},
     {"cli", "__main__"},
 ]

@@ -1,0 +1,1 @@
+"""Methods x checkpoints x data sets: run, keep and tabulate them."""
