@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from nac_openood.bench.imglist import Benchmark, ListedImages, Transform
+from nac_openood.bench.images import Transform
+from nac_openood.bench.imglist import Benchmark, ListedImages
+from nac_openood.bench.sets import NO_OOD
 from nac_openood.core.readings import Readings
 from nac_openood.data import AUTHORS_SEED, balanced_indices, dataset_labels
 from nac_openood.detector import NACDetector
@@ -19,9 +21,6 @@ from nac_openood.errors import NACError
 from nac_openood.fitting import check_labels
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
-
-#: The name that asks for surrogates instead of a list of OOD validation images.
-NO_OOD = "none"
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ _WHAT = {
 def _labels(images: ListedImages, benchmark: Benchmark) -> np.ndarray:
     labels = dataset_labels(images)
     if labels is None:
-        raise NACError(f"{images.list_file}: expected whole-number labels.")
+        raise NACError(f"{images.origin}: expected whole-number labels.")
     check_labels(torch.from_numpy(labels), benchmark.n_classes)
     return labels
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping, Union
+from typing import Mapping, Union
 
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision import transforms
 
+from nac_openood.bench.images import FileImages, Transform
 from nac_openood.errors import NACError
-
-Transform = Callable[[Image.Image], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,9 @@ class Benchmark:
         crop: the side of the square that the network sees.
         mean: of the channels.
         std: of the channels.
+        near: names of the near-OOD test sets; their lists are called `test_NAME`.
+        far: the same of the far-OOD sets.
+        shifted: covariate-shifted ID sets (OpenOOD's csid): name -> list.
     """
 
     name: str
@@ -39,6 +38,9 @@ class Benchmark:
     crop: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    near: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    shifted: Mapping[str, str] = field(default_factory=dict)
 
     def transform(self) -> Transform:
         """OpenOOD's test transform."""
@@ -61,6 +63,13 @@ class Benchmark:
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALL, _LARGE = "images_classic", "images_largescale"
+_SMALL_FAR = ("mnist", "svhn", "texture", "places365")
+_LARGE_OOD = (("ssb_hard", "ninco"), ("inaturalist", "textures", "openimage_o"))
+
+
+def _imagenet_shifts(name: str, *kinds: str) -> dict[str, str]:
+    return {f"imagenet_{kind}": f"test_{name}_{kind}" for kind in kinds}
+
 
 #: OpenOOD's benchmarks by name.
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -69,19 +78,27 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         Benchmark(
             "cifar10", 10, _SMALL, "tin", 32, 32,
             (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+            ("cifar100", "tin"), _SMALL_FAR, {"cifar10c": "test_cifar10c"},
         ),
         Benchmark(
             "cifar100", 100, _SMALL, "tin", 32, 32,
             (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
+            ("cifar10", "tin"), _SMALL_FAR,
         ),
-        Benchmark("imagenet200", 200, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
-        Benchmark("imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
+        Benchmark(
+            "imagenet200", 200, _LARGE, "openimage_o", 256, 224, *_IMAGENET, *_LARGE_OOD,
+            _imagenet_shifts("imagenet200", "v2", "c", "r"),
+        ),
+        Benchmark(
+            "imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET, *_LARGE_OOD,
+            _imagenet_shifts("imagenet", "v2", "c", "r", "es"),
+        ),
     )
 }  # fmt: skip
 
 
-class ListedImages(Dataset[dict[str, Any]]):
-    """The images of a list file with lines `path label`, as OpenOOD's `{'data', 'label'}` dicts.
+class ListedImages(FileImages):
+    """The images of a list file with lines `path label`.
 
     Args:
         list_file: the list; it is read here, the images when they are asked for.
@@ -96,34 +113,14 @@ class ListedImages(Dataset[dict[str, Any]]):
                 "benchmark_imglist/ and the images in it; OpenOOD's scripts/download fetches both."
             )
         lines = list_file.read_text(encoding="utf-8").splitlines()
-        self.list_file, self.image_root, self.transform = list_file, image_root, transform
-        self.imglist = [line.strip() for line in lines if line.strip()]
-        if not self.imglist:
+        entries = [line.strip().partition(" ") for line in lines if line.strip()]
+        if not entries:
             raise NACError(f"the list {list_file} is empty.")
         for number, line in enumerate(lines, start=1):
             if line.strip() and not _is_entry(line.strip()):
                 raise NACError(f"{list_file}, line {number}: expected 'path label', got {line!r}.")
-
-    def __len__(self) -> int:
-        return len(self.imglist)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        path, label = self.imglist[index].split(" ", 1)
-        return {"data": self._read(self.image_root / path), "label": int(label)}
-
-    def _read(self, path: Path) -> Tensor:
-        try:
-            with Image.open(path) as image:
-                return self.transform(image.convert("RGB"))
-        except FileNotFoundError:
-            raise NACError(
-                f"there is no image {path}, which {self.list_file} names. Check --data-root."
-            ) from None
-        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on broken files
-            raise NACError(
-                f"the image {path} cannot be read ({error}). Replace it, or take its line out of "
-                f"{self.list_file}."
-            ) from error
+        names, labels = [path for path, _, _ in entries], [int(label) for _, _, label in entries]
+        super().__init__(names, labels, image_root, transform, str(list_file))
 
 
 def _is_entry(line: str) -> bool:

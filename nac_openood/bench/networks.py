@@ -12,7 +12,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.bench.imglist import Benchmark, Transform
+from nac_openood.bench.images import Transform
+from nac_openood.bench.imglist import Benchmark
 from nac_openood.errors import NACError
 
 #: What a key may begin with when a wrapped network was saved.

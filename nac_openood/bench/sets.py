@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional, Protocol, Sequence
+from pathlib import Path
+from typing import Any, Mapping, Optional, Protocol, Sequence, Union
 
 from PIL import Image
+
+from nac_openood.bench.images import FileImages, Transform, folder_images
+from nac_openood.bench.imglist import Benchmark
+from nac_openood.errors import NACError
+
+#: The name that says: there are no OOD validation images.
+NO_OOD = "none"
 
 
 class ImageSet(Protocol):
@@ -62,3 +70,65 @@ class ImageSets:
     def scored(self) -> dict[str, ImageSet]:
         """The sets that are scored, in the order of `roles`."""
         return {"test": self.test, **self.shifted, **self.near, **self.far}
+
+
+def listed_sets(
+    benchmark: Benchmark,
+    data_root: Union[str, Path],
+    transform: Optional[Transform] = None,
+    *,
+    near: Optional[Sequence[str]] = None,
+    far: Optional[Sequence[str]] = None,
+    full_spectrum: bool = False,
+    ood_val: Optional[str] = None,
+) -> ImageSets:
+    """The sets of a benchmark in OpenOOD's layout, and image folders of one's own.
+
+    Args:
+        benchmark: which.
+        data_root: OpenOOD's data folder.
+        transform: of the images; None takes the benchmark's.
+        near: near-OOD sets, `NAME` of a list `test_NAME` or `NAME=FOLDER`; None takes the
+            benchmark's.
+        far: the same of far-OOD sets.
+        full_spectrum: also the covariate-shifted ID sets.
+        ood_val: list of OOD validation images without `val_`, `NAME=FOLDER`, or "none"; None
+            takes the benchmark's.
+    """
+    transform = transform or benchmark.transform()
+
+    def listed(part: str) -> FileImages:
+        return benchmark.images(data_root, part, transform)
+
+    def chosen(entry: str, prefix: str) -> tuple[str, FileImages]:
+        name, equals, folder = entry.partition("=")
+        if not name or (equals and not folder) or "/" in name or name.startswith("."):
+            raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
+        return name, folder_images(folder, transform) if equals else listed(f"{prefix}_{name}")
+
+    roles = {"near": near, "far": far}
+    given = {role: getattr(benchmark, role) if e is None else e for role, e in roles.items()}
+    _refuse_doubles([entry.partition("=")[0] for entries in given.values() for entry in entries])
+    against = ood_val or benchmark.ood_val
+    return ImageSets(
+        benchmark.name,
+        benchmark.n_classes,
+        train=listed(f"train_{benchmark.name}"),
+        id_val=listed(f"val_{benchmark.name}"),
+        test=listed(f"test_{benchmark.name}"),
+        ood_val=None if against == NO_OOD else chosen(against, "val")[1],
+        near=dict(chosen(entry, "test") for entry in given["near"]),
+        far=dict(chosen(entry, "test") for entry in given["far"]),
+        shifted={n: listed(p) for n, p in benchmark.shifted.items()} if full_spectrum else {},
+        std=benchmark.std,
+    )
+
+
+def _refuse_doubles(names: Sequence[str]) -> None:
+    taken = [*names, "test", "nearood", "farood"]
+    double = sorted({name for name in names if taken.count(name) > 1})
+    if double:
+        raise NACError(
+            f"each OOD set needs a name of its own, other than test, nearood and farood; got "
+            f"{double} more than once. Name a folder differently: NAME=FOLDER."
+        )

@@ -1,0 +1,141 @@
+"""Images in files: read one by one, named in errors, and looked through before a long run."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence, Union
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from nac_openood.errors import NACError
+from nac_openood.progress import bar
+
+Transform = Callable[[Image.Image], Tensor]
+
+_SUFFIXES = frozenset(Image.registered_extensions())
+_SHOWN = 5
+
+
+class FileImages(Dataset[dict[str, Any]]):
+    """Image files as OpenOOD's `{'data', 'label'}` dicts.
+
+    Args:
+        names: paths, relative to `root`.
+        labels: one for each; -1 where there is none.
+        root: the folder they are in.
+        transform: from an RGB image to a tensor.
+        origin: where the names come from, for errors.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        labels: Union[Sequence[int], np.ndarray],
+        root: Path,
+        transform: Transform,
+        origin: str,
+    ) -> None:
+        self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
+        self.labels = np.asarray(labels, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"data": self.transform(self.picture(index)), "label": int(self.labels[index])}
+
+    def picture(self, index: int) -> Image.Image:
+        """The image, in RGB."""
+        path = self.root / self.names[index]
+        reason = _opened(path)
+        if isinstance(reason, Image.Image):
+            return reason
+        if not path.is_file():
+            raise NACError(
+                f"there is no image {path}, which {self.origin} names. Check --data-root, or leave "
+                "such images out with --skip-bad."
+            )
+        raise NACError(
+            f"the image {path} cannot be read ({reason}). Replace it, take it out of "
+            f"{self.origin}, or leave such images out with --skip-bad."
+        )
+
+    def without(self, indices: Sequence[int]) -> FileImages:
+        """The same images without some of them."""
+        kept = np.setdiff1d(np.arange(len(self)), indices)
+        names = [self.names[i] for i in kept]
+        return FileImages(names, self.labels[kept], self.root, self.transform, self.origin)
+
+    def identity(self) -> str:
+        """A hash of names, labels, sizes and times of change: the same images, or not."""
+        digest = hashlib.sha256()
+        for name, label in zip(self.names, self.labels):
+            digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
+    """All images below a folder, sorted by path, without labels."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise NACError(f"there is no folder {root}: expected a folder of images.")
+    found = [p for p in root.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file()]
+    names = sorted(p.relative_to(root).as_posix() for p in found)
+    if not names:
+        raise NACError(
+            f"{root} holds no images: expected files such as .png or .jpg in it or below it."
+        )
+    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+
+
+def bad_images(
+    images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
+) -> dict[int, str]:
+    """Missing and unreadable images: index -> why. Every image is decoded once."""
+    checks = _Checks([images.root / name for name in images.names])
+    loader = DataLoader(checks, batch_size=64, num_workers=workers, collate_fn=list)
+    found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
+    return {index: why for index, why in enumerate(found) if why}
+
+
+def told(images: FileImages, bad: dict[int, str]) -> str:
+    """The first few bad images by name, and how many there are."""
+    shown = [f"{images.root / images.names[i]} ({why})" for i, why in list(bad.items())[:_SHOWN]]
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return f"{len(bad)} of {len(images)} images are missing or unreadable: {', '.join(shown)}{more}"
+
+
+class _Checks(Dataset[str]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        found = _opened(self.paths[index])
+        return "" if isinstance(found, Image.Image) else found
+
+
+def _opened(path: Path) -> Union[Image.Image, str]:
+    """The image in RGB, or why there is none."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        return "missing"
+    # what Pillow raises on broken files; a bomb is an image of absurd size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return str(error) or type(error).__name__
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
