@@ -21,6 +21,12 @@ class Batch(NamedTuple):
     data: Tensor
     label: Optional[Tensor]
 
+    def labels(self) -> Tensor:
+        """The labels on the CPU, -1 where there are none."""
+        if self.label is None:
+            return torch.full((self.data.shape[0],), -1, dtype=torch.int64)
+        return self.label.cpu()
+
 
 def batches(loader: Iterable[Any]) -> Iterator[Batch]:
     """Batches of a loader that yields OpenOOD dicts, `(x, y, ...)` tuples or plain tensors."""

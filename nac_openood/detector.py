@@ -155,7 +155,7 @@ class NACDetector:
                 for name, part in coverage.layer_scores(probed.layers).items():
                     parts[name].append(part)
                 predictions.append(probed.logits.argmax(dim=1))
-                labels.append(_labels_or_unknown(batch))
+                labels.append(batch.labels())
         layers = {name: torch.cat(part).cpu() for name, part in parts.items()}
         score = combine(layers, self.configs).numpy()
         _report_nonfinite(int(np.isnan(score).sum()), len(score), nonfinite)
@@ -186,7 +186,7 @@ class NACDetector:
                 Readings(
                     {n: Reading(*(t.cpu() for t in r)) for n, r in probed.layers.items()},
                     probed.logits.argmax(dim=1).cpu(),
-                    _labels_or_unknown(batch),
+                    batch.labels(),
                 )
                 for batch, probed in self._probe_all(loader, "NAC read", progress)
             )
@@ -263,12 +263,6 @@ class NACDetector:
             yield batch, self._probe(batch.data)
         if not seen:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-
-
-def _labels_or_unknown(batch: Batch) -> Tensor:
-    if batch.label is None:
-        return torch.full((batch.data.shape[0],), -1, dtype=torch.int64)
-    return batch.label.cpu()
 
 
 def _report_nonfinite(broken: int, total: int, nonfinite: str) -> None:

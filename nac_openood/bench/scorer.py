@@ -77,6 +77,8 @@ class Scorer(Protocol):
     needs: str
     #: Whose code runs, with its version, e.g. "OpenOOD 1.5".
     implementation: str
+    #: What it was told beyond its name, as JSON values: other settings, other results.
+    settings: Mapping[str, Any]
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; `chosen` are hyperparameters of an earlier search, used as they are."""

@@ -32,6 +32,9 @@ class ImageSet(Protocol):
     def picture(self, index: int) -> Image.Image:
         """The image for people to look at, before any transform."""
 
+    def identity(self) -> str:
+        """Tells these images from any others; results remember it."""
+
 
 @dataclass(frozen=True)
 class ImageSets:

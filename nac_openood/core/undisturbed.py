@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterator, Optional
 
 import numpy as np
 import torch
@@ -12,11 +12,15 @@ from torch import nn
 
 
 @contextmanager
-def undisturbed(net: nn.Module) -> Iterator[None]:
+def undisturbed(net: nn.Module, seed: Optional[int] = None) -> Iterator[None]:
     """Put `net` in eval mode and, on every exit, everything back as it was.
 
     That is each module's own train/eval flag (a net may be half frozen) and the random states of
     torch, CUDA, NumPy and Python, which loaders and dropout advance.
+
+    Args:
+        net: the network.
+        seed: what random draws inside the block begin with; None leaves them as they are.
     """
     training = [module for module in net.modules() if module.training]
     torch_state, numpy_state, python_state = (
@@ -28,6 +32,8 @@ def undisturbed(net: nn.Module) -> Iterator[None]:
     try:
         for module in training:
             module.training = False
+        if seed is not None:
+            _seed_all(seed)
         yield
     finally:
         for module in training:
@@ -37,3 +43,22 @@ def undisturbed(net: nn.Module) -> Iterator[None]:
         random.setstate(python_state)
         if cuda_states is not None:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+@contextmanager
+def frozen(net: nn.Module) -> Iterator[None]:
+    """No gradient reaches the parameters of `net` inside the block; those of inputs flow."""
+    free = [p for p in net.parameters() if p.requires_grad]
+    try:
+        for parameter in free:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in free:
+            parameter.requires_grad_(True)
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

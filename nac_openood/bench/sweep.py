@@ -1,0 +1,49 @@
+"""OpenOOD's hyperparameter protocol: every point of a grid on validation data, the first best."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from nac_openood.ranking import auroc
+
+Point = dict[str, Any]
+
+
+class Found(NamedTuple):
+    """The best point, its validation AUROC and how many points were tried."""
+
+    point: Point
+    auroc: float
+    points: int
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values for `Fit.search`."""
+        return {"objective": "auroc", "auroc": self.auroc, "points": self.points}
+
+
+def grid(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
+    """All combinations in OpenOOD's order: the first name changes fastest."""
+    names = list(lists)
+    turned = product(*(lists[name] for name in reversed(names)))
+    return [dict(zip(names, reversed(values))) for values in turned]
+
+
+def best_point(
+    lists: Mapping[str, Sequence[Any]], validate: Callable[[Point], tuple[np.ndarray, np.ndarray]]
+) -> Optional[Found]:
+    """The first point with the highest AUROC, or None where no point ranks anything.
+
+    Args:
+        lists: values by hyperparameter.
+        validate: from a point to scores of ID and OOD validation data, `[samples]` each.
+    """
+    best: Optional[Found] = None
+    points = grid(lists)
+    for point in points:
+        value = float(auroc(*validate(point)))
+        if value > (best.auroc if best else 0.0):  # NaN never wins
+            best = Found(point, value, len(points))
+    return best

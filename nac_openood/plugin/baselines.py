@@ -1,0 +1,141 @@
+"""OpenOOD's own postprocessors as scorers: the reference implementations of the 21 baselines."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Optional
+
+import numpy as np
+from torch import nn
+
+from nac_openood.bench.scorer import Fit, Given, Scored
+from nac_openood.bench.sweep import best_point
+from nac_openood.core.undisturbed import frozen, undisturbed
+from nac_openood.data import batches
+from nac_openood.errors import NACError
+from nac_openood.plugin.source import openood_ready
+from nac_openood.plugin.view import NetworkView
+
+#: These look at more of the network than its penultimate features.
+_NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
+
+
+class OpenOODScorer:
+    """A postprocessor of OpenOOD, set up and searched as its evaluator does.
+
+    Args:
+        method: its name there.
+    """
+
+    implementation = "OpenOOD 1.5"
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.needs = "network" if method in _NETWORK else "features"
+        with openood_ready() as tree:
+            self.settings = {"config": _config(tree, method).read_text(encoding="utf-8")}
+
+    def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
+        """Fit and search; see `Scorer`."""
+        with _at_home(given) as tree:
+            self._given = given
+            self._processor = _postprocessor(tree, self.method, given)
+            self._net = self._wrapped(given)
+            if given.ood_val is None and self.method == "mds_ensemble":
+                raise NACError("MDSEns weighs its layers by OOD validation data; there is none.")
+            id_loaders = {"train": given.train, "val": given.id_val}
+            self._processor.setup(self._net, id_loaders, {"val": given.ood_val})
+            return self._search(given, chosen)
+
+    def score(self, loader: Iterable[Any]) -> Scored:
+        """Score a data set; see `Scorer`."""
+        with _at_home(self._given):
+            return self._inference(loader)
+
+    def _search(self, given: Given, chosen: Optional[Mapping[str, Any]]) -> Fit:
+        lists = dict(getattr(self._processor, "args_dict", None) or {})
+        if not lists:
+            return Fit()
+        if chosen is not None:
+            self._processor.set_hyperparam([chosen[name] for name in lists])
+            return Fit(dict(chosen))
+        if not self._processor.APS_mode or given.ood_val is None:
+            current = self._processor.get_hyperparam()
+            values = current if len(lists) > 1 else [current]
+            return Fit(dict(zip(lists, values)))
+
+        def validate(point: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+            self._processor.set_hyperparam(list(point.values()))
+            loaders = (given.id_val, given.ood_val)
+            inside, outside = (self._inference(loader).score for loader in loaders)
+            return inside, outside
+
+        found = best_point(lists, validate)
+        if found is None:
+            raise NACError("no hyperparameters rank any ID above any OOD validation image.")
+        self._processor.set_hyperparam(list(found.point.values()))
+        return Fit(found.point, found.told() if found.points > 1 else None)
+
+    def _inference(self, loader: Any) -> Scored:
+        bars = self._given.progress is not False and sys.stderr.isatty()
+        prediction, score, label = self._processor.inference(self._net, loader, progress=bars)
+        return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
+
+    def _wrapped(self, given: Given) -> nn.Module:
+        """The network as OpenOOD's evaluator hands it to this method."""
+        from openood.networks.ash_net import ASHNet
+        from openood.networks.react_net import ReactNet
+
+        net = given.net
+        if self.needs == "network":
+            net = NetworkView(net, next(iter(batches(given.id_val))).data)
+        wrappers = {"react": ReactNet, "ash": ASHNet}
+        return wrappers[self.method](net) if self.method in wrappers else net
+
+
+def _postprocessor(tree: Path, method: str, given: Given) -> Any:
+    """The postprocessor with its settings in OpenOOD's tree."""
+    from openood.evaluation_api.postprocessor import get_postprocessor
+
+    _config(tree, method)
+    return get_postprocessor(str(tree / "configs"), method, given.id_name)
+
+
+def _config(tree: Path, method: str) -> Path:
+    """OpenOOD's settings of a method; it would go and download what is missing."""
+    config = tree / "configs" / "postprocessors" / f"{method}.yml"
+    if not config.is_file():
+        raise NACError(
+            f"expected OpenOOD's settings {config}, which is not there. Use a source tree of "
+            "OpenOOD (pip install -e, or OPENOOD_SRC)."
+        )
+    return config
+
+
+@contextmanager
+def _at_home(given: Given) -> Iterator[Path]:
+    """OpenOOD runs here, knows the data set, draws as seeded, is quiet and leaves no trace."""
+    quiet = redirect_stdout(io.StringIO())
+    alone = undisturbed(given.net, given.seed), frozen(given.net)
+    with openood_ready() as tree, _known(given), quiet, alone[0], alone[1]:
+        yield tree
+
+
+@contextmanager
+def _known(given: Given) -> Iterator[None]:
+    """The data set is in the tables that postprocessors look it up in, where it was not."""
+    from openood.postprocessors.info import num_classes_dict
+    from openood.preprocessors.transform import normalization_dict
+
+    new: list[tuple[dict[str, Any], Any]] = [(num_classes_dict, given.n_classes)]
+    if given.std is not None:
+        new.append((normalization_dict, [[0.0] * len(given.std), list(given.std)]))
+    added = [table for table, value in new if table.setdefault(given.id_name, value) is value]
+    try:
+        yield
+    finally:
+        for table in added:
+            del table[given.id_name]
