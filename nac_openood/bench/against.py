@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.bench.published import GROUPS, METHODS, METRICS, Value, published
+from nac_openood.bench.printed import Value
+from nac_openood.bench.published import GROUPS, METHODS, METRICS, published
 
 #: Method -> OOD set, `nearood` or `farood` -> metric -> (mean, std or None), in percent.
 Measured = Mapping[str, Mapping[str, Mapping[str, tuple[float, Optional[float]]]]]
