@@ -143,15 +143,19 @@ def test_the_wheel_works_on_its_own(wheel, tmp_path):
         archive.extractall(tmp_path)
     for config in (ROOT / "configs" / "postprocessors").glob("*.yml"):
         assert f"nac_openood/configs/postprocessors/{config.name}" in names
+    for table in (PACKAGE / "bench" / "tables").glob("*.yml"):
+        assert f"nac_openood/bench/tables/{table.name}" in names
     packaged = {n for n in names if n.endswith(".py")}
     assert packaged == {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py")}
     assert "nac_openood/py.typed" in names
     code = (
         "import nac_openood, nac_openood.presets as p; print(nac_openood.__file__);"
-        "print(len(p.preset('cifar10', 'resnet').layers))"
+        "print(len(p.preset('cifar10', 'resnet').layers));"
+        "from nac_openood.bench import published; print(len(published.tables()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
-    assert done.stdout.split() == [str(tmp_path / "nac_openood" / "__init__.py"), "4"], done.stderr
+    where = str(tmp_path / "nac_openood" / "__init__.py")
+    assert done.stdout.split() == [where, "4", "18"], done.stderr

@@ -1,0 +1,139 @@
+"""A printed table as data: values, cells and their coordinates, and the YAML they are read from.
+
+A file is laid out like the table it holds. Every cell has coordinates on named axes (benchmark,
+architecture, method, dataset, metric, ...), some from its row, some from its column, and some
+`fixed` for the whole table; so tables of any shape are read alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Iterator, Mapping, NamedTuple, Optional
+
+import yaml
+
+from nac_openood.errors import NACError
+
+
+@dataclass(frozen=True)
+class Value:
+    """A printed number.
+
+    Args:
+        mean: the number.
+        std: what is printed behind the plus-minus sign, or None.
+        decimals: how many the mean was printed with.
+        derived: True for a mean over sets that the paper does not print itself.
+    """
+
+    mean: float
+    std: Optional[float] = None
+    decimals: int = 2
+    derived: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Optional[Value]:
+        """Read `23.33±4.67` or `23.33`; the paper's slash means that there is no number."""
+        if text == "/":
+            return None
+        mean, _, std = text.partition("±")
+        decimals = len(mean.partition(".")[2])
+        return cls(float(mean), float(std) if std else None, decimals)
+
+
+class Cell(NamedTuple):
+    """A value and where it stands: axis -> coordinate."""
+
+    at: Mapping[str, str]
+    value: Optional[Value]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper.
+
+    Args:
+        name: as printed, e.g. `Table 20`.
+        title: what it shows.
+        row_axes: what tells its rows apart.
+        column_axes: what tells its columns apart.
+        columns: coordinates on `column_axes`, a tuple a column.
+        rows: coordinates on `row_axes` -> a value a column, None where nothing is printed.
+        fixed: coordinates that all cells share.
+        default: where an axis beyond the five of `published` has the coordinate given here, the
+            cell shows the method as the paper compares it to others.
+        note: what a reader should know.
+    """
+
+    name: str
+    title: str
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
+    rows: Mapping[tuple[str, ...], tuple[Optional[Value], ...]]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    default: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def benchmark(self) -> Optional[str]:
+        """The benchmark, or None where rows or columns name several."""
+        return self.fixed.get("benchmark")
+
+    @property
+    def architecture(self) -> Optional[str]:
+        """The architecture, or None where rows or columns name several."""
+        return self.fixed.get("architecture")
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells, row by row."""
+        for row, values in self.rows.items():
+            shared = {**self.fixed, **dict(zip(self.row_axes, row))}
+            for column, value in zip(self.columns, values):
+                yield Cell({**shared, **dict(zip(self.column_axes, column))}, value)
+
+    def value(self, **at: str) -> Optional[Value]:
+        """The value at these coordinates, which must single out one cell."""
+        found = [cell for cell in self.cells() if at.items() <= cell.at.items()]
+        if len(found) != 1:
+            axes = [*self.fixed, *self.row_axes, *self.column_axes]
+            raise NACError(
+                f"expected coordinates of one cell of {self.name}, got {at}, which fits "
+                f"{len(found)}. Its axes are {axes}."
+            )
+        return found[0].value
+
+
+def read_table(path: Path) -> Table:
+    """Read one file.
+
+    Raises:
+        NACError: naming the file, where rows and columns do not fit together.
+    """
+    # all scalars stay text: 97.9 and 97.90 are printed with different precision
+    document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    try:
+        columns = tuple(zip(*document["columns"].values()))
+        widths = {len(names) for names in document["columns"].values()}
+        rows = {
+            tuple(key.split()): tuple(map(Value.parse, texts))
+            for key, texts in document["values"].items()
+        }
+        for key, values in rows.items():
+            if {len(values)} != widths or len(key) != len(document["rows"]):
+                raise ValueError(f"row {' '.join(key)!r} does not fit the columns or row axes")
+        return Table(
+            name=document["name"],
+            title=document["title"],
+            row_axes=tuple(document["rows"]),
+            column_axes=tuple(document["columns"]),
+            columns=columns,
+            rows=MappingProxyType(rows),
+            fixed=MappingProxyType(document.get("fixed", {})),
+            default=MappingProxyType(document.get("default", {})),
+            note=document.get("note", ""),
+        )
+    except (KeyError, ValueError, AttributeError) as error:
+        raise NACError(f"{path} is not a table as {__name__} describes it: {error!r}.") from error
