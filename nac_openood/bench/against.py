@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
+from nac_openood.bench.methods import METHODS
 from nac_openood.bench.printed import Value
-from nac_openood.bench.published import GROUPS, METHODS, METRICS, published
+from nac_openood.bench.published import GROUPS, METRICS, published
 
 #: Method -> OOD set, `nearood` or `farood` -> metric -> (mean, std or None), in percent.
 Measured = Mapping[str, Mapping[str, Mapping[str, tuple[float, Optional[float]]]]]

@@ -13,27 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Iterator, Mapping
 
+from nac_openood.bench.imglist import BENCHMARKS
+from nac_openood.bench.methods import METHODS
 from nac_openood.bench.printed import Table, Value, read_table
 from nac_openood.errors import NACError
 
-#: OpenOOD's name of each method -> the paper's, in the paper's order.
-METHODS: Mapping[str, str] = {
-    "openmax": "OpenMax", "msp": "MSP", "temp_scaling": "TempScale", "odin": "ODIN", "mds": "MDS",
-    "mds_ensemble": "MDSEns", "rmds": "RMDS", "gram": "Gram", "ebo": "EBO", "opengan": "OpenGAN",
-    "gradnorm": "GradNorm", "react": "ReAct", "mls": "MLS", "klm": "KLM", "vim": "VIM",
-    "knn": "KNN", "dice": "DICE", "rankfeat": "RankFeat", "ash": "ASH", "she": "SHE", "gen": "GEN",
-    "nac": "NAC-UE",
-}  # fmt: skip
-
-_CIFAR_FAR = ("mnist", "svhn", "texture", "places365")
-_IMAGENET = {"nearood": ("ssb_hard", "ninco"), "farood": ("inaturalist", "textures", "openimage_o")}
-
 #: Benchmark -> average -> the sets it is over, as OpenOOD names and orders them.
 GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "cifar10": {"nearood": ("cifar100", "tin"), "farood": _CIFAR_FAR},
-    "cifar100": {"nearood": ("cifar10", "tin"), "farood": _CIFAR_FAR},
-    "imagenet200": _IMAGENET,
-    "imagenet": _IMAGENET,
+    row.name: {"nearood": row.near, "farood": row.far} for row in BENCHMARKS.values()
 }
 
 #: The detection metrics the paper prints.

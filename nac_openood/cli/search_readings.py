@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import Callable
 
+from nac_openood.cli.options import at_least, on_device, option
 from nac_openood.errors import NACError
 from nac_openood.search.stored import ReadingSet
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: Options that say how to read a network, and so do not go with --readings.
 NEEDS_A_NETWORK = (
@@ -22,7 +20,7 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
     """Map saved readings, or make them."""
     unset = (None, False)  # 0 is an answer: compare by identity
     given = [
-        _option(name)
+        option(name)
         for name in NEEDS_A_NETWORK
         if not any(getattr(args, name) is value for value in unset)
     ]
@@ -33,7 +31,7 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
                 "already made. Leave them out, or leave out --readings."
             )
         return ReadingSet.load(args.readings)
-    lacking = [_option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
+    lacking = [option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
     if lacking:
         raise NACError(
             f"{', '.join(lacking)} not given. Give --checkpoint, --arch and --id-data to read a "
@@ -51,45 +49,23 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
 
     benchmark = benchmark_named(args.id_data)
     net = load_checkpoint(build(args.arch, benchmark.n_classes), args.checkpoint)
-    net = _on_device(net, args.device)
+    net = on_device(net, args.device)
     layers = default_layers(net, benchmark.name, args.layers)
     source = Source(
         benchmark,
         args.data_root or "data",
         transform_for(args.arch, benchmark),
-        batch_size=_at_least("batch_size", args.batch_size, 100, 1),
-        workers=_at_least("workers", args.workers, 0, 0),
+        batch_size=at_least("batch_size", args.batch_size, 100, 1),
+        workers=at_least("workers", args.workers, 0, 0),
     )
     return collect(
         NACDetector(net, layers, fast=args.fast),
         source,
-        n_samples=_at_least("n_samples", args.n_samples, default_samples(net, benchmark.name), 1),
-        held_out=_at_least("held_out", args.held_out, 1000, 0),
+        n_samples=at_least("n_samples", args.n_samples, default_samples(net, benchmark.name), 1),
+        held_out=at_least("held_out", args.held_out, 1000, 0),
         ood_val=args.ood_val,
         folder=args.save_readings,
         seed=args.seed,
         about={"arch": args.arch, "checkpoint": args.checkpoint, **about_network(net)},
         say=say,
     )
-
-
-def _on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
-    import torch
-
-    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return net.to(device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error
-
-
-def _at_least(name: str, value: object, default: int, least: int) -> int:
-    number = default if value is None else int(str(value))
-    if number < least:
-        raise NACError(f"{_option(name)} must be at least {least}, got {number}.")
-    return number
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

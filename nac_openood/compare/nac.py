@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+from dataclasses import replace
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from torch.utils.data import DataLoader, Subset
 
@@ -26,18 +27,28 @@ class NACScorer:
     Args:
         config: settings and sweep; None takes the shipped ones for the data and the network.
         strategy: of the search; "grid" walks the sweep as the authors do.
+        layers: which of the settings' layers to use; None takes all.
     """
 
     needs = "network"
     implementation = f"nac_openood {__version__}"
 
-    def __init__(self, config: Optional[NACConfig] = None, strategy: str = "grid") -> None:
-        self.config, self.strategy = config, strategy
-        self.settings = {"config": None if config is None else config.to_dict(), "by": strategy}
+    def __init__(
+        self,
+        config: Optional[NACConfig] = None,
+        strategy: str = "grid",
+        layers: Optional[Sequence[str]] = None,
+    ) -> None:
+        self.config, self.strategy, self.layers = config, strategy, layers
+        self.settings: Mapping[str, Any] = {
+            "config": None if config is None else config.to_dict(),
+            "strategy": strategy,
+            "layers": None if layers is None else list(layers),
+        }
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Read the network once, search without it; see `Scorer`."""
-        config = self.config or shipped(given.id_name, given.net)
+        config = _only(self.layers, self.config or shipped(given.id_name, given.net))
         fit, held_out = _split(given.train, config.n_samples)
         if chosen is not None:
             layers = {n: LayerConfig.from_dict(s) for n, s in chosen["layers"].items()}
@@ -68,6 +79,19 @@ class NACScorer:
     def _used(self, n_samples: Optional[int]) -> dict[str, Any]:
         layers = {name: config.to_dict() for name, config in self._detector.configs.items()}
         return {"layers": layers, "n_samples": n_samples}
+
+
+def _only(names: Optional[Sequence[str]], config: NACConfig) -> NACConfig:
+    """The settings of some layers."""
+    if names is None:
+        return config
+    unknown = [name for name in names if name not in config.layers]
+    if unknown:
+        raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
+    layers = {name: config.layers[name] for name in names}
+    return replace(
+        config, layers=layers, sweep={n: v for n, v in config.sweep.items() if n in layers}
+    )
 
 
 def _split(train: Any, n_samples: Optional[int]) -> tuple[Any, Optional[Any]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -56,8 +55,3 @@ class Study:
         """What methods may look at before the test data."""
         found = {"train": self.sets.train, "id_val": self.sets.id_val}
         return found if self.sets.ood_val is None else {**found, "ood_val": self.sets.ood_val}
-
-
-def device_named(name: Optional[str]) -> torch.device:
-    """The device, by default a GPU where there is one."""
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

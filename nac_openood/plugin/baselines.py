@@ -6,19 +6,20 @@ import io
 import sys
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 from torch import nn
 
 from nac_openood.bench.scorer import Fit, Given, Scored
-from nac_openood.bench.sweep import best_point
+from nac_openood.bench.sweep import best_point, grid
 from nac_openood.core.undisturbed import frozen, undisturbed
 from nac_openood.data import batches
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_ready
 from nac_openood.plugin.view import NetworkView
 
+IMPLEMENTATION = "OpenOOD 1.5"
 #: These look at more of the network than its penultimate features.
 _NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
 
@@ -30,54 +31,62 @@ class OpenOODScorer:
         method: its name there.
     """
 
-    implementation = "OpenOOD 1.5"
+    implementation = IMPLEMENTATION
 
     def __init__(self, method: str) -> None:
         self.method = method
         self.needs = "network" if method in _NETWORK else "features"
         with openood_ready() as tree:
-            self.settings = {"config": _config(tree, method).read_text(encoding="utf-8")}
+            self.settings: Mapping[str, Any] = {
+                "config": _config(tree, method).read_text(encoding="utf-8")
+            }
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; see `Scorer`."""
-        with _at_home(given) as tree:
+        with at_home(given) as tree:
             self._given = given
             self._processor = _postprocessor(tree, self.method, given)
             self._net = self._wrapped(given)
             if given.ood_val is None and self.method == "mds_ensemble":
                 raise NACError("MDSEns weighs its layers by OOD validation data; there is none.")
-            id_loaders = {"train": given.train, "val": given.id_val}
-            self._processor.setup(self._net, id_loaders, {"val": given.ood_val})
+            id_loaders = {"train": _Batches(given.train), "val": _Batches(given.id_val)}
+            self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
             return self._search(given, chosen)
 
     def score(self, loader: Iterable[Any]) -> Scored:
         """Score a data set; see `Scorer`."""
-        with _at_home(self._given):
+        with at_home(self._given):
             return self._inference(loader)
 
     def _search(self, given: Given, chosen: Optional[Mapping[str, Any]]) -> Fit:
         lists = dict(getattr(self._processor, "args_dict", None) or {})
         if not lists:
             return Fit()
+        points, told = grid(lists), None
+        searched = self._processor.APS_mode and given.ood_val is not None
         if chosen is not None:
-            self._processor.set_hyperparam([chosen[name] for name in lists])
-            return Fit(dict(chosen))
-        if not self._processor.APS_mode or given.ood_val is None:
-            current = self._processor.get_hyperparam()
-            values = current if len(lists) > 1 else [current]
-            return Fit(dict(zip(lists, values)))
+            point = dict(chosen)
+        elif len(points) == 1:
+            point = points[0]
+        elif searched:
+            point, told = self._best(given, lists)
+        else:
+            values = self._processor.get_hyperparam()
+            return Fit(dict(zip(lists, values if len(lists) > 1 else [values])))
+        self._processor.set_hyperparam([point[name] for name in lists])
+        return Fit(point, told)
 
+    def _best(
+        self, given: Given, lists: Mapping[str, Sequence[Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         def validate(point: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             self._processor.set_hyperparam(list(point.values()))
-            loaders = (given.id_val, given.ood_val)
-            inside, outside = (self._inference(loader).score for loader in loaders)
-            return inside, outside
+            return self._inference(given.id_val).score, self._inference(given.ood_val).score
 
         found = best_point(lists, validate)
         if found is None:
             raise NACError("no hyperparameters rank any ID above any OOD validation image.")
-        self._processor.set_hyperparam(list(found.point.values()))
-        return Fit(found.point, found.told() if found.points > 1 else None)
+        return found.point, found.told()
 
     def _inference(self, loader: Any) -> Scored:
         bars = self._given.progress is not False and sys.stderr.isatty()
@@ -94,6 +103,36 @@ class OpenOODScorer:
             net = NetworkView(net, next(iter(batches(given.id_val))).data)
         wrappers = {"react": ReactNet, "ash": ASHNet}
         return wrappers[self.method](net) if self.method in wrappers else net
+
+
+class _Batches:
+    """A loader's batches with what OpenOOD's have besides: `data_aux`, the untouched images."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> _Counted:
+        return _Counted(iter(self.loader), len(self))
+
+
+class _Counted:
+    """An iterator that knows its length, which OpenOOD's OpenMax asks for."""
+
+    def __init__(self, batches: Iterator[Any], length: int) -> None:
+        self.batches, self.length = batches, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = next(self.batches)
+        return {**batch, "data_aux": batch["data"]}
 
 
 def _postprocessor(tree: Path, method: str, given: Given) -> Any:
@@ -116,7 +155,7 @@ def _config(tree: Path, method: str) -> Path:
 
 
 @contextmanager
-def _at_home(given: Given) -> Iterator[Path]:
+def at_home(given: Given) -> Iterator[Path]:
     """OpenOOD runs here, knows the data set, draws as seeded, is quiet and leaves no trace."""
     quiet = redirect_stdout(io.StringIO())
     alone = undisturbed(given.net, given.seed), frozen(given.net)

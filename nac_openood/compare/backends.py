@@ -1,0 +1,70 @@
+"""Whose implementation of a method runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Callable, Optional
+
+from nac_openood.bench.checkpoints import Checkpoint
+from nac_openood.bench.methods import NAC, Absent
+from nac_openood.bench.scorer import Scorer
+from nac_openood.plugin.source import has_openood
+
+OPENOOD, PYTORCH_OOD, AUTO = "openood", "pytorch-ood", "auto"
+BACKENDS = (AUTO, OPENOOD, PYTORCH_OOD)
+_OPENGAN = "opengan"
+_DISCRIMINATOR = "best_DNet.ckpt"
+
+Make = Callable[[str, Checkpoint], Scorer]
+
+
+def chosen_backend(name: str) -> str:
+    """The backend that "auto" stands for here: OpenOOD's own where it is installed."""
+    if name != AUTO:
+        return name
+    return OPENOOD if has_openood() else PYTORCH_OOD
+
+
+def scorers(backend: str, nac: Callable[[], Scorer], opengan: Optional[Path] = None) -> Make:
+    """How to make each method's scorer.
+
+    Args:
+        backend: "openood" or "pytorch-ood".
+        nac: makes NAC's.
+        opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+    """
+    return partial(_make, backend, nac, opengan)
+
+
+def _make(
+    backend: str,
+    nac: Callable[[], Scorer],
+    opengan: Optional[Path],
+    method: str,
+    checkpoint: Checkpoint,
+) -> Scorer:
+    if method == NAC:
+        return nac()
+    if method == _OPENGAN:
+        return _opengan(backend, opengan or Path(checkpoint.path).parent / _DISCRIMINATOR)
+    if backend == OPENOOD:
+        from nac_openood.plugin.baselines import OpenOODScorer
+
+        return OpenOODScorer(method)
+    from nac_openood.bench.torch_ood import make
+
+    return make(method)
+
+
+def _opengan(backend: str, discriminator: Path) -> Scorer:
+    if backend != OPENOOD:
+        raise Absent("OpenGAN needs OpenOOD (--backend openood); pytorch-ood does not have it.")
+    if not discriminator.is_file():
+        raise Absent(
+            f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {discriminator}. "
+            "Train it with OpenOOD's main.py (pipeline train_opengan) and name it with --opengan."
+        )
+    from nac_openood.plugin.opengan import OpenGANScorer
+
+    return OpenGANScorer(discriminator)
