@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import ExitStack
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -52,14 +52,14 @@ class Head(nn.Module):
         self, x: Tensor, return_feature: bool = False, return_feature_list: bool = False
     ) -> Any:
         """Logits `[batch, classes]` of features `[batch, D]`, alone or with (a list of) them."""
-        logits = self.fc(x)
+        logits = self.fc(x.to(self.fc.weight.dtype))
         if return_feature:
             return logits, x.clone()  # OpenOOD's ASH overwrites what it is given
         return (logits, [x.clone()]) if return_feature_list else logits
 
     def forward_threshold(self, x: Tensor, threshold: float) -> Tensor:
         """Logits of features clipped at `threshold`."""
-        logits: Tensor = self.fc(x.clip(max=threshold))
+        logits: Tensor = self(x.clip(max=threshold))
         return logits
 
     def get_fc_layer(self) -> nn.Linear:
@@ -116,7 +116,7 @@ def _run(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> tuple[T
             # once more, for an operation in place may have rewritten what the layer had said
             if call.output.shape == logits.shape and _same(call.layer(call.features), logits):
                 return logits, call
-    _no_head(inner, logits, calls)
+    raise _no_head(inner, logits, calls)
 
 
 def _keep(path: str, calls: list[_Call]) -> Any:
@@ -135,7 +135,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
     )
 
 
-def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NoReturn:
+def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NACError:
     alike = [call.path for call in calls if call.output.shape == logits.shape]
     if len(alike) > 1:
         why = f"its linear layers {alike} have outputs of that shape, combined in some way"
@@ -143,7 +143,7 @@ def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NoReturn:
         why = f"something comes after its linear layer '{alike[0]}'"
     else:
         why = "none of its linear layers has an output of that shape"
-    raise NACError(
+    return NACError(
         f"expected {type(net).__name__} to end in one nn.Linear whose output is the logits "
         f"{list(logits.shape)}, but {why}. Methods that work on penultimate features need such a "
         "head: leave them out, or wrap the network so that it returns that layer's output."
