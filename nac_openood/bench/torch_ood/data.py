@@ -60,17 +60,26 @@ def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample"
     Raises:
         NACError: naming the classes.
     """
-    strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
-    if strange:
-        raise NACError(
-            f"{method}: expected training labels from 0 to {n_classes - 1}, got {_some(strange)}. "
-            "Check the list of training images."
-        )
+    in_range(method, label, n_classes)
     missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
     if missing:
         raise NACError(
             f"{method} needs at least one training {what} of every class; there is none of "
             f"{_some(missing)}. Give it more training images, or leave it out."
+        )
+
+
+def in_range(method: str, label: Tensor, n_classes: int) -> None:
+    """Check that training labels are 0 to n_classes - 1.
+
+    Raises:
+        NACError: naming those that are not.
+    """
+    strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
+    if strange:
+        raise NACError(
+            f"{method}: expected training labels from 0 to {n_classes - 1}, got {_some(strange)}. "
+            "Check the list of training images."
         )
 
 

@@ -113,6 +113,7 @@ class _Pairs:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = []
         for x, label in data.labelled(self.gram.net, self.given.train):
+            data.in_range(self.gram.name, label, self.given.n_classes)
             seen.append(label)
             parts = in_parts(x, self.gram.numbers)
             yield from zip(parts, label.split(len(parts[0])))
