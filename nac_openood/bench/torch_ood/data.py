@@ -1,0 +1,88 @@
+"""What the detectors are fitted on: features, logits and labels of a loader, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nac_openood.core.network import prepare
+from nac_openood.data import batches
+from nac_openood.errors import NACError
+
+
+class Gathered(NamedTuple):
+    """Features or logits `[samples, ...]` on the CPU and labels int64 `[samples]`."""
+
+    values: Tensor
+    label: Tensor
+
+
+def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as `net` takes them, with their labels on the CPU; -1 where there are none."""
+    for data, label in batches(loader):
+        known = torch.full((len(data),), -1) if label is None else label.cpu()
+        yield prepare(net, data), known
+
+
+@torch.no_grad()
+def gather(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor]) -> Gathered:
+    """`of` every batch, in one piece, without holding the pieces and the whole at a time."""
+    parts, labels = [], []
+    for x, label in labelled(head, loader):
+        parts.append(of(x).detach().float().cpu())
+        labels.append(label)
+    if not parts:
+        raise NACError("there is nothing to fit on: the training or validation data are empty.")
+    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    start = 0
+    for i, part in enumerate(parts):
+        whole[start : start + len(part)] = part
+        start += len(part)
+        parts[i] = part[:0].clone()  # memory of an untouched tensor is given out as it is filled
+    return Gathered(whole, torch.cat(labels))
+
+
+def features(head: nn.Module, loader: Iterable[Any]) -> Gathered:
+    """The features `[samples, D]` that a loader yields."""
+    return gather(head, loader, lambda x: x)
+
+
+def logits(head: nn.Module, loader: Iterable[Any]) -> Gathered:
+    """Their logits `[samples, classes]`."""
+    return gather(head, loader, head)
+
+
+def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
+    """Check that training labels are 0 to n_classes - 1 and that each occurs.
+
+    Raises:
+        NACError: naming the classes.
+    """
+    in_range(method, label, n_classes)
+    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
+    if missing:
+        raise NACError(
+            f"{method} needs at least one training {what} of every class; there is none of "
+            f"{_some(missing)}. Give it more training images, or leave it out."
+        )
+
+
+def in_range(method: str, label: Tensor, n_classes: int) -> None:
+    """Check that training labels are 0 to n_classes - 1.
+
+    Raises:
+        NACError: naming those that are not.
+    """
+    strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
+    if strange:
+        raise NACError(
+            f"{method}: expected training labels from 0 to {n_classes - 1}, got {_some(strange)}. "
+            "Check the list of training images."
+        )
+
+
+def _some(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return shown + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")

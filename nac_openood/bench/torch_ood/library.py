@@ -1,0 +1,52 @@
+"""The optional library: whether it is there, which version, and whose error an error is."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, Iterator
+
+from nac_openood.errors import NACError
+
+
+def detectors() -> Any:
+    """The module `pytorch_ood.detector`.
+
+    Raises:
+        NACError: where pytorch-ood is missing, with the command that installs it.
+    """
+    try:
+        return importlib.import_module("pytorch_ood.detector")
+    except ImportError as error:
+        raise NACError(
+            f"the baselines need pytorch-ood, which cannot be imported ({error}): "
+            "pip install 'nac-openood[baselines]'."
+        ) from error
+
+
+def version() -> str:
+    """Its version, e.g. "0.4.0"."""
+    try:
+        return metadata.version("pytorch-ood")
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+@contextmanager
+def theirs(method: str, doing: str) -> Iterator[None]:
+    """Around calls of pytorch-ood: its errors tell the method, its known warnings are silent."""
+    try:
+        with warnings.catch_warnings():
+            # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
+            yield
+    except NACError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise NACError(
+            f"{method}: pytorch-ood {version()} failed while {doing} ({what}). Leave {method} out, "
+            "or take it from OpenOOD."
+        ) from error

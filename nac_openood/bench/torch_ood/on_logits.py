@@ -1,0 +1,117 @@
+"""Detectors that look at logits alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nac_openood.bench.scorer import Given
+from nac_openood.bench.torch_ood import data
+from nac_openood.bench.torch_ood.adapter import OnFeatures, Point
+
+
+class _OnLogits(OnFeatures):
+    def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
+        scores: Tensor = self.detector.predict_logits(logits)
+        return scores
+
+
+class MSP(_OnLogits):
+    """The largest softmax probability."""
+
+    def use(self, point: Point) -> None:
+        """Nothing to choose."""
+        self.detector = self.detectors.MaxSoftmax(None)
+
+
+class MLS(_OnLogits):
+    """The largest logit."""
+
+    def use(self, point: Point) -> None:
+        """Nothing to choose."""
+        self.detector = self.detectors.MaxLogit(None)
+
+
+class EBO(_OnLogits):
+    """Energy."""
+
+    def use(self, point: Point) -> None:
+        """Its temperature."""
+        self.detector = self.detectors.EnergyBased(None, t=point["temperature"])
+
+
+class GEN(_OnLogits):
+    """Generalized entropy; as in OpenOOD, an `M` above the number of classes means all."""
+
+    def use(self, point: Point) -> None:
+        """Its exponent and the number of classes looked at."""
+        self.detector = self.detectors.GEN(None, gamma=point["gamma"], M=point["M"])
+
+
+class TempScaling(_OnLogits):
+    """Softmax at the temperature that suits ID validation data best."""
+
+    def fit(self, given: Given) -> None:
+        """Find the temperature, from where OpenOOD starts to look for it."""
+        super().fit(given)
+        held = data.logits(given.net, given.id_val)
+        self.detector = self.detectors.TemperatureScaling(None)
+        with torch.no_grad():
+            self.detector.t.fill_(1.5)
+        with torch.enable_grad(), self.calling("fitting"):
+            self.detector.fit_logits(held.values.float(), held.label)
+
+    def use(self, point: Point) -> None:
+        """Nothing to choose."""
+
+
+class KLM(_OnLogits):
+    """Divergence from the mean posteriors of ID validation data."""
+
+    def fit(self, given: Given) -> None:
+        """Mean posteriors by predicted class."""
+        super().fit(given)
+        held = data.logits(given.net, given.id_val)
+        self.detector = self.detectors.KLMatching(None)
+        with self.calling("fitting"):
+            self.detector.fit_logits(held.values.double())
+
+    def use(self, point: Point) -> None:
+        """Nothing to choose."""
+
+    def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
+        """In float64, as SciPy has it in OpenOOD: the divergence of the sure is tiny."""
+        scores: Tensor = self.detector.predict_logits(logits.double())
+        return scores
+
+
+class OpenMax(_OnLogits):
+    """Extreme values of the distances to the class centers of correct training logits."""
+
+    def fit(self, given: Given) -> None:
+        """Weibull models of the right answers, OpenOOD's tail and alpha, Euclidean."""
+        super().fit(given)
+        values, label = data.logits(given.net, given.train)
+        right = values.argmax(dim=1) == label
+        values, label = values[right], label[right]
+        data.every_class(self.name, label, given.n_classes, "image with a right answer")
+        alpha = min(3, given.n_classes)
+        self.detector = self.detectors.OpenMax(None, tailsize=20, alpha=alpha, euclid_weight=1.0)
+        with self.calling("fitting"):
+            self.detector.fit_logits(values, label)
+        centers = [values[label == c].mean(dim=0) for c in range(given.n_classes)]
+        self.centers = torch.stack(centers)
+
+    def use(self, point: Point) -> None:
+        """Nothing to choose."""
+
+    def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Scored together with the class centers.
+
+        The detector measures distances only to classes that are predicted somewhere in a batch
+        and takes 0 for the others, so scores would depend on the batch. A center is predicted as
+        its class: with them, all are there.
+        """
+        both = torch.cat([logits, self.centers.to(logits)])
+        scores: Tensor = self.detector.predict_logits(both)[: len(logits)]
+        return scores

@@ -1,0 +1,361 @@
+"""The baselines out of pytorch-ood: on a toy network, and beside OpenOOD's own."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import SmallNet
+from test_head import assert_untouched, state_of, tiny_vit
+from torch import nn
+from torch.nn import functional as F
+
+from nac_openood.bench.head import Head, head_of, with_features
+from nac_openood.bench.scorer import Given
+from nac_openood.bench.torch_ood import METHODS, TorchOOD, make
+from nac_openood.bench.torch_ood.table import Row
+from nac_openood.errors import NACError, NotFittedError
+from nac_openood.ranking import auroc
+
+pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
+
+NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
+WIDE, CLASSES = 300, 4
+
+
+class ToyNet(SmallNet):
+    """Wide enough for ViM's 256 dimensions, and with an opinion on the toy images."""
+
+    def __init__(self):
+        super().__init__(CLASSES)
+        self.layer4 = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, WIDE, 3, padding=1))
+        self.fc = nn.Linear(WIDE, CLASSES)
+
+
+def images_of(n, seed, shift=0.0):
+    """A color a class, noise; OOD images are stripes of nothing else."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % CLASSES
+    colors = torch.tensor([[2.0, 0, 0], [0, 2.0, 0], [0, 0, 2.0], [1.5, 1.5, -1.5]])
+    noise = torch.randn(n, 3, 9, 9, generator=generator)
+    data = colors[label][:, :, None, None] + 0.6 * noise
+    if shift:
+        data, label = data * (1 - shift) + 1.2 * shift * noise, torch.full((n,), -1)
+    return data, label
+
+
+def in_batches(data, label, size=32):
+    pairs = zip(data.split(size), label.split(size))
+    return [{"data": x, "label": y} for x, y in pairs]
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A net that is right about its training images, with the sets it is given."""
+    torch.manual_seed(0)
+    net = ToyNet().eval()
+    data, label = images_of(320, 1)
+    with torch.no_grad():
+        features = with_features(net, data).features
+        design = torch.cat([features, torch.ones(len(features), 1)], 1)
+        targets = 6.0 * F.one_hot(label, CLASSES).float()
+        solution = torch.linalg.pinv(design, rtol=1e-3) @ targets
+        net.fc.weight.copy_(solution[:-1].T)
+        net.fc.bias.copy_(solution[-1])
+        assert (net(data).argmax(1) == label).float().mean() > 0.95
+    sets = {
+        "train": (data, label),
+        "id_val": images_of(60, 2),
+        "ood_val": images_of(60, 3, 0.4),
+        "test": images_of(50, 4),
+        "ood": images_of(50, 5, 0.5),
+    }
+    return net, {name: in_batches(*pair) for name, pair in sets.items()}
+
+
+def featured(net, batches):
+    return [{**b, "data": with_features(net, b["data"]).features} for b in batches]
+
+
+def given_for(method, toy, **changes):
+    """What the comparison gives the method, and the test sets it scores."""
+    net, sets = toy
+    if METHODS[method].adapter.needs == "features":
+        sets = {name: featured(net, batches) for name, batches in sets.items()}
+        net = Head(head_of(net, toy[1]["test"][0]["data"])[1])
+    parts = {k: sets[k] for k in ("train", "id_val", "ood_val")}
+    return Given(net, "toy", CLASSES, **{**parts, "progress": False, **changes}), sets
+
+
+def run(method, toy, chosen=None, **changes):
+    given, sets = given_for(method, toy, **changes)
+    scorer = make(method)
+    fit = scorer.setup(given, chosen)
+    return fit, {name: scorer.score(sets[name]) for name in ("test", "ood")}
+
+
+def test_the_table_holds_the_papers_baselines():
+    assert len(METHODS) == 20 and "opengan" not in METHODS
+    assert {m for m in METHODS if make(m).needs == "network"} == set(NETWORK)
+    assert make("msp").implementation.startswith("pytorch-ood 0.")
+    for row in METHODS.values():
+        assert set(row.sweep) in (set(), set(row.defaults))
+
+
+def test_points_come_in_openoods_order():
+    row = Row(METHODS["gen"].adapter, {}, {"gamma": (1, 2), "M": (10, 20)})
+    expected = [(1, 10), (2, 10), (1, 20), (2, 20)]
+    assert [tuple(point.values()) for point in row.points()] == expected
+    assert list(row.points()[0]) == ["gamma", "M"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_leaves_no_trace(method, toy):
+    net = toy[0]
+    net.fc.weight.grad = torch.ones_like(net.fc.weight)
+    net.layer1.train()  # half of it in training mode, as fine-tuned nets may be
+    before = state_of(net)
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    try:
+        fit, scores = run(method, toy)
+        assert_untouched(net, before)
+    finally:
+        net.eval()
+        net.fc.weight.grad = None
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    test = scores["test"]
+    assert test.score.dtype == np.float64 and test.prediction.dtype == np.int64
+    assert test.score.shape == test.prediction.shape == test.label.shape == (50,)
+    assert np.isfinite(test.score).all() and len(np.unique(test.score)) > 5
+    logits = torch.cat([with_features(net, b["data"]).logits for b in toy[1]["test"]])
+    assert np.array_equal(test.prediction, logits.argmax(1).numpy())
+    assert np.array_equal(test.label, np.arange(50) % CLASSES)
+    assert (scores["ood"].label == -1).all()
+    assert set(fit.hyperparameters) == set(METHODS[method].defaults)
+    assert (fit.search is None) == (not METHODS[method].sweep)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_second_time_is_the_same_and_so_is_what_was_chosen(method, toy):
+    fit, scores = run(method, toy, seed=3)
+    torch.manual_seed(123)  # somebody else's draws do not matter
+    again, once_more = run(method, toy, dict(fit.hyperparameters), seed=3)
+    assert again.hyperparameters == fit.hyperparameters and again.search is None
+    for name in scores:
+        assert np.array_equal(scores[name].score, once_more[name].score)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_do_not_depend_on_the_batch(method, toy):
+    given, sets = given_for(method, toy)
+    scorer = make(method)
+    scorer.setup(given, METHODS[method].defaults)
+    whole = in_batches(*(torch.cat([b[k] for b in sets["test"]]) for k in ("data", "label")), 7)
+    first, second = scorer.score(sets["test"]).score, scorer.score(whole).score
+    # rounding differs; RMDS is a small difference of large distances
+    np.testing.assert_allclose(first, second, rtol=2e-3, atol=0.02 * first.std())
+
+
+def test_simple_methods_are_their_formulas(toy):
+    given, sets = given_for("msp", toy)
+    logits = torch.cat([given.net(b["data"]) for b in sets["test"]])
+    features = torch.cat([b["data"] for b in sets["test"]])
+    train = F.normalize(torch.cat([b["data"] for b in sets["train"]]).double())
+    distances = torch.cdist(F.normalize(features.double()), train).sort(dim=1).values
+    expected = {
+        "msp": logits.softmax(1).amax(1),
+        "mls": logits.amax(1),
+        "ebo": logits.logsumexp(1),
+        "knn": -distances[:, 49],
+    }
+    for method, value in expected.items():
+        found = run(method, toy, METHODS[method].defaults)[1]["test"].score
+        np.testing.assert_allclose(found, value.double().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.sweep])
+def test_the_search_finds_the_first_best_point(method, toy):
+    given, sets = given_for(method, toy)
+    scorer = make(method)
+    fit = scorer.setup(given)
+    found = []
+    for point in METHODS[method].points():
+        try:
+            scorer.setup(given, point)
+        except NACError as error:
+            assert "exceeds the" in str(error) or "leaves nothing" in str(error)
+            continue
+        scores = [scorer.score(sets[name]).score for name in ("id_val", "ood_val")]
+        found.append((float(auroc(*scores)), point))
+    best = max(found, key=lambda pair: pair[0])
+    assert fit.hyperparameters == best[1]
+    assert fit.search == {"points": len(found), "auroc": best[0], "objective": "auroc"}
+
+
+def test_without_ood_validation_the_defaults_are_used(toy):
+    fit, _ = run("react", toy, ood_val=None)
+    assert fit.hyperparameters == {"percentile": 90} and fit.search is None
+
+
+def test_errors_say_what_to_do(toy, monkeypatch):
+    with pytest.raises(NACError, match="no method 'opengan'. Expected one of openmax, msp"):
+        make("opengan")
+    with pytest.raises(NotFittedError, match="before setup"):
+        make("msp").score([])
+    with pytest.raises(NACError, match="knn has no hyperparameter k; it has K"):
+        run("knn", toy, {"k": 3})
+    with pytest.raises(NACError, match="K=500 exceeds the 320 training images"):
+        run("knn", toy, {"K": 500})
+    with pytest.raises(NACError, match="K=50 exceeds the 32 training images, and so do all"):
+        run("knn", toy, train=given_for("knn", toy)[0].train[:1])
+    with pytest.raises(NACError, match="dim=300 leaves nothing of features with 300"):
+        run("vim", toy, {"dim": WIDE})
+    with pytest.raises(NACError, match="the training or validation data are empty"):
+        run("mds", toy, train=[])
+    given, _ = given_for("msp", toy)
+    scorer = make("msp")
+    scorer.setup(given)
+    with pytest.raises(NACError, match="nothing to score"):
+        scorer.score([])
+    broken = [{"data": torch.full((2, WIDE), float("nan")), "label": torch.zeros(2).long()}]
+    with pytest.raises(NACError, match="msp scored 2 of 2 samples NaN or Inf"):
+        scorer.score(broken)
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
+    with pytest.raises(NACError, match=r"pip install 'nac-openood\[baselines\]'"):
+        make("msp")
+
+
+@pytest.mark.parametrize("method", ["mds", "rmds", "she", "openmax", "gram", "mds_ensemble"])
+def test_a_class_that_is_missing_is_named(method, toy):
+    net, sets = toy
+    data, label = (torch.cat([b[k] for b in sets["train"]]) for k in ("data", "label"))
+    kept = in_batches(data[label != 2], label[label != 2])
+    before = state_of(net)
+    with pytest.raises(NACError, match="of every class; there is none of 2"):
+        run(method, (net, {**sets, "train": kept}))
+    assert_untouched(net, before)
+    strange = in_batches(data, torch.where(label == 2, 17, label))
+    what = "right answer" if method == "openmax" else "labels from 0 to 3, got 17"
+    with pytest.raises(NACError, match=what):
+        run(method, (net, {**sets, "train": strange}))
+
+
+def test_errors_of_the_library_name_the_method(toy, monkeypatch):
+    import pytorch_ood.detector as detectors
+
+    def fail(self, *args):
+        raise AssertionError
+
+    monkeypatch.setattr(detectors.RMD, "fit_features", fail)
+    with pytest.raises(NACError, match="rmds: pytorch-ood .* failed while fitting .AssertionError"):
+        run("rmds", toy)
+
+
+@pytest.mark.parametrize("method", NETWORK)
+def test_no_trace_after_a_crash(method, toy):
+    net = toy[0]
+    given, _ = given_for(method, toy)
+    scorer = make(method)
+    scorer.setup(given)
+    before = state_of(net)
+    with pytest.raises((NACError, RuntimeError)):
+        scorer.score([{"data": torch.randn(2, 5, 9, 9), "label": torch.zeros(2).long()}])
+    assert_untouched(net, before)
+
+
+def test_maps_are_asked_of_networks_that_have_them(toy):
+    vit = tiny_vit().eval()
+    batches = in_batches(torch.randn(20, 3, 32, 32), torch.arange(20) % 5, 10)
+    given = Given(vit, "toy", 5, batches, batches, None, progress=False)
+    for method in ("rankfeat", "mds_ensemble"):
+        with pytest.raises(NACError, match=f"{method} needs feature maps .* is a ViT"):
+            make(method).setup(given)
+    scorer = make("gram")  # of its one convolution, as in OpenOOD
+    scorer.setup(given)
+    assert np.isfinite(scorer.score(batches).score).all()
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
+    given = Given(plain, "toy", 5, batches, batches, None, progress=False)
+    with pytest.raises(NACError, match="Sequential has none"):
+        make("gram").setup(given)
+    with pytest.raises(NACError, match="not in the architecture table"):
+        make("rankfeat").setup(given)
+
+
+def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
+    given, _ = given_for("gram", toy)
+    monkeypatch.setattr("nac_openood.bench.torch_ood.gram._Pairs.__len__", lambda self: 10**9)
+    with pytest.raises(NACError, match="GB; this machine has"):
+        make("gram").setup(given)
+
+
+def test_a_scorer_that_failed_is_not_fitted(toy):
+    given, _ = given_for("knn", toy)
+    scorer = TorchOOD("knn")
+    scorer.setup(given)
+    with pytest.raises(NACError):
+        scorer.setup(given, {"K": 10**6})
+    with pytest.raises(NotFittedError):
+        scorer.score([])
+
+
+# ---- beside the real OpenOOD
+
+
+@pytest.fixture(scope="module")
+def thinned(bench):
+    """Features of the thinned miniature benchmark, of one pass: (head, sets by name)."""
+    from minibench import loader, trained
+    from torch.utils.data import DataLoader, Subset
+
+    folder, root = bench
+    net = trained(folder)
+    sizes = {"train_cifar10": 1000, "val_cifar10": 200, "val_tin": 200}
+    sizes.update({f"test_{n}": 300 for n in ("cifar10", "cifar100", "svhn")})
+    sets = {}
+    for name, size in sizes.items():
+        images = loader(root, name).dataset
+        rows = np.linspace(0, len(images) - 1, size).round().astype(int).tolist()
+        batches = DataLoader(Subset(images, rows), batch_size=100)
+        sets[name] = featured(net, batches)
+    return Head(head_of(net, torch.zeros(1, 3, 32, 32))[1]), sets
+
+
+@pytest.mark.bench
+@pytest.mark.openood
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::UserWarning")
+def test_openoods_own_agree(thinned):
+    from openood_tiny import need_openood
+
+    from nac_openood.plugin.compat import compat
+
+    root = need_openood()
+    head, sets = thinned
+    parts = {"train": "train_cifar10", "id_val": "val_cifar10", "ood_val": "val_tin"}
+    given = Given(head, "cifar10", 10, **{k: sets[v] for k, v in parts.items()}, progress=False)
+    with compat():
+        from openood.evaluation_api import Evaluator
+        from openood.evaluation_api.postprocessor import get_postprocessor
+
+        for method in ("msp", "ebo", "mls", "knn"):
+            post = get_postprocessor(str(root / "configs"), method, "cifar10")
+            inside = {"train": given.train, "val": given.id_val}
+            post.setup(head, inside, {"val": given.ood_val})
+            if post.APS_mode:
+                search = Evaluator.__new__(Evaluator)  # for its search, without its data
+                search.net, search.postprocessor = head, post
+                search.dataloader_dict = {"id": inside, "ood": {"val": given.ood_val}}
+                search.hyperparam_search()
+            scorer = make(method)
+            fit = scorer.setup(given)
+            if method == "knn":
+                assert fit.hyperparameters == {"K": post.get_hyperparam()}
+            tests = {n: sets[f"test_{n}"] for n in ("cifar10", "cifar100", "svhn")}
+            theirs = {n: post.inference(head, s, progress=False)[1] for n, s in tests.items()}
+            ours = {n: scorer.score(s).score for n, s in tests.items()}
+            for name in ("cifar100", "svhn"):
+                first, second = (auroc(s["cifar10"], s[name]) for s in (theirs, ours))
+                assert abs(first - second) < 0.001, (method, name, first, second)
