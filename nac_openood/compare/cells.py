@@ -35,7 +35,9 @@ def write_scores(path: Path, scored: Scored, about: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {k: getattr(scored, k) for k in ("score", "prediction", "label")}
     arrays.update({_LAYER + name: values for name, values in scored.layers.items()})
-    tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    tensors = {
+        name: torch.tensor(array) for name, array in arrays.items()
+    }  # copies, for none may share
     files.write(path, KIND, _VERSION, tensors, about)
 
 

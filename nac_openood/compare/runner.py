@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Optional
 
 import numpy as np
 import torch
@@ -147,8 +147,9 @@ def _run_method(bench: Bench, method: str, say: Say) -> None:
         scorer = bench.study.make(method, bench.run)
         made_with = bench.made_with(scorer)
         pending = bench.pending(folder, made_with)
-        say(f"({scorer.implementation})" + ("" if pending else ": done before"))
-        if pending:
+        done = not pending and _known_setup(folder, made_with) is not None
+        say(f"({scorer.implementation})" + (": done before" if done else ""))
+        if not done:
             with plain_worker_errors():
                 _fill(bench, scorer, folder, pending, made_with)
         failure.unlink(missing_ok=True)
@@ -156,7 +157,8 @@ def _run_method(bench: Bench, method: str, say: Say) -> None:
         say(f"is absent: {error}")
         cells.write_note(failure, {"status": "absent", "error": str(error)})
     except Exception as error:  # somebody else's method may raise anything
-        told = str(error) if isinstance(error, NACError) else f"{type(error).__name__}: {error}"
+        told = " ".join(str(error).split())  # somebody's message may have many lines
+        told = told if isinstance(error, NACError) else f"{type(error).__name__}: {told}"
         say(f"failed: {told}")
         cells.write_note(failure, {"status": "failed", "error": told})
 
@@ -169,8 +171,7 @@ def _fill(
     bench: Bench, scorer: Scorer, folder: Path, pending: list[str], made_with: dict[str, Any]
 ) -> None:
     given = bench.given(scorer.needs)
-    note = cells.read_note(folder / "setup.json") or {}
-    known = note if note.get("made_with") == made_with else None
+    known = _known_setup(folder, made_with)
     with Meter(bench.device) as meter:
         fit = scorer.setup(given, None if known is None else known["hyperparameters"])
     if known is None:
@@ -197,6 +198,12 @@ def _fill(
             "shared_pass": scorer.needs == "features",
         }
         cells.write_scores(folder / f"{name}.safetensors", scored, about)
+
+
+def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """The note of an earlier set-up, where it was made with the same."""
+    note = cells.read_note(folder / "setup.json")
+    return note if note is not None and note.get("made_with") == made_with else None
 
 
 def _share(loader: Any) -> float:

@@ -43,9 +43,9 @@ class OpenOODScorer:
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; see `Scorer`."""
-        with at_home(given) as tree:
+        with at_home(given):
             self._given = given
-            self._processor = _postprocessor(tree, self.method, given)
+            self._processor = _postprocessor(self._configs, self.method, given)
             self._net = self._wrapped(given)
             if given.ood_val is None and self.method == "mds_ensemble":
                 raise NACError("MDSEns weighs its layers by OOD validation data; there is none.")
@@ -135,17 +135,16 @@ class _Counted:
         return {**batch, "data_aux": batch["data"]}
 
 
-def _postprocessor(tree: Path, method: str, given: Given) -> Any:
-    """The postprocessor with its settings in OpenOOD's tree."""
+def _postprocessor(configs: Path, method: str, given: Given) -> Any:
     from openood.evaluation_api.postprocessor import get_postprocessor
 
-    _config(tree, method)
-    return get_postprocessor(str(tree / "configs"), method, given.id_name)
+    _config(configs, method)
+    return get_postprocessor(str(configs), method, given.id_name)
 
 
-def _config(tree: Path, method: str) -> Path:
+def _config(configs: Path, method: str) -> Path:
     """OpenOOD's settings of a method; it would go and download what is missing."""
-    config = tree / "configs" / "postprocessors" / f"{method}.yml"
+    config = configs / "postprocessors" / f"{method}.yml"
     if not config.is_file():
         raise NACError(
             f"expected OpenOOD's settings {config}, which is not there. Use a source tree of "
@@ -155,12 +154,12 @@ def _config(tree: Path, method: str) -> Path:
 
 
 @contextmanager
-def at_home(given: Given) -> Iterator[Path]:
+def at_home(given: Given) -> Iterator[None]:
     """OpenOOD runs here, knows the data set, draws as seeded, is quiet and leaves no trace."""
     quiet = redirect_stdout(io.StringIO())
     alone = undisturbed(given.net, given.seed), frozen(given.net)
-    with openood_ready() as tree, _known(given), quiet, alone[0], alone[1]:
-        yield tree
+    with openood_ready(), _known(given), quiet, alone[0], alone[1]:
+        yield
 
 
 @contextmanager

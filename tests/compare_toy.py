@@ -1,0 +1,97 @@
+"""A comparison of a few generated images: a small network, real methods, some that misbehave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+from conftest import SmallNet
+from openood_tiny import write_benchmark
+from torch import nn
+
+from nac_openood.bench.checkpoints import Checkpoint
+from nac_openood.bench.imglist import BENCHMARKS
+from nac_openood.bench.scorer import Fit, Given, Scored, Scorer
+from nac_openood.bench.sets import listed_sets
+from nac_openood.compare.nac import NACScorer
+from nac_openood.compare.study import Study
+from nac_openood.config import LayerConfig, NACConfig
+from nac_openood.data import batches
+
+CIFAR10 = BENCHMARKS["cifar10"]
+SETTINGS = NACConfig(
+    layers={"avgpool": LayerConfig(), "layer2": LayerConfig()},
+    n_samples=50,
+    sweep={"avgpool": {"full_count": [2, 5]}},
+)
+
+
+class Toy:
+    """A scorer of ours: the mean of what it is given, with a knob."""
+
+    implementation = "toy 1"
+
+    def __init__(self, needs: str = "features", sign: float = 1.0) -> None:
+        self.needs, self.sign = needs, sign
+        self.settings = {"sign": sign}
+
+    def setup(self, given: Given, chosen: Any = None) -> Fit:
+        self.net, self.chosen = given.net, chosen
+        return Fit({"knob": 3} if chosen is None else chosen, {"points": 1})
+
+    def score(self, loader: Any) -> Scored:
+        found = [(self.sign * b.data.flatten(1).mean(1), b.labels()) for b in batches(loader)]
+        scores, labels = (torch.cat(part).numpy() for part in zip(*found))
+        return Scored(scores.astype("float64"), labels, labels)
+
+
+class Failing(Toy):
+    """Raises, in `setup` or at a set of some size."""
+
+    def __init__(self, error: BaseException, where: str = "setup", after: int = 0) -> None:
+        super().__init__()
+        self.error, self.where, self.after = error, where, after
+
+    def setup(self, given: Given, chosen: Any = None) -> Fit:
+        if self.where == "setup":
+            raise self.error
+        return super().setup(given, chosen)
+
+    def score(self, loader: Any) -> Scored:
+        if self.where == "score":
+            if not self.after:
+                raise self.error
+            self.after -= 1
+        return super().score(loader)
+
+
+def small_net(_run: Checkpoint) -> nn.Module:
+    torch.manual_seed(0)
+    return SmallNet(10).eval()
+
+
+def write_data(root: Path) -> Path:
+    return write_benchmark(root)
+
+
+def study(
+    data: Path,
+    out: Path,
+    make: dict[str, Callable[[], Scorer]],
+    *,
+    full_spectrum: bool = False,
+    runs: tuple[str, ...] = ("s0",),
+    network: Callable[[Checkpoint], nn.Module] = small_net,
+    **more: Any,
+) -> Study:
+    sets = listed_sets(CIFAR10, data, full_spectrum=full_spectrum)
+    return Study(
+        sets=sets, arch="small", network=network, methods=tuple(make), out=out,
+        runs=tuple(Checkpoint(name, f"{name}.ckpt") for name in runs),
+        make=lambda method, _run: make[method](), progress=False, batch_size=4, **more,
+    )  # fmt: skip
+
+
+def nac() -> NACScorer:
+    return NACScorer(SETTINGS)

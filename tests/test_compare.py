@@ -1,0 +1,324 @@
+"""A comparison: shared passes, cells that are made once, failures that stay where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from compare_toy import CIFAR10, Failing, Toy, nac, small_net, study, write_data
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from nac_openood import NACDetector, NACError
+from nac_openood.bench.methods import Absent
+from nac_openood.compare import cells
+from nac_openood.compare.conduct import conduct
+from nac_openood.compare.results import Results
+from nac_openood.data import batches
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def counted():
+    """A network that counts the images it sees."""
+    net = small_net(None)
+    net.seen = 0
+
+    def count(_module, inputs):
+        net.seen += len(inputs[0])
+
+    net.register_forward_pre_hook(count)
+    return net
+
+
+def plain(results):
+    """Everything but times and memory."""
+    rows = [
+        dataclasses.replace(r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None)
+        for r in results.rows
+    ]
+    return [dataclasses.asdict(r) for r in rows], results.sets, results.runs, results.gallery
+
+
+def test_the_numbers_are_those_of_the_scores(data, tmp_path):
+    asked = study(data, tmp_path, {"toy": Toy, "nac": nac})
+    results = conduct(asked)
+    net = small_net(None)
+    loader = {name: asked.loader(images) for name, images in asked.sets.scored().items()}
+    with torch.no_grad():
+        features = {
+            name: torch.cat(
+                [
+                    net.avgpool(net.layer4(net.layer3(net.layer2(net.layer1(b.data))))).flatten(1)
+                    for b in batches(batched)
+                ]
+            ).mean(1)
+            for name, batched in loader.items()
+        }
+    for name in ("cifar100", "mnist"):
+        label = np.r_[np.ones(10), np.zeros(10)]
+        score = np.r_[features["test"], features[name]]
+        expected = 100 * roc_auc_score(label, score)
+        assert results.value("toy", name, "AUROC").mean == pytest.approx(expected, abs=1e-9)
+    near = [results.value("toy", n, "FPR@95").mean for n in ("cifar100", "tin")]
+    assert results.value("toy", "nearood", "FPR@95").mean == pytest.approx(np.mean(near))
+    row = next(r for r in results.rows if r.method == "nac")
+    assert row.search["points"] == 2 and set(row.hyperparameters["layers"]) == {"avgpool", "layer2"}
+    found = results.scores("s0", "nac", "mnist")
+    np.testing.assert_allclose(
+        found.score, np.mean([found.layers["avgpool"], found.layers["layer2"]], axis=0), atol=1e-6
+    )
+
+
+def test_nac_scores_what_its_detector_scores(data, tmp_path):
+    asked = study(data, tmp_path, {"nac": nac})
+    results = conduct(asked)
+    chosen = results.rows[0].hyperparameters
+    from nac_openood.config import LayerConfig
+
+    layers = {n: LayerConfig.from_dict(c) for n, c in chosen["layers"].items()}
+    detector = NACDetector(small_net(None), layers)
+    detector.fit(asked.loader(asked.sets.train), n_samples=50, progress=False)
+    expected = detector.score_loader(asked.loader(asked.sets.near["tin"]), progress=False).score
+    np.testing.assert_array_equal(results.scores("s0", "nac", "tin").score, expected)
+
+
+def test_methods_on_features_share_one_pass(data, tmp_path, counted):
+    methods = dict.fromkeys(("one", "two", "three"), Toy)
+    conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    images = 100 + 10 + 10 + 7 * 10  # train, both validation sets, seven test sets
+    # the head is found by one more batch here and there
+    assert images <= counted.seen <= images + 10 * 4 * 2
+
+
+def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
+    methods = {"toy": Toy, "nac": nac}
+    first = conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    counted.seen = 0
+    second = conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    assert counted.seen == 0
+    assert second == first == Results.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["weights", "settings", "seed", "images", "batch_size"])
+def test_what_was_made_with_something_else_is_made_again(data, tmp_path, change):
+    before = conduct(study(data, tmp_path / "out", {"toy": Toy}))
+    more, net, make, root = {}, small_net, Toy, data
+    if change == "weights":
+
+        def net(run):
+            other = small_net(run)
+            with torch.no_grad():
+                other.layer4[1].weight.mul_(-1)
+            return other
+
+    elif change == "settings":
+        make = lambda: Toy(sign=-1.0)  # noqa: E731
+    elif change == "seed":
+        more = {"seed": 1}
+    elif change == "images":
+        root = write_data(tmp_path / "data")
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(root / "images_classic" / "tin/test/0.png")
+    asked = study(root, tmp_path / "out", {"toy": make}, network=net, **more)
+    if change == "batch_size":
+        asked = dataclasses.replace(asked, batch_size=5)
+    after = conduct(asked)
+    fresh = conduct(dataclasses.replace(asked, out=tmp_path / "fresh"))
+    assert plain(after) == plain(fresh)
+    if change in ("weights", "settings", "images"):
+        assert plain(after) != plain(before)
+
+
+def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
+    lacking = Absent("it lacks a GAN")
+
+    def absent():
+        raise lacking
+
+    methods = {
+        "good": Toy,
+        "bad": lambda: Failing(RuntimeError("out of <memory>")),
+        "late": lambda: Failing(ValueError("at last"), "score", after=3),
+        "absent": absent,
+        "nac": nac,
+    }
+    results = conduct(study(data, tmp_path, methods))
+    assert [r.status for r in results.rows] == ["ok", "failed", "failed", "absent", "ok"]
+    assert results.rows[1].error == "RuntimeError: out of <memory>"
+    assert results.rows[3].error == "it lacks a GAN"
+    assert results.value("bad", "tin", "AUROC") is None
+    # what a later run mends is whole
+    methods["late"] = methods["bad"] = Toy
+    mended = conduct(study(data, tmp_path, methods))
+    assert [r.status for r in mended.rows] == ["ok", "ok", "ok", "absent", "ok"]
+    assert mended.rows[1].metrics == mended.rows[0].metrics
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path, after):
+    methods = {"toy": Toy, "slow": Toy, "nac": nac}
+    undisturbed = conduct(study(data, tmp_path / "whole", methods))
+    stopped = {**methods, "slow": lambda: Failing(KeyboardInterrupt(), "score", after)}
+    with pytest.raises(KeyboardInterrupt):
+        conduct(study(data, tmp_path / "out", stopped))
+    partial = Results.load(tmp_path / "out")
+    assert [r.status for r in partial.rows] == ["ok", "failed", "failed"]
+    assert "run the same command again" in partial.rows[1].error
+    finished = list((tmp_path / "out/runs/s0/slow").glob("*.safetensors"))
+    assert len(finished) == after
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs").rglob("*.safetensors")}
+    assert plain(conduct(study(data, tmp_path / "out", methods))) == plain(undisturbed)
+    if after:  # `Failing` has other settings than `Toy`, so its cells are made again; others stay
+        kept = {p: t for p, t in kept.items() if "slow" not in p.parts}
+    assert all(p.stat().st_mtime_ns == t for p, t in kept.items())
+
+
+def test_a_resumed_method_keeps_its_hyperparameters(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    folder = tmp_path / "runs/s0/toy"
+    note = json.loads((folder / "setup.json").read_text())
+    (folder / "setup.json").write_text(json.dumps({**note, "hyperparameters": {"knob": 7}}))
+    (folder / "tin.safetensors").unlink()
+    made = []
+
+    def remembered():
+        made.append(Toy())
+        return made[-1]
+
+    results = conduct(study(data, tmp_path, {"toy": remembered}))
+    assert made[0].chosen == {"knob": 7} and results.rows[0].hyperparameters == {"knob": 7}
+
+
+def test_damaged_cells_are_made_again(data, tmp_path):
+    whole = conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}))
+    for path in (
+        "runs/s0/toy/tin.safetensors", "runs/s0/features/test.safetensors",
+        "runs/s0/nac/setup.json", "images.json",
+    ):  # fmt: skip
+        content = (tmp_path / path).read_bytes()
+        (tmp_path / path).write_bytes(content[: len(content) // 2])
+    assert plain(conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}))) == plain(whole)
+
+
+def test_several_runs_give_mean_and_deviation(data, tmp_path):
+    def network(run):
+        torch.manual_seed(int(run.name[1:]))
+        net = small_net(run)
+        with torch.no_grad():
+            net.fc.weight.mul_(1 + int(run.name[1:]))
+            net.layer4[1].weight.add_(0.1 * int(run.name[1:]))
+        return net
+
+    results = conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
+    each = [r.metrics["tin"]["AUROC"] for r in results.rows]
+    assert each[0] != each[1]
+    assert results.value("toy", "tin", "AUROC") == (np.mean(each), np.std(each))
+
+
+def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
+    results = conduct(study(data, tmp_path, {"toy": Toy}, full_spectrum=True))
+    score = {n: results.scores("s0", "toy", n).score for n in ("test", "cifar10c", "tin")}
+    inside = np.r_[score["test"], score["cifar10c"]]
+    label = np.r_[np.ones(20), np.zeros(10)]
+    expected = 100 * roc_auc_score(label, np.r_[inside, score["tin"]])
+    assert results.value("toy", "tin", "AUROC").mean == pytest.approx(expected)
+    assert results.names("csid") == ["cifar10c"] and "cifar10c" not in results.rows[0].metrics
+
+
+def break_images(root):
+    (root / "images_classic/tin/test/3.png").unlink()
+    (root / "images_classic/mnist/1.png").write_bytes(b"no image")
+    (root / "images_classic/cifar10/train/5.png").write_bytes(b"")
+
+
+def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
+    root = write_data(tmp_path / "data")
+    break_images(root)
+    asked = study(root, tmp_path / "out", {"toy": Toy}, network=lambda run: pytest.fail("ran"))
+    with pytest.raises(NACError, match=r"tin: 1 of 10 images are missing.*tin/test/3.png") as told:
+        conduct(asked)
+    assert "mnist/1.png" in str(told.value) and "train: 1 of 100" in str(told.value)
+    assert "--skip-bad" in str(told.value)
+
+
+def test_bad_images_are_skipped_where_asked(tmp_path):
+    root = write_data(tmp_path / "data")
+    break_images(root)
+    said = []
+    asked = study(root, tmp_path / "out", {"toy": Toy, "nac": nac})
+    results = conduct(asked, skip_bad=True, say=said.append)
+    sizes = {s.name: (s.images, s.skipped) for s in results.sets}
+    assert sizes["tin"] == (9, 1) and sizes["cifar100"] == (10, 0)
+    assert any("1 images of mnist cannot be read" in note for note in results.notes)
+    assert any("mnist/1.png" in text for text in said)
+    assert len(results.scores("s0", "nac", "mnist").score) == 9
+
+
+def test_the_gallery_holds_the_hardest_images(data, tmp_path):
+    results = conduct(study(data, tmp_path, {"nac": nac}))
+    score = results.scores("s0", "nac", "test").score
+    inside = [e for e in results.gallery if e.kind == "id-lowest"]
+    assert [e.score for e in inside] == sorted(score.tolist())[:8]
+    tin = [e for e in results.gallery if e.dataset == "tin"]
+    assert tin[0].score == results.scores("s0", "nac", "tin").score.max()
+    for example in results.gallery:
+        with Image.open(tmp_path / example.file) as image:
+            assert image.size == (32, 32)
+        assert set(example.layers) == {"avgpool", "layer2"}
+
+
+def test_a_network_without_a_head_still_gets_nac(data, tmp_path):
+    class Headless(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = small_net(None)
+
+        def forward(self, x):
+            return self.backbone(x) * 2
+
+    net = Headless().eval()
+    results = conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}, network=lambda run: net))
+    assert [r.status for r in results.rows] == ["failed", "ok"]
+    assert "nn.Linear" in results.rows[0].error
+
+
+def test_scores_that_are_no_numbers_fail_the_method(data, tmp_path):
+    class Broken(Toy):
+        def score(self, loader):
+            found = super().score(loader)
+            found.score[0] = np.nan
+            return found
+
+    results = conduct(study(data, tmp_path, {"broken": Broken, "toy": Toy}))
+    assert [r.status for r in results.rows] == ["failed", "ok"]
+    assert "1 of 10 scores of test are NaN" in results.rows[0].error
+
+
+def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    document = tmp_path / "results.json"
+    content = json.loads(document.read_text())
+    document.write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(NACError, match="format 99"):
+        Results.load(tmp_path)
+    document.write_text(document.read_text()[:100])
+    with pytest.raises(NACError, match="damaged"):
+        Results.load(tmp_path)
+    with pytest.raises(NACError, match="compare --out"):
+        Results.load(tmp_path / "nowhere")
+
+
+def test_cells_say_what_made_them(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    _, about = cells.read_cell(tmp_path / "runs/s0/toy/tin.safetensors")
+    made = about["made_with"]
+    assert made["implementation"] == "toy 1" and made["settings"] == {"sign": 1.0}
+    assert {"nac_openood", "torch", "weights", "seed", "images", "fitting"} <= set(made)
+    assert CIFAR10.name == "cifar10"
