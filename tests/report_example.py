@@ -12,8 +12,14 @@ from PIL import Image
 from nac_openood.bench.scorer import Scored
 from nac_openood.compare.cells import cell_folder, write_scores
 from nac_openood.compare.results import (
-    FAR, NEAR, Example, Results, Row, Run, SetInfo,
-)  # fmt: skip
+    FAR,
+    NEAR,
+    Example,
+    Results,
+    Row,
+    Run,
+    SetInfo,
+)
 from nac_openood.ranking import auroc, fpr_at
 
 #: name -> (title, how far ID and OOD lie apart, ms per image).

@@ -8,8 +8,15 @@ from nac_openood.compare.results import Results
 from nac_openood.report.chosen import chosen, guard_words, nothing_to_choose, search_words
 from nac_openood.report.order import NAC, Standing, measured_groups, ood_sets, standings
 from nac_openood.report.words import (
-    GROUP_TITLES, NOTHING, number, plain, quantity, set_title, settings, verdict,
-)  # fmt: skip
+    GROUP_TITLES,
+    NOTHING,
+    number,
+    plain,
+    quantity,
+    set_title,
+    settings,
+    verdict,
+)
 
 
 def markdown(results: Results) -> str:

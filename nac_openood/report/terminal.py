@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import Sequence
 
 from nac_openood.compare.results import Results
-from nac_openood.report.order import NAC, Standing, measured_groups, standings
+from nac_openood.report.order import NAC, measured_groups, standings
 from nac_openood.report.words import GROUP_TITLES, number, quantity, verdict
 
 _WIDTH = 100
