@@ -7,7 +7,7 @@ import sys
 from typing import Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.cli import demo, doctor, run, search
+from nac_openood.cli import demo, doctor, report, run, search
 from nac_openood.errors import NACError
 
 _EXAMPLES = """\
@@ -19,6 +19,8 @@ examples:
       OpenOOD's own evaluation script, unmodified, with NAC registered
   nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10
       find NAC's settings for a network of yours; see nac-openood search --help
+  nac-openood report results/cifar10 --open
+      tables and one page of a comparison's results
   nac-openood doctor
       what is installed, what is missing, and the command that mends it
 """
@@ -47,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, run, search, doctor):
+    for command in (demo, run, search, report, doctor):
         command.add(commands)
     return parser

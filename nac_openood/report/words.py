@@ -11,6 +11,7 @@ from nac_openood.report.order import NAC, Standing, find, measured_groups
 #: What stands where nothing was measured.
 NOTHING = "\u2013"
 GROUP_TITLES = {NEAR: "near-OOD", FAR: "far-OOD"}
+GROUP_HEADS = {NEAR: "Near-OOD", FAR: "Far-OOD"}
 METRIC_TITLES = {"AUPR_IN": "AUPR-in", "AUPR_OUT": "AUPR-out", "ACC": "Accuracy"}
 _SETS = {
     "cifar10": "CIFAR-10",

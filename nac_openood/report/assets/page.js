@@ -36,7 +36,7 @@
 
   // The first choice is what a reader looks for: the best first, names from A to Z.
   function first(head) {
-    return head.dataset.sort === "number" && /\u2191|-OOD$/.test(head.textContent.trim()) ? -1 : 1;
+    return head.dataset.best === "higher" ? -1 : 1;
   }
 
   document.querySelectorAll("table.sortable").forEach(function (table) {

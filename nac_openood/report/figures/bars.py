@@ -12,17 +12,17 @@ from nac_openood.report.words import GROUP_TITLES, number
 
 #: Where bars begin: a coin's AUROC, no false alarm.
 _ORIGIN = {"AUROC": 50.0, "FPR@95": 0.0}
-_ROW, _WIDTH = 17, 430
+_ROW, _WIDTH = 18, 380
 
 
 def draw_bars(key: str, order: Sequence[Standing], group: str, metric: str) -> Html:
     """Bars of a metric with whiskers of one standard deviation over runs."""
     found = [(s, s.values[group, metric]) for s in order if (group, metric) in s.values]
     found.sort(key=lambda pair: pair[1].mean, reverse=metric == "AUROC")
-    height = 52 + _ROW * len(found)
+    height = 54 + _ROW * len(found)
 
     def draw(figure: Any) -> None:
-        axis = figure.add_axes((0.21, 34 / height, 0.65, 1 - 42 / height))
+        axis = figure.add_axes((0.22, 38 / height, 0.67, 1 - 44 / height))
         _bars(axis, found, metric)
 
     return svg(key, _alt(found, group, metric), (_WIDTH, height), draw)
@@ -40,7 +40,7 @@ def _bars(axis: Any, found: Sequence[tuple[Standing, Value]], metric: str) -> No
         weight = "bold" if is_nac else "normal"
         axis.annotate(
             f"{value.mean:.1f}", (edge, y), (4, 0), textcoords="offset points", va="center",
-            fontsize=8.5, weight=weight, annotation_clip=False,
+            fontsize=9, weight=weight, annotation_clip=False,
         )  # fmt: skip
     axis.set_yticks(range(len(found)), [s.title for s, _ in found])
     for label, (standing, _) in zip(axis.get_yticklabels(), found):

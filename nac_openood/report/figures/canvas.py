@@ -16,7 +16,7 @@ NAC_COLOR, ID_COLOR, OOD_COLOR = "#0072b2", "#009e73", "#d55e00"
 INK, FAINT, GRID, PAPER, CALM = "#1b2430", "#5c6773", "#e4e8ed", "#fefefe", "#a9b4c0"
 OTHERS = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "v", "P", "X", "*", "h")
 
 #: Colors that the page sets, so that a dark page has light ink.
 _VARIABLES = {
@@ -34,11 +34,11 @@ _STYLE: Any = {
     "svg.hashsalt": "nac_openood",
     "text.parse_math": False,  # a "$" in a name is a "$"
     "font.family": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
-    "axes.labelsize": 9,
+    "axes.labelsize": 9.5,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -52,12 +52,12 @@ _STYLE: Any = {
     "ytick.color": FAINT,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
     "xtick.major.size": 3,
     "ytick.major.size": 3,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9,
     "figure.facecolor": "none",
     "path.simplify": True,
     "hatch.linewidth": 0.6,

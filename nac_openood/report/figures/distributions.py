@@ -12,7 +12,7 @@ from nac_openood.report.markup import Html
 from nac_openood.report.order import NAC, Standing
 from nac_openood.report.words import set_title
 
-_BINS, _WIDTH, _ROW = 44, 350, 92
+_BINS, _WIDTH, _ROW = 44, 300, 88
 Shown = Sequence[tuple[Standing, Sample]]
 
 
@@ -38,7 +38,7 @@ def draw_distributions(
             _name(axis, standing, aurocs.get(standing.method))
         figure.text(
             0.97, 5 / height, "score (higher = more in-distribution) \u2192", ha="right",
-            fontsize=8, color=FAINT,
+            fontsize=8.5, color=FAINT,
         )  # fmt: skip
 
     return svg(key, _alt(rows, dataset, aurocs), (_WIDTH, height), draw)
@@ -79,15 +79,16 @@ def _edges(scores: np.ndarray) -> np.ndarray:
     if not high - low > 1e-9 * max(abs(low), abs(high)):
         half = max(0.5, abs(low) * 1e-3)
         low, high = low - half, high + half
-    return np.linspace(low, high, _BINS + 1)
+    bins = int(np.clip(1.2 * len(scores) ** 0.5, 12, _BINS))  # few images, wide bins
+    return np.linspace(low, high, bins + 1)
 
 
 def _name(axis: Any, standing: Standing, auroc: Optional[float]) -> None:
     is_nac = standing.method == NAC
     look = {"weight": "bold", "color": NAC_COLOR} if is_nac else {}
-    axis.set_title(standing.title, fontsize=9, pad=5, **look)
+    axis.set_title(standing.title, fontsize=9.5, pad=5, **look)
     if auroc is not None:
-        axis.set_title(f"AUROC {auroc:.1f} %", loc="right", fontsize=9, pad=5)
+        axis.set_title(f"AUROC {auroc:.1f} %", loc="right", fontsize=9.5, pad=5)
 
 
 def _alt(rows: Shown, dataset: str, aurocs: Mapping[str, Optional[float]]) -> str:

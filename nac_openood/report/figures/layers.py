@@ -53,11 +53,11 @@ def layer_means(sample: Sample) -> dict[str, dict[str, float]]:
 def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Html:
     """A line for each OOD set with a mark for each layer alone and one for all together."""
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
-    height = 78 + 34 * len(sets) + 16 * (len(aurocs) // 4)
+    height = 74 + 30 * len(sets) + 16 * (len(aurocs) // 5)
 
     def draw(figure: Any) -> None:
-        top = 34 + 16 * (len(aurocs) // 4)
-        axis = figure.add_axes((0.18, 40 / height, 0.79, 1 - (40 + top) / height))
+        top = 28 + 16 * (len(aurocs) // 5)
+        axis = figure.add_axes((0.2, 40 / height, 0.77, 1 - (40 + top) / height))
         for y, name in enumerate(sets):
             here = [v[name] for v in aurocs.values() if name in v]
             axis.plot([min(here), max(here)], [y, y], color=GRID, lw=4, solid_capstyle="round")
@@ -71,7 +71,7 @@ def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Ht
         axis.set_xlabel("AUROC, %")
         axis.grid(axis="x")
         axis.set_axisbelow(True)
-        axis.legend(loc="lower left", bbox_to_anchor=(-0.2, 1), ncols=5, columnspacing=1.2,
+        axis.legend(loc="lower left", bbox_to_anchor=(-0.27, 1), ncols=5, columnspacing=1.2,
                     handletextpad=0.2)  # fmt: skip
 
     listed = "; ".join(
@@ -79,7 +79,7 @@ def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Ht
         for layer, values in aurocs.items()
     )
     return svg(
-        key, f"AUROC of each layer alone and of all together. {listed}.", (620, height), draw
+        key, f"AUROC of each layer alone and of all together. {listed}.", (500, height), draw
     )
 
 
@@ -87,7 +87,6 @@ def _look(i: int, layer: str) -> dict[str, Any]:
     if layer == COMBINED:
         return {"marker": "D", "s": 64, "color": NAC_COLOR, "edgecolor": PAPER, "zorder": 5}
     marker, color = MARKERS[i % len(MARKERS)], (*OTHERS, INK, FAINT)[i % (len(OTHERS) + 2)]
-    marker = "h" if marker == "D" else marker
     return {"marker": marker, "s": 40, "color": color, "edgecolor": PAPER, "lw": 0.6, "zorder": 3}
 
 
@@ -97,10 +96,10 @@ def draw_layer_means(
     """A layer's mean score on ID images and on every OOD set."""
     names = list(means)
     titles = [set_title(n) if n else id_title for n in names]
-    height = 46 + 19 * len(names)
+    height = 62 + 19 * len(names)
 
     def draw(figure: Any) -> None:
-        axis = figure.add_axes((0.3, 32 / height, 0.6, 1 - 60 / height))
+        axis = figure.add_axes((0.4, 36 / height, 0.46, 1 - 62 / height))
         for y, name in enumerate(names):
             inside = not name or name in shifted
             color, marker = (ID_COLOR, "o") if inside else (OOD_COLOR, "s")
@@ -108,19 +107,19 @@ def draw_layer_means(
             axis.plot([means[name]], [y], color=color, marker=marker, ms=6)
             axis.annotate(
                 f"{means[name]:.3g}", (means[name], y), (7, 0), textcoords="offset points",
-                va="center", fontsize=8.5, annotation_clip=False,
+                va="center", fontsize=9, annotation_clip=False,
             )  # fmt: skip
         axis.set_yticks(range(len(names)), titles)
         axis.set_ylim(len(names) - 0.4, -0.6)
         low, high = min([0.0, *means.values()]), max([0.0, *means.values()])
         axis.set_xlim(low, high * 1.05 if high > low else low + 1)
         axis.tick_params(axis="y", length=0)
-        axis.locator_params(axis="x", nbins=4)
-        axis.set_title(layer, weight="bold", x=-0.42)
+        axis.locator_params(axis="x", nbins=3)
+        axis.set_title(layer, weight="bold", x=-0.84)
         axis.set_xlabel("mean score")
 
     listed = ", ".join(f"{t} {v:.3g}" for t, v in zip(titles, means.values()))
-    return svg(key, f"Mean score of layer {layer}: {listed}.", (330, height), draw)
+    return svg(key, f"Mean score of layer {layer}: {listed}.", (240, height), draw)
 
 
 def strongest(aurocs: Mapping[str, Mapping[str, float]]) -> Optional[tuple[str, float, float]]:

@@ -13,7 +13,7 @@ from nac_openood.report.order import NAC, Standing
 from nac_openood.report.words import set_title
 
 _POINTS = 200  # of a curve at most: the eye sees no more on a small picture
-_SIZE = (350, 330)
+_SIZE = (300, 290)
 
 
 def draw_roc(
@@ -32,7 +32,7 @@ def draw_roc(
     """
 
     def draw(figure: Any) -> None:
-        axis = figure.add_axes((0.13, 0.135, 0.84, 0.845))
+        axis = figure.add_axes((0.145, 0.15, 0.825, 0.83))
         axis.plot([0, 100], [0, 100], color=GRID, lw=1)
         axis.axhline(95, color=FAINT, lw=0.7, ls=(0, (2, 3)))
         handles = _curves(axis, shown, dataset, aurocs)
@@ -41,7 +41,7 @@ def draw_roc(
         axis.set_ylabel("OOD images found, %", labelpad=2)
         axis.legend(
             handles=handles, loc="lower right", handlelength=2.6, title="AUROC, %",
-            title_fontsize=8.5, alignment="left",
+            title_fontsize=9, alignment="left",
         )  # fmt: skip
 
     here = [s for s, sample in shown if dataset in sample.outside]

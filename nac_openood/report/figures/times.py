@@ -10,7 +10,7 @@ from nac_openood.report.markup import Html
 from nac_openood.report.order import NAC, Standing
 from nac_openood.report.words import GROUP_TITLES, quantity
 
-_SIZE = (520, 380)
+_SIZE = (440, 350)
 Point = tuple[Standing, float, float]
 
 
@@ -19,7 +19,7 @@ def draw_times(key: str, order: Sequence[Standing], group: str) -> Html:
     found = timed(order, group)
 
     def draw(figure: Any) -> None:
-        axis = figure.add_axes((0.105, 0.125, 0.875, 0.85))
+        axis = figure.add_axes((0.12, 0.14, 0.86, 0.84))
         _points(axis, found)
         axis.set_ylabel(f"{GROUP_TITLES[group]} AUROC, %")
 
@@ -49,7 +49,7 @@ def _points(axis: Any, found: Sequence[Point]) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.minorticks_off()
-    axis.set_xlabel("milliseconds per image, network pass included (log scale)")
+    axis.set_xlabel("milliseconds per image (log scale)")
     axis.grid()
     axis.set_axisbelow(True)
     for standing, ms, auroc in found:
@@ -57,7 +57,7 @@ def _points(axis: Any, found: Sequence[Point]) -> None:
         if standing.method == NAC:
             look.update(marker="D", s=62, color=NAC_COLOR, zorder=4)
         axis.scatter([ms], [auroc], **look)
-    plain, strong = {"fontsize": 8, "color": INK}, {"color": NAC_COLOR, "weight": "bold"}
+    plain, strong = {"fontsize": 8.5, "color": INK}, {"color": NAC_COLOR, "weight": "bold"}
     first = sorted(found, key=lambda p: p[0].method != NAC)
     styles = [{**plain, **(strong if p[0].method == NAC else {})} for p in first]
     label_points(axis, [(p[1], p[2]) for p in first], [p[0].title for p in first], styles)

@@ -8,7 +8,7 @@ from nac_openood.compare.results import Results
 from nac_openood.report.markup import Html, el, join
 from nac_openood.report.order import NAC, Standing, find, measured_groups
 from nac_openood.report.words import (
-    GROUP_TITLES,
+    GROUP_HEADS,
     number,
     ordinal,
     quantity,
@@ -56,11 +56,11 @@ def _tiles(results: Results, order: Sequence[Standing]) -> Iterator[Html]:
     for group in measured_groups(results):
         if nac.value(group) is None:
             continue
-        title = GROUP_TITLES[group]
+        title = GROUP_HEADS[group]
         ranked = sum(s.value(group) is not None for s in order)
         place = join(ordinal(nac.ranks[group]), el("small", f" of {ranked}"))
         yield _tile(f"{title} rank", place, "by AUROC")
-        below = f"FPR@95 {number(nac.value(group, 'FPR@95'))} %"
+        below = f"FPR@95 {number(nac.value(group, 'FPR@95'), 1)}"
         yield _tile(f"{title} AUROC", _with_spread(number(nac.value(group))), below)
     if "ms_per_image" in nac.times:
         below = f"set up in {quantity(nac.times.get('setup_seconds'))} s"

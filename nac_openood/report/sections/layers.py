@@ -36,11 +36,11 @@ def layers(results: Results) -> Optional[Html]:
         "layers",
         "What each layer contributes",
         el("p", text),
-        figure(draw_layer_aurocs("layer-aurocs", aurocs), cls="single"),
+        figure(draw_layer_aurocs("layer-aurocs", aurocs), cls="single roomy"),
         scroll_box("AUROC of each layer", _table(aurocs)),
         el("h3", "Mean score of each layer"),
         el("p", "In-distribution images should score higher than OOD images."),
-        el("div", *pictures, cls="grid panels"),
+        el("div", *pictures, cls="grid quads"),
     )
 
 

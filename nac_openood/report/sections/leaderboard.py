@@ -8,7 +8,7 @@ from nac_openood.compare.results import Results, Value
 from nac_openood.report.markup import Html, el, join, scroll_box, section
 from nac_openood.report.order import NAC, Standing, measured_groups, ood_sets
 from nac_openood.report.words import (
-    GROUP_TITLES,
+    GROUP_HEADS,
     NOTHING,
     number,
     ordinal,
@@ -24,8 +24,10 @@ def leaderboard(results: Results, order: Sequence[Standing]) -> Html:
     groups = measured_groups(results)
     heads = [_head("#", "number"), _head("Method", "text")]
     for group in groups:
-        name = GROUP_TITLES[group].capitalize().replace("-ood", "-OOD")
-        heads += [_head(f"{name} {metric}", "number", _direction(metric)) for metric in _SHOWN]
+        heads += [
+            _head(f"{GROUP_HEADS[group]} {metric}", "number", _direction(metric))
+            for metric in _SHOWN
+        ]
     heads += [
         _head("ms / image", "number"),
         _head("Setup, s", "number"),
@@ -53,7 +55,7 @@ def by_set(results: Results, order: Sequence[Standing]) -> Optional[Html]:
         return None
     tables = []
     for metric in _SHOWN:
-        heads = [_head("Method", "text"), *(_set_head(results, n) for n in names)]
+        heads = [_head("Method", "text"), *(_set_head(results, n, metric) for n in names)]
         rows = [
             el(
                 "tr",
@@ -80,7 +82,7 @@ def _row(place: int, s: Standing, groups: Sequence[str]) -> Html:
     cells = [_cell(s.value(g, m), s.ranks.get(g), m) for g in groups for m in _SHOWN]
     times = [_time(s.times.get(k)) for k in ("ms_per_image", "setup_seconds")]
     partly = f"; {s.runs_ok} of {s.runs} runs ({s.error})" if s.runs_ok < s.runs else ""
-    whose = el("td", s.implementation + partly)
+    whose = el("td", s.implementation + partly, cls=None if partly else "whose")
     number_cell = el("td", str(place), cls="num", data_value=str(place))
     return el("tr", number_cell, _method(s), *cells, *times, whose, cls=_mark(s))
 
@@ -116,10 +118,14 @@ def _head(text: str, kind: str, better: Optional[str] = None) -> Html:
     arrow = {"higher": " \u2191", "lower": " \u2193"}.get(better or "", "")
     title = None if better is None else f"{better} is better"
     cls = "num" if kind == "number" else None
-    return el("th", text + arrow, scope="col", data_sort=kind, title=title, cls=cls)
+    return el(
+        "th", text + arrow, scope="col", data_sort=kind, data_best=better, title=title, cls=cls
+    )
 
 
-def _set_head(results: Results, name: str) -> Html:
+def _set_head(results: Results, name: str, metric: str) -> Html:
     role = next((s.role for s in results.sets if s.name == name), "")
     label = el("small", f"{role}-OOD")
-    return el("th", set_title(name), " ", label, scope="col", data_sort="number", cls="num")
+    best = _direction(metric)
+    text = (set_title(name), " ", label)
+    return el("th", *text, scope="col", data_sort="number", data_best=best, cls="num")

@@ -12,7 +12,7 @@ from nac_openood.report.figures.sample import Sample, sample_of
 from nac_openood.report.figures.times import draw_times, timed
 from nac_openood.report.markup import Child, Html, el, figure, join, section
 from nac_openood.report.order import NAC, Standing, find, measured_groups, ood_sets, runner_up
-from nac_openood.report.words import GROUP_TITLES, set_title
+from nac_openood.report.words import GROUP_HEADS, set_title
 
 _CURVES = 5  # ROC curves in a picture, NAC among them
 _NO_SCORES = "The scores are not in this folder, so there is nothing to draw here."
@@ -27,7 +27,7 @@ def bars(results: Results, order: Sequence[Standing]) -> Optional[Html]:
         for group in measured_groups(results):
             if any((group, metric) in s.values for s in order):
                 key = f"bars-{group}-{metric[:3].lower()}"
-                title = f"{GROUP_TITLES[group]} {metric}"
+                title = f"{GROUP_HEADS[group]} {metric}"
                 pictures.append(_titled(title, draw_bars(key, order, group, metric)))
     if not pictures:
         return None
@@ -40,7 +40,9 @@ def times(results: Results, order: Sequence[Standing]) -> Optional[Html]:
     groups = [g for g in measured_groups(results) if timed(order, g)]
     if not groups:
         return None
-    pictures = [_titled(GROUP_TITLES[g], draw_times(f"times-{g}", order, g)) for g in groups]
+    pictures = [
+        _titled(GROUP_HEADS[g], draw_times(f"times-{g}", order, g), roomy=True) for g in groups
+    ]
     text = (
         "Up and to the left is better. Times include the network pass, as if every method ran "
         "alone; NAC is the blue diamond."
@@ -65,9 +67,9 @@ def distributions(results: Results, order: Sequence[Standing]) -> Optional[Html]
     shifted = any(sample.shifted for _, sample in shown)
     legend = el(
         "p",
-        join(_ID_KEY, f" {set_title(results.id_name)} test images (ID)"),
-        ", dotted: ID under covariate shift" if shifted else None,
-        join("   ", _OOD_KEY, " OOD images"),
+        el("span", _ID_KEY, f" {set_title(results.id_name)} test images (ID)"),
+        el("span", "dotted: ID under covariate shift") if shifted else None,
+        el("span", _OOD_KEY, " OOD images"),
         cls="legend",
     )
     text = f"{_runs(shown)} Each area is one; the less they overlap, the better."
@@ -124,8 +126,8 @@ def _no_scores(results: Results, order: Sequence[Standing], key: str, title: str
     return section(key, title, el("p", _NO_SCORES)) if worked and ood_sets(results) else None
 
 
-def _titled(title: str, picture: Html) -> Html:
-    return figure(join(el("h3", title), picture))
+def _titled(title: str, picture: Html, *, roomy: bool = False) -> Html:
+    return figure(join(el("h3", title), el("div", picture, cls="roomy" if roomy else None)))
 
 
 def _grid(kind: str, children: Sequence[Child]) -> Html:
