@@ -98,11 +98,11 @@ def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
     found: dict[tuple[str, str], Value] = {}
     for dataset, metric in keys:
-        try:
+        numbers = [r.metrics[dataset].get(metric) for r in rows if dataset in r.metrics]
+        value = None
+        if all(n is not None and isfinite(n) for n in numbers):
             value = results.value(method, dataset, metric)
-        except KeyError:  # a run without this metric
-            continue
-        if value is not None and isfinite(value.mean):
+        if value is not None:
             found[dataset, metric] = value
     return found
 

@@ -16,9 +16,7 @@ _BINS, _WIDTH, _ROW = 44, 300, 88
 Shown = Sequence[tuple[Standing, Sample]]
 
 
-def draw_distributions(
-    key: str, shown: Shown, dataset: str, aurocs: Mapping[str, Optional[float]]
-) -> Html:
+def draw_distributions(key: str, shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Html:
     """A row for each method: ID filled, OOD as a line, both with area one.
 
     Args:
@@ -91,7 +89,7 @@ def _name(axis: Any, standing: Standing, auroc: Optional[float]) -> None:
         axis.set_title(f"AUROC {auroc:.1f} %", loc="right", fontsize=9.5, pad=5)
 
 
-def _alt(rows: Shown, dataset: str, aurocs: Mapping[str, Optional[float]]) -> str:
+def _alt(rows: Shown, dataset: str, aurocs: Mapping[str, float]) -> str:
     parts = []
     for standing, sample in rows:
         inside, outside = finite(sample.inside), finite(sample.outside[dataset])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def draw_roc(
     key: str,
     shown: Sequence[tuple[Standing, Sample]],
     dataset: str,
-    aurocs: Mapping[str, Optional[float]],
+    aurocs: Mapping[str, float],
 ) -> Html:
     """ROC curves of an OOD set; OOD is the positive class, as in OpenOOD.
 
@@ -69,7 +69,7 @@ def _curves(
     axis: Any,
     shown: Sequence[tuple[Standing, Sample]],
     dataset: str,
-    aurocs: Mapping[str, Optional[float]],
+    aurocs: Mapping[str, float],
 ) -> list[Any]:
     handles, other = [], 0
     for standing, sample in shown:
@@ -88,7 +88,7 @@ def _curves(
     return handles
 
 
-def _alt(shown: Sequence[Standing], dataset: str, aurocs: Mapping[str, Optional[float]]) -> str:
+def _alt(shown: Sequence[Standing], dataset: str, aurocs: Mapping[str, float]) -> str:
     known = [(s.title, aurocs.get(s.method)) for s in shown]
     listed = ", ".join(t if a is None else f"{t} {a:.1f} %" for t, a in known)
     return f"ROC curves of ID test images against {set_title(dataset)}; AUROC: {listed}."

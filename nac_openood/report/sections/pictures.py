@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Optional, Sequence
 
 from nac_openood.compare.results import Results
@@ -106,13 +107,13 @@ def _samples(results: Results, wanted: Sequence[Standing]) -> list[tuple[Standin
 
 def _aurocs(
     results: Results, shown: Sequence[tuple[Standing, Sample]], dataset: str
-) -> dict[str, Optional[float]]:
-    """The AUROC of the very run that is drawn."""
+) -> dict[str, float]:
+    """The AUROC of the very run that is drawn, where it is known."""
     runs = {s.method: sample.run for s, sample in shown}
+    rows = [r for r in results.rows if runs.get(r.method) == r.run]
+    found = {r.method: r.metrics.get(dataset, {}).get("AUROC") for r in rows}
     return {
-        r.method: r.metrics.get(dataset, {}).get("AUROC")
-        for r in results.rows
-        if runs.get(r.method) == r.run
+        method: auroc for method, auroc in found.items() if auroc is not None and isfinite(auroc)
     }
 
 
