@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from base64 import b64encode
 from typing import Optional
 
@@ -13,7 +14,8 @@ _KINDS = {
     "id-lowest": ("In-distribution, scored lowest", "NAC would call these OOD."),
     "ood-highest": ("OOD, scored highest", "NAC would take these for in-distribution."),
 }
-_LARGEST = 200_000  # bytes of a picture: these are thumbnails, the page is to stay light
+_LIGHT = 30_000  # bytes of a picture that goes into the page as it is
+_SIDE = 128  # pixels of one that does not
 
 
 def gallery(results: Results) -> Optional[Html]:
@@ -64,6 +66,24 @@ def _embedded(results: Results, example: Example) -> Optional[str]:
         content = path.read_bytes()
     except (OSError, ValueError):
         return None
-    if not content.startswith(b"\x89PNG") or len(content) > _LARGEST:
+    light = _light(content)
+    return None if light is None else "data:image/png;base64," + b64encode(light).decode("ascii")
+
+
+def _light(content: bytes) -> Optional[bytes]:
+    """The PNG, made small where it is heavy: a page full of photographs is to stay quick."""
+    from PIL import Image
+
+    if not content.startswith(b"\x89PNG"):
         return None
-    return "data:image/png;base64," + b64encode(content).decode("ascii")
+    if len(content) <= _LIGHT:
+        return content
+    out = io.BytesIO()
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            small = image.convert("RGB")
+            small.thumbnail((_SIDE, _SIDE))
+            small.save(out, "PNG")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return out.getvalue()
