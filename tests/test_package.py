@@ -126,7 +126,7 @@ def wheel(tmp_path_factory):
     import shutil
 
     ignore = shutil.ignore_patterns(
-        ".venv", ".git", "*.egg-info", "build", ".*cache", "__pycache__"
+        ".venv", ".git", "*.egg-info", "build", ".*cache", "__pycache__", "artifacts"
     )
     shutil.copytree(ROOT, source, ignore=ignore)
     subprocess.run(
@@ -148,6 +148,8 @@ def test_the_wheel_works_on_its_own(wheel, tmp_path):
     packaged = {n for n in names if n.endswith(".py")}
     assert packaged == {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py")}
     assert "nac_openood/py.typed" in names
+    for asset in (PACKAGE / "report" / "assets").iterdir():
+        assert f"nac_openood/report/assets/{asset.name}" in names
     code = (
         "import nac_openood, nac_openood.presets as p; print(nac_openood.__file__);"
         "print(len(p.preset('cifar10', 'resnet').layers));"

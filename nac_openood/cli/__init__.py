@@ -7,7 +7,7 @@ import sys
 from typing import Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.cli import compare, demo, doctor, run, search
+from nac_openood.cli import compare, demo, doctor, report, run, search
 from nac_openood.errors import NACError
 
 _EXAMPLES = """\
@@ -21,6 +21,8 @@ examples:
       find NAC's settings for a network of yours; see nac-openood search --help
   nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt
       NAC and 21 baselines: tables and a page with pictures; see nac-openood compare --help
+  nac-openood report results/cifar10 --open
+      tables and one page of a comparison's results
   nac-openood doctor
       what is installed, what is missing, and the command that mends it
 """
@@ -49,6 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, run, search, compare, doctor):
+    for command in (demo, run, search, compare, report, doctor):
         command.add(commands)
     return parser

@@ -1,0 +1,148 @@
+"""Who stands where: every method once, with its means over runs and its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import fmean
+from typing import Mapping, Optional, Sequence
+
+from nac_openood.compare.results import FAR, NEAR, Results, Row, Value
+
+#: NAC's name among the methods.
+NAC = "nac"
+GROUPS = (NEAR, FAR)
+METRICS = ("FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method over all runs.
+
+    Args:
+        method: OpenOOD's name.
+        title: the paper's name.
+        implementation: whose code; several where runs differ.
+        status: "ok" if any run worked, else "failed" or "absent".
+        runs_ok: runs that worked.
+        runs: runs that were asked for.
+        values: (set or group, metric) -> mean and std over the runs that worked.
+        ranks: set or group -> place by AUROC, 1 the best; equal values share a place.
+        times: "setup_seconds", "ms_per_image" and "peak_mb" -> mean over runs, where known.
+        error: of the runs that did not work, one line.
+    """
+
+    method: str
+    title: str
+    implementation: str
+    status: str
+    runs_ok: int
+    runs: int
+    values: Mapping[tuple[str, str], Value]
+    ranks: Mapping[str, int]
+    times: Mapping[str, float]
+    error: Optional[str] = None
+
+    def value(self, dataset: str, metric: str = "AUROC") -> Optional[Value]:
+        """Mean and std, or None where it was not measured."""
+        return self.values.get((dataset, metric))
+
+
+def standings(results: Results) -> list[Standing]:
+    """All methods, best first: by near-OOD AUROC as on OpenOOD's leaderboard, else by far-OOD.
+
+    Methods without a result come last, those that failed before those that are absent.
+    """
+    found = {name: _values(results, name) for name in results.methods()}
+    ranks = _ranks(found)
+    out = [_standing(rows, found[m], ranks[m]) for m, rows in results.methods().items()]
+    order = {"ok": 0, "failed": 1}
+
+    def key(s: Standing) -> tuple[float, ...]:
+        aurocs = [s.value(group) for group in GROUPS]
+        return (order.get(s.status, 2), *(inf if v is None else -v.mean for v in aurocs))
+
+    return sorted(out, key=key)
+
+
+def measured_groups(results: Results) -> list[str]:
+    """NEAR and FAR, as far as any method was measured on them."""
+    rows = [r for r in results.rows if r.status == "ok"]
+    return [group for group in GROUPS if any(group in r.metrics for r in rows)]
+
+
+def ood_sets(results: Results) -> list[str]:
+    """The OOD sets in order, near ones first."""
+    return [*results.names("near"), *results.names("far")]
+
+
+def find(order: Sequence[Standing], method: str) -> Optional[Standing]:
+    """The standing of a method, or None."""
+    return next((s for s in order if s.method == method), None)
+
+
+def runner_up(order: Sequence[Standing]) -> Optional[Standing]:
+    """The best method other than NAC by the mean of near and far AUROC."""
+
+    def mean(s: Standing) -> float:
+        values = [v.mean for v in map(s.value, GROUPS) if v is not None]
+        return fmean(values) if values else -inf
+
+    others = [s for s in order if s.status == "ok" and s.method != NAC]
+    return max(others, key=mean, default=None)
+
+
+def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
+    """What was measured; numbers that are none are as good as not measured."""
+    rows = [r for r in results.rows if r.method == method and r.status == "ok"]
+    keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
+    found: dict[tuple[str, str], Value] = {}
+    for dataset, metric in keys:
+        numbers = [r.metrics[dataset].get(metric) for r in rows if dataset in r.metrics]
+        value = None
+        if all(n is not None and isfinite(n) for n in numbers):
+            value = results.value(method, dataset, metric)
+        if value is not None:
+            found[dataset, metric] = value
+    return found
+
+
+def _ranks(found: Mapping[str, Mapping[tuple[str, str], Value]]) -> dict[str, dict[str, int]]:
+    ranks: dict[str, dict[str, int]] = {method: {} for method in found}
+    for dataset in {s for values in found.values() for s, _ in values}:
+        key = (dataset, "AUROC")
+        aurocs = {method: values[key].mean for method, values in found.items() if key in values}
+        for method, auroc in aurocs.items():
+            ranks[method][dataset] = 1 + sum(other > auroc for other in aurocs.values())
+    return ranks
+
+
+def _standing(
+    rows: Sequence[Row], values: Mapping[tuple[str, str], Value], ranks: Mapping[str, int]
+) -> Standing:
+    worked = [r for r in rows if r.status == "ok"]
+    states = {r.status for r in rows}
+    errors = [f"{r.run}: {r.error or r.status}" for r in rows if r.status != "ok"]
+    if len({r.error for r in rows}) == 1 and not worked:
+        errors = [rows[0].error or rows[0].status]
+    return Standing(
+        method=rows[0].method,
+        title=rows[0].title,
+        implementation=", ".join(dict.fromkeys(r.implementation for r in worked or rows)),
+        status="ok" if worked else "failed" if "failed" in states else "absent",
+        runs_ok=len(worked),
+        runs=len(rows),
+        values=values,
+        ranks=ranks,
+        times=_times(worked),
+        error="; ".join(errors) or None,
+    )
+
+
+def _times(rows: Sequence[Row]) -> dict[str, float]:
+    found = {}
+    for name in ("setup_seconds", "ms_per_image", "peak_mb"):
+        numbers = [n for n in (getattr(r, name) for r in rows) if n is not None and isfinite(n)]
+        if numbers:
+            found[name] = fmean(numbers)
+    return found

@@ -1,0 +1,431 @@
+"""Tables and page of a comparison: numbers, escaping, edge cases."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+from PIL import Image
+from report_example import ERROR, METHODS, RUNS, SETS, build, without_rows
+from sklearn.metrics import roc_auc_score
+
+from nac_openood import NACError
+from nac_openood.bench.scorer import Scored
+from nac_openood.cli import main
+from nac_openood.compare.cells import cell_folder, write_scores
+from nac_openood.compare.results import FAR, NEAR, Results, Row, SetInfo
+from nac_openood.report.figures.layers import COMBINED, layer_aurocs
+from nac_openood.report.figures.roc import roc_points
+from nac_openood.report.figures.sample import sample_of
+from nac_openood.report.markdown import markdown
+from nac_openood.report.markup import Html, el
+from nac_openood.report.order import METRICS, find, standings
+from nac_openood.report.page import page
+from nac_openood.report.tables import csv_table
+from nac_openood.report.terminal import summary_table
+from nac_openood.report.words import number, ordinal, verdict
+from nac_openood.report.write import write_report
+
+FEW = ("msp", "knn", "nac", "gram")
+TWO = (SETS[0], SETS[2], SETS[4])  # pictures take their time: a near and a far set will do
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Seen(HTMLParser):
+    """Tags, ids, links, text and whether elements close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Optional[str]]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text += data + " "
+
+    def all(self, name: str) -> list[dict[str, Optional[str]]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def check_page(text: str) -> Seen:
+    """What holds for every page, whatever is in it."""
+    seen = Seen(text)
+    assert len(text) < 3_000_000
+    for name, attributes in seen.tags:
+        for key in ("src", "href", "xlink:href", "action", "data", "srcset", "poster"):
+            link = attributes.get(key)
+            assert link is None or link.startswith(("#", "data:")), (name, link)
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    ids = [a["id"] for _, a in seen.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = [a["href"] for a in seen.all("a")]
+    assert all(t and t[1:] in ids for t in targets)
+    assert all(a.get("alt") for a in seen.all("img"))
+    assert all(a.get("aria-label") and a.get("role") == "img" for a in seen.all("svg"))
+    assert len(seen.all("script")) == 1 and len(seen.all("h1")) == 1
+    assert not re.search(r"\b(nan|inf|None|undefined)\b", seen.text), "a missing number shows"
+    for attributes in seen.all("svg"):
+        assert not re.search(r"\b(nan|inf|None)\b", attributes["aria-label"] or "")
+    assert not re.search(r'(?:d|x|y|transform)="[^"]*nan', text)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return build(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def whole_page(results: Results) -> str:
+    return page(results)
+
+
+def test_csv_holds_every_number(results: Results) -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_table(results))))
+    cells = {(r.method, r.run, d): (r, m) for r in results.rows for d, m in r.metrics.items()}
+    worked = [line for line in lines if line["status"] == "ok"]
+    assert len(worked) == len(cells) == 20 * 2 * 8
+    for line in worked:
+        row, metrics = cells[line["method"], line["run"], line["dataset"]]
+        assert all(float(line[m]) == metrics[m] for m in METRICS)
+        assert float(line["ms_per_image"]) == row.ms_per_image
+        assert line["implementation"] == row.implementation
+    failed = [line for line in lines if line["method"] == "gram"]
+    assert [line["error"] for line in failed] == [ERROR, ERROR]
+    assert {line["AUROC"] for line in failed} == {""}
+
+
+def test_markdown_ranks_and_tells_all(results: Results) -> None:
+    text = markdown(results)
+    summary = text.split("## Summary")[1].split("##")[0]
+    order = [s for s in standings(results) if s.status == "ok"]
+    lines = [line for line in summary.splitlines() if line.startswith("| ")][2:]
+    assert len(lines) == len(order) == 20
+    for place, (line, s) in enumerate(zip(lines, order), 1):
+        cells = [c.strip(" *") for c in line.strip("|").split("|")]
+        wanted = [number(results.value(s.method, g, m)) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]  # fmt: skip
+        assert cells[:6] == [str(place), s.title, *wanted]
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    for part in (results.command, "K = 50", "OpenGAN needs a trained GAN", "51.20 %", "84.60"):
+        assert part in text
+
+
+def test_standings(results: Results) -> None:
+    order = standings(results)
+    aurocs = [results.value(s.method, NEAR, "AUROC") for s in order if s.status == "ok"]
+    means = [v.mean for v in aurocs if v is not None]
+    assert means == sorted(means, reverse=True)
+    assert [s.ranks[NEAR] for s in order[:20]] == list(range(1, 21))
+    assert [s.method for s in order[20:]] == ["gram", "opengan"]
+    nac = find(order, "nac")
+    assert nac is not None and nac.ranks[NEAR] == 2 and nac.ranks[FAR] == 3
+    assert verdict(results, order).startswith("NAC is 2nd of 20 on near-OOD (AUROC 87.06, 2.21")
+
+
+def test_equal_values_share_a_place(results: Results) -> None:
+    twin = [replace(r, method="twin", title="Twin") for r in results.rows if r.method == "nac"]
+    more = replace(results, rows=(*results.rows, *twin))
+    order = standings(more)
+    assert [find(order, m).ranks[NEAR] for m in ("nac", "twin", "rmds")] == [2, 2, 4]  # type: ignore[union-attr]
+    assert "NAC is shared 2nd of 21 on near-OOD" in verdict(more, order)
+
+
+def test_ordinals() -> None:
+    found = [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111)]
+    assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]  # fmt: skip
+
+
+def test_the_terminal_table_fits(results: Results) -> None:
+    text = summary_table(results)
+    assert max(map(len, text.splitlines())) <= 100
+    assert re.search(r"^ 2  > NAC-UE +87\.06 ± 0\.52", text, re.M)
+    assert "Gram: failed, RuntimeError" in text
+    long = build_rows(results, title="A method with a very long name", error="x" * 300)
+    assert max(map(len, summary_table(long).splitlines())) <= 100
+
+
+def build_rows(results: Results, **changes: Any) -> Results:
+    return replace(results, rows=tuple(replace(r, **changes) for r in results.rows))
+
+
+def test_the_page_shows_everything(whole_page: str, results: Results) -> None:
+    seen = check_page(whole_page)
+    for title, _, _ in METHODS.values():
+        assert title in seen.text
+    for key in ("ranking", "bars", "sets", "scores", "roc", "times", "layers", "gallery",
+                "settings", "paper", "about"):  # fmt: skip
+        assert f'<section id="{key}"' in whole_page
+    assert len(seen.all("svg")) == 4 + 6 + 6 + 2 + 1 + 4
+    assert len(seen.all("img")) == 12
+    assert results.command in seen.text
+    assert "51.20 %, within 50 ± 5 %" in seen.text
+    assert verdict(results, standings(results)) in seen.text
+
+
+def test_numbers_of_the_page_are_those_of_the_results(whole_page: str, results: Results) -> None:
+    table = whole_page.split('<section id="ranking"')[1].split("</table>")[0]
+    for s in standings(results)[:20]:
+        row = table.split(f'data-value="{s.title}"')[1].split("</tr>")[0]
+        found = re.findall(r'data-value="([^"]*)"', row)
+        wanted = [results.value(s.method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
+        assert [float(v) for v in found[:4]] == [w.mean for w in wanted if w is not None]
+        assert s.implementation in row
+    assert re.findall(r'medal m\d">(\w+)<', table) == ["1st", "1st", "2nd", "3rd", "3rd", "2nd"]
+
+
+def test_text_from_data_is_escaped(whole_page: str) -> None:
+    seen = check_page(whole_page)
+    assert "<script>alert" not in whole_page and ERROR in seen.text
+    assert "<img src=x>" not in whole_page and "cifar10/<img src=x>&0.png" in seen.text
+
+
+@pytest.mark.parametrize("evil", ["<b>&\"'", "$x_1^", "</script><svg onload=x>", "_hidden", "a|b"])
+def test_names_of_any_kind(tmp_path: Path, evil: str) -> None:
+    def change(r: Results) -> Results:
+        rows = tuple(replace(x, title=evil, implementation=evil, hyperparameters={evil: evil}) for x in r.rows)  # fmt: skip
+        return replace(r, rows=rows, command=evil, arch=evil, notes=(evil,), versions={evil: evil})
+
+    found = build(tmp_path, change, methods=FEW, sets=TWO)
+    seen = check_page(page(found))
+    assert evil in seen.text
+    assert not [a for tag, a in seen.tags if tag == "svg" and "onload" in a]
+    outside_the_code_block = "".join(markdown(found).split("```")[::2])
+    assert "<b>" not in outside_the_code_block and "<svg" not in outside_the_code_block
+
+
+def test_elements_escape_what_is_no_markup() -> None:
+    assert el("p", "<&", Html("<br>"), None, cls='"') == '<p class="&quot;">&lt;&amp;<br></p>'
+    assert el("img", alt="a", hidden="", title=None) == '<img alt="a" hidden>'
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    found = build(tmp_path / "a", methods=FEW, sets=TWO)
+    written = write_report(found)
+    assert [p.name for p in written] == ["results.csv", "results.md", "report.html"]
+    first = [p.read_bytes() for p in written]
+    code = (
+        "import sys; from nac_openood.compare.results import Results;"
+        "from nac_openood.report.write import write_report;"
+        "write_report(Results.load(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(found.folder)], check=True)
+    assert [p.read_bytes() for p in written] == first
+    assert {p.name for p in found.folder.iterdir() if p.is_file()} == {
+        "results.json", "results.csv", "results.md", "report.html",
+    }  # fmt: skip
+
+
+def drop(*names: str) -> Any:
+    return lambda r: replace(r, **dict.fromkeys(names, ()))
+
+
+def failed(r: Results) -> Results:
+    return build_rows(r, status="failed", error="broken", metrics={})
+
+
+def not_numbers(r: Results) -> Results:
+    bad = {s: dict.fromkeys(METRICS, float("nan")) for s in ("tin", "mnist", NEAR, FAR)}
+    rows = [replace(x, metrics=bad, ms_per_image=float("nan")) if x.method == "knn" else x for x in r.rows]  # fmt: skip
+    return replace(r, rows=tuple(rows))
+
+
+EDGES: dict[str, tuple[dict[str, Any], str]] = {
+    "one run": ({"runs": RUNS[:1]}, "1 checkpoint "),
+    "no near sets": ({"sets": (SETS[0], SETS[4])}, "on far-OOD"),
+    "no far sets": ({"sets": SETS[:2]}, "on near-OOD"),
+    "covariate shift": (
+        {"sets": (SETS[0], SetInfo("imagenet_c", "csid", 100), *TWO[1:])},
+        "ID under covariate shift",
+    ),
+    "no NAC": ({"change": lambda r: without_rows(r, "nac")}, "NAC is not among them"),
+    "only NAC": ({"methods": ("nac",)}, "It is the only method with a result"),
+    "all failed": ({"change": failed}, "No method gave a result"),
+    "no rows": ({"change": drop("rows")}, "No method gave a result"),
+    "no gallery": ({"change": drop("gallery", "paper", "notes")}, "NAC is"),
+    "missing scores": ({"scores": False}, "The scores are not in this folder"),
+    "not a number": ({"change": not_numbers}, "NAC is"),
+    "no sets": ({"change": drop("sets")}, "NAC is"),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(tmp_path: Path, name: str) -> None:
+    arguments, said = EDGES[name]
+    found = build(tmp_path, **{"methods": FEW, "sets": TWO, **arguments})
+    seen = check_page(page(found))
+    assert said in " ".join(seen.text.split())
+    for text in (markdown(found), csv_table(found), summary_table(found)):
+        assert not re.search(r"\b(nan|None)\b", text)
+
+
+def test_nac_failed_is_said(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        rows = [replace(x, status="failed", error="no <gpu>", metrics={}) if x.method == "nac" else x for x in r.rows]  # fmt: skip
+        return replace(r, rows=tuple(rows))
+
+    found = build(tmp_path, change, methods=FEW, sets=TWO)
+    assert "NAC has no result here (no <gpu>); 2 methods do." in check_page(page(found)).text
+
+
+def test_a_run_that_failed_is_told(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        rows = [replace(x, status="failed", error="too hot", metrics={}) if (x.method, x.run) == ("knn", "s1") else x for x in r.rows]  # fmt: skip
+        return replace(r, rows=tuple(rows))
+
+    found = build(tmp_path, change, methods=FEW, sets=TWO)
+    assert "1 of 2 runs (s1: too hot)" in check_page(page(found)).text
+    assert "| KNN | 1 of 2 | ok | s1: too hot |" in markdown(found)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e8, 1e-30])
+def test_constant_scores(tmp_path: Path, value: float) -> None:
+    found = build(tmp_path, methods=FEW, sets=TWO)
+    for info in TWO:
+        same = np.full(info.images, value)
+        scored = Scored(same, same.astype(int), same.astype(int), {"avgpool": same.copy()})
+        write_scores(cell_folder(tmp_path, "s0", "nac") / f"{info.name}.safetensors", scored, {})
+    check_page(page(found))
+
+
+def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
+    found = build(tmp_path, methods=FEW, sets=TWO)
+    for name, value in (("tin", np.nan), ("svhn", np.inf)):
+        path = cell_folder(tmp_path, "s0", "nac") / f"{name}.safetensors"
+        write_scores(path, Scored(np.full(9, value), np.zeros(9), np.zeros(9)), {})
+    check_page(page(found))
+
+
+def test_a_damaged_or_foreign_picture_is_left_out(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        first, second, third, *rest = r.gallery
+        (tmp_path / third.file).write_bytes(b"<svg onload=x>")
+        first, second = replace(first, file="../outside.png"), replace(second, file="none.png")
+        return replace(r, gallery=(first, second, third, *rest))
+
+    (tmp_path.parent / "outside.png").write_bytes(b"\x89PNG secret")
+    assert len(check_page(page(build(tmp_path, change, methods=FEW, sets=TWO))).all("img")) == 9
+
+
+def test_heavy_pictures_become_thumbnails(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / r.gallery[0].file)
+        (tmp_path / r.gallery[1].file).write_bytes(b"\x89PNG" + b"x" * 40_000)
+        return r
+
+    found = build(tmp_path, change, methods=FEW, sets=TWO)
+    assert (tmp_path / found.gallery[0].file).stat().st_size > 300_000
+    images = check_page(page(found)).all("img")
+    assert len(images) == 11, "the damaged one is left out"
+    assert max(len(a["src"] or "") for a in images) < 60_000
+
+
+def test_layers_alone_and_together(results: Results) -> None:
+    sample = sample_of(results, "nac")
+    assert sample is not None
+    aurocs = layer_aurocs(sample)
+    assert set(aurocs) == {"avgpool", "layer1", "layer2", "layer3", COMBINED}
+    row = next(r for r in results.rows if r.method == "nac" and r.run == sample.run)
+    for dataset, value in aurocs[COMBINED].items():
+        assert value == pytest.approx(row.metrics[dataset]["AUROC"], abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 30, 5000])
+def test_roc_points_are_few_and_true(size: int) -> None:
+    draw = np.random.default_rng(0)
+    inside, outside = draw.normal(1, 1, size), draw.normal(0, 1, size + 3)
+    false, true = roc_points(inside, outside)
+    assert len(false) <= 200
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 100, 100)
+    assert (np.diff(false) >= 0).all() and (np.diff(true) >= 0).all()
+    area = ((true[1:] + true[:-1]) / 2 * np.diff(false)).sum() / 1e4
+    labels = np.r_[np.ones(size), np.zeros(size + 3)]
+    assert area == pytest.approx(roc_auc_score(labels, np.r_[inside, outside]), abs=2e-3)
+
+
+def test_search_with_missing_keys(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        told = [
+            {"points": 3},
+            {"guard": 0.6, "guard_threshold": 0.05},
+            {"guard": None, "auroc": None},
+        ]
+        rows = [replace(x, search=told[i % 3]) for i, x in enumerate(r.rows)]
+        return replace(r, rows=tuple(rows))
+
+    text = check_page(page(build(tmp_path, change, methods=FEW, sets=TWO))).text
+    assert "60.00 %, outside 50 ± 5 %" in text
+
+
+def test_without_matplotlib_the_tables_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = build(tmp_path, methods=FEW, sets=TWO)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(NACError, match=r"pip install 'nac-openood\[plot\]'"):
+        write_report(found)
+    assert (tmp_path / "results.csv").is_file() and (tmp_path / "results.md").is_file()
+    assert main(["report", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "results.csv, results.md" in told.out and "no report.html" in told.err
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path, methods=FEW, sets=TWO)
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    assert main(["report", str(tmp_path), "--open"]) == 0
+    assert opened == [(tmp_path / "report.html").as_uri()]
+    told = capsys.readouterr().out
+    assert "> NAC-UE" in told and "results.csv, results.md, report.html" in told
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    assert main(["report", str(tmp_path), "--open"]) == 0
+    assert "found no browser" in capsys.readouterr().err
+
+
+def test_the_command_without_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 1
+    assert "expected a folder that `nac-openood compare --out` wrote" in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "nac-openood report results/cifar10 --open" in capsys.readouterr().out
+
+
+def test_rows_need_no_more_than_their_names(tmp_path: Path) -> None:
+    """A row as short as the contract allows."""
+
+    def change(r: Results) -> Results:
+        row = Row("knn", "KNN", "s0", "mine", "ok", metrics={NEAR: {"AUROC": 50.0}})
+        return replace(r, rows=(row,), gallery=())
+
+    text = check_page(page(build(tmp_path, change, methods=FEW, sets=TWO, scores=False))).text
+    assert "1 method compared; NAC is not among them." in text

@@ -1,0 +1,216 @@
+"""The page as a reader meets it: in a real browser, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+from report_example import build
+
+from nac_openood.report.write import write_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+ARTIFACTS = Path(os.environ.get("NAC_ARTIFACTS") or Path(__file__).parents[1] / "artifacts")
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb",
+)  # fmt: skip
+
+pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
+if CHROMIUM is None or DRIVER is None:
+    pytest.skip("no chromium and chromedriver on the path", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_page(build(tmp_path_factory.mktemp("page"))).resolve().as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # a named driver: selenium must not download one
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser: Any, url: str, width: int, *, dark: bool = False) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    browser.get(url)
+
+
+def keep_picture(browser: Any, name: str) -> Path:
+    """The whole page from top to bottom, kept for people to look at."""
+    size = "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]"
+    width, height = browser.execute_script(size)
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    picture = browser.execute_cdp_cmd(
+        "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, "clip": clip}
+    )
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    (ARTIFACTS / name).write_bytes(base64.b64decode(picture["data"]))
+    return ARTIFACTS / name
+
+
+def requests(browser: Any) -> list[str]:
+    events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
+    return [
+        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def column(browser: Any, place: int) -> list[str]:
+    script = (
+        "return [...document.querySelectorAll('#ranking tbody tr')]"
+        ".map(row => row.cells[arguments[0]]?.dataset.value || '')"
+    )
+    return list(browser.execute_script(script, place))
+
+
+@pytest.mark.parametrize(("width", "name"), [(1280, "report.png"), (390, "report_phone.png")])
+def test_the_page_is_whole_and_quiet(browser: Any, url: str, width: int, name: str) -> None:
+    from PIL import Image
+
+    browser.get_log("browser"), browser.get_log("performance")
+    show(browser, url, width)
+    picture = keep_picture(browser, name)
+    assert browser.get_log("browser") == []
+    asked = [r for r in requests(browser) if not r.startswith("data:")]
+    assert asked == [url]
+    widths = browser.execute_script(
+        "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
+    )
+    assert max(widths) == width, "the body scrolls sideways"
+    with Image.open(picture) as image:
+        assert image.width == width and image.height > 3000
+        assert len(image.convert("RGB").getcolors(1 << 24) or []) > 100
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_picture_is_visible(browser: Any, url: str, width: int) -> None:
+    show(browser, url, width)
+    plots = browser.execute_script(
+        "return [...document.querySelectorAll('svg.plot')].map(p => {"
+        " const box = p.getBoundingClientRect(), ink = p.getBBox();"
+        " return [box.width, box.height, ink.width, ink.height, p.ariaLabel.length] })"
+    )
+    assert len(plots) == 23
+    assert all(w > 200 and h > 80 and iw > 100 and ih > 50 and n > 30 for w, h, iw, ih, n in plots)
+    images = browser.execute_script(
+        "return [...document.images].map(i => [i.complete, i.naturalWidth, i.clientWidth, i.alt])"
+    )
+    assert len(images) == 12
+    assert all(done and natural > 0 and w > 0 and alt for done, natural, w, alt in images)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_text_in_pictures_is_large_enough_to_read(browser: Any, url: str, width: int) -> None:
+    show(browser, url, width)
+    sizes = browser.execute_script(
+        "return [...document.querySelectorAll('svg.plot text')].map(t =>"
+        " parseFloat(getComputedStyle(t).fontSize) * t.ownerSVGElement.getScreenCTM().a)"
+    )
+    assert min(sizes) > 7
+
+
+def test_labels_of_the_scatter_do_not_overlap(browser: Any, url: str) -> None:
+    show(browser, url, 1280)
+    overlaps = browser.execute_script(
+        "return [...document.querySelectorAll('#times svg')].map(p => {"
+        " const b = [...p.querySelectorAll('text')].map(t => t.getBoundingClientRect());"
+        " let n = 0;"
+        " b.forEach((x, i) => b.slice(i + 1).forEach(y => { n += x.left < y.right - 1 &&"
+        "   y.left < x.right - 1 && x.top < y.bottom - 4 && y.top < x.bottom - 4 }));"
+        " return n })"
+    )
+    assert overlaps == [0, 0]
+
+
+def test_sorting_by_click(browser: Any, url: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    show(browser, url, 1280)
+    button = browser.find_elements(By.CSS_SELECTOR, "#ranking thead button")[4]
+    head = button.find_element(By.XPATH, "..")
+    assert head.text.startswith("Far-OOD AUROC") and head.get_attribute("aria-sort") is None
+    before = column(browser, 4)
+    button.click()
+    assert head.get_attribute("aria-sort") == "descending"
+    values = [float(v) for v in column(browser, 4)[:20]]
+    assert values == sorted(values, reverse=True)
+    assert column(browser, 1)[20:] == ["Gram", "OpenGAN"], "methods without a result stay last"
+    button.click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    values = [float(v) for v in column(browser, 4)[:20]]
+    assert values == sorted(values) and column(browser, 1)[20:] == ["Gram", "OpenGAN"]
+    browser.find_elements(By.CSS_SELECTOR, "#ranking thead button")[0].click()
+    assert column(browser, 4) == before and head.get_attribute("aria-sort") is None
+
+
+def test_sorting_by_keyboard(browser: Any, url: str) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, url, 1280)
+    first, second = browser.find_elements(By.CSS_SELECTOR, "#ranking thead button")[:2]
+    first.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element == second
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    names = [n.lower() for n in column(browser, 1)[:20]]
+    assert names == sorted(names)
+    browser.switch_to.active_element.send_keys(Keys.SPACE)
+    assert [n.lower() for n in column(browser, 1)[:20]] == sorted(names, reverse=True)
+
+
+def test_lower_is_better_sorts_that_way_first(browser: Any, url: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    show(browser, url, 1280)
+    browser.find_elements(By.CSS_SELECTOR, "#ranking thead button")[3].click()
+    values = [float(v) for v in column(browser, 3)[:20]]
+    assert values == sorted(values)
+
+
+def test_the_command_can_be_copied(browser: Any, url: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    show(browser, url, 1280)
+    browser.find_element(By.CSS_SELECTOR, ".copy").click()
+    told = browser.find_element(By.CSS_SELECTOR, "#command").text
+    assert told == "nac-openood compare --id-data cifar10 --out 'my results' --runs s0 s1"
+    assert browser.get_log("browser") == []
+
+
+def test_dark_ink_is_light(browser: Any, url: str) -> None:
+    fills = []
+    for dark in (False, True):
+        show(browser, url, 1280, dark=dark)
+        script = "return getComputedStyle(document.querySelector('svg.plot text')).fill"
+        fills.append(browser.execute_script(script))
+    assert fills[0] != fills[1]
+
+
+def test_it_prints(browser: Any, url: str) -> None:
+    show(browser, url, 1280)
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    content = base64.b64decode(printed["data"])
+    assert content.startswith(b"%PDF") and 4 <= content.count(b"/Type /Page\n") <= 20
