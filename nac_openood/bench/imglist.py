@@ -62,7 +62,7 @@ class Benchmark:
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALL, _LARGE = "images_classic", "images_largescale"
 
-#: OpenOOD's benchmarks by name.
+#: OpenOOD's benchmarks by name, and the embedded one.
 BENCHMARKS: Mapping[str, Benchmark] = {
     row.name: row
     for row in (
@@ -76,6 +76,11 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
         Benchmark("imagenet200", 200, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
         Benchmark("imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET),
+        # ours: `embedded_files.write_openood` lays it out
+        Benchmark(
+            "embedded", 8, "images_embedded", "flower", 32, 32,
+            (0.303, 0.303, 0.303), (0.325, 0.325, 0.325),
+        ),
     )
 }  # fmt: skip
 
