@@ -34,8 +34,8 @@ def data_root(sets, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def net(sets, tmp_path_factory):
-    return trained("resnet_embedded", cache=tmp_path_factory.mktemp("cache"), progress=False)
+def net(sets, embedded_cache):
+    return trained("resnet_embedded", cache=embedded_cache, progress=False)
 
 
 @pytest.fixture

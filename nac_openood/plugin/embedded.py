@@ -53,8 +53,8 @@ def _enter(table: dict[str, Any], value: Any) -> None:
     if _ROW.name in table:
         unregister_embedded()
         raise NACError(
-            f"OpenOOD has a benchmark '{_ROW.name}' of its own ({table[_ROW.name]}), which stays in "
-            "place. Take it out of OpenOOD's tables to run this one."
+            f"OpenOOD has a benchmark '{_ROW.name}' of its own, which stays in place "
+            f"({table[_ROW.name]}). Take it out of OpenOOD's tables to run this one."
         )
     table[_ROW.name] = value
     _undo.append(lambda: table.pop(_ROW.name, None) and None)
