@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Iterable, Optional
 
-from tqdm.auto import tqdm
+with warnings.catch_warnings():
+    # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which will do
+    warnings.filterwarnings("ignore", "IProgress not found")
+    from tqdm.auto import tqdm
+
+__all__ = ["bar", "tqdm"]
 
 
 def bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:

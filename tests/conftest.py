@@ -33,6 +33,12 @@ def bench(tmp_path_factory):
     return folder, root
 
 
+@pytest.fixture(scope="session")
+def embedded_cache(tmp_path_factory):
+    """A cache folder for the embedded benchmark's networks: each is trained once a session."""
+    return tmp_path_factory.mktemp("embedded_cache")
+
+
 class HandNet(nn.Module):
     """Two inputs, two hidden neurons, two classes; integer weights.
 

@@ -71,7 +71,7 @@ def _imagenet_shifts(name: str, *kinds: str) -> dict[str, str]:
     return {f"imagenet_{kind}": f"test_{name}_{kind}" for kind in kinds}
 
 
-#: OpenOOD's benchmarks by name.
+#: OpenOOD's benchmarks by name, and the embedded one.
 BENCHMARKS: Mapping[str, Benchmark] = {
     row.name: row
     for row in (
@@ -92,6 +92,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         Benchmark(
             "imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET, *_LARGE_OOD,
             _imagenet_shifts("imagenet", "v2", "c", "r", "es"),
+        ),
+        # ours: `embedded_files.write_openood` lays it out
+        Benchmark(
+            "embedded", 8, "images_embedded", "flower", 32, 32,
+            (0.303, 0.303, 0.303), (0.325, 0.325, 0.325), ("digits_8_9", "mnist_8_9"),
+            ("photos", "portrait", "terrain", "textures", "scenes"),
+            {"mnist_0_7": "test_mnist_0_7"},
         ),
     )
 }  # fmt: skip

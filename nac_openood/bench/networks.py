@@ -5,85 +5,49 @@ from __future__ import annotations
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Any, Callable, Mapping, Union
 
 import torch
 import torchvision
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nac_openood.bench.images import Transform
 from nac_openood.bench.imglist import Benchmark
+from nac_openood.bench.resnets import CifarResNet18, ResidualBlock, SmallResNet
+from nac_openood.bench.small_vit import small_vit
 from nac_openood.errors import NACError
 
 #: What a key may begin with when a wrapped network was saved.
 _PREFIXES = ("module.", "_orig_mod.")
 _SHOWN = 4
+#: Networks that are ours to build, by name; everything else is torchvision's or timm's.
+_OWN: Mapping[str, Callable[[int], nn.Module]] = {
+    "resnet18_32x32": CifarResNet18,
+    "resnet_embedded": SmallResNet,
+    "vit_embedded": small_vit,
+}
 
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; `stride` divides height and width."""
-
-    def __init__(self, wide_in: int, wide: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(wide_in, wide, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide)
-        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(wide)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or wide_in != wide:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(wide_in, wide, 1, stride, bias=False), nn.BatchNorm2d(wide)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-def _stage(wide_in: int, wide: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(ResidualBlock(wide_in, wide, stride), ResidualBlock(wide, wide, 1))
-
-
-class CifarResNet18(nn.Module):
-    """ResNet-18 for 32x32 images, with the parameter names of OpenOOD's checkpoints."""
-
-    def __init__(self, n_classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = _stage(64, 64, 1)
-        self.layer2 = _stage(64, 128, 2)
-        self.layer3 = _stage(128, 256, 2)
-        self.layer4 = _stage(256, 512, 2)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512, n_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, 3, 32, 32]`."""
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+__all__ = ["CifarResNet18", "ResidualBlock", "build", "load_checkpoint", "transform_for"]
 
 
 def build(arch: str, n_classes: int) -> nn.Module:
     """A network by name, in evaluation mode, with random weights.
 
     Args:
-        arch: `resnet18_32x32` (OpenOOD's for CIFAR), a torchvision classifier such as `resnet50`,
+        arch: `resnet18_32x32` (OpenOOD's for CIFAR), `resnet_embedded` or `vit_embedded` (small
+            ones for the embedded benchmark), a torchvision classifier such as `resnet50`,
             `vit_b_16` or `swin_t`, or `timm:NAME`.
         n_classes: of its head.
     """
-    if arch == "resnet18_32x32":
-        return CifarResNet18(n_classes).eval()
+    if arch in _OWN:
+        return _OWN[arch](n_classes).eval()
     if arch.startswith("timm:"):
         return _timm(arch[len("timm:") :], n_classes)
     if arch not in _classifiers():
         raise NACError(
-            f"unknown architecture '{arch}'. Expected 'resnet18_32x32', a torchvision classifier "
-            "(resnet50, vit_b_16, swin_t, ...; all: torchvision.models.list_models()), or "
-            "'timm:NAME'."
+            f"unknown architecture '{arch}'. Expected one of {list(_OWN)}, a torchvision "
+            "classifier (resnet50, vit_b_16, swin_t, ...; all: torchvision.models.list_models()), "
+            "or 'timm:NAME'."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of GoogLeNet and Inception, about random weights

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
-import numpy as np
-
+from nac_openood.progress import bar
 from nac_openood.ranking import auroc
 
 Point = dict[str, Any]
@@ -32,17 +31,22 @@ def grid(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
 
 
 def best_point(
-    lists: Mapping[str, Sequence[Any]], validate: Callable[[Point], tuple[np.ndarray, np.ndarray]]
+    points: Sequence[Point],
+    validate: Callable[[Point], tuple[Any, Any]],
+    *,
+    title: str = "search",
+    progress: Optional[bool] = None,
 ) -> Optional[Found]:
     """The first point with the highest AUROC, or None where no point ranks anything.
 
     Args:
-        lists: values by hyperparameter.
+        points: of `grid`.
         validate: from a point to scores of ID and OOD validation data, `[samples]` each.
+        title: of the progress bar.
+        progress: None shows one on a terminal.
     """
     best: Optional[Found] = None
-    points = grid(lists)
-    for point in points:
+    for point in bar(points, title, progress):
         value = float(auroc(*validate(point)))
         if value > (best.auroc if best else 0.0):  # NaN never wins
             best = Found(point, value, len(points))

@@ -29,17 +29,18 @@ class OpenOODScorer:
 
     Args:
         method: its name there.
+        configs: a folder with `postprocessors/METHOD.yml`; None takes OpenOOD's own.
     """
 
     implementation = IMPLEMENTATION
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, configs: Optional[Path] = None) -> None:
         self.method = method
         self.needs = "network" if method in _NETWORK else "features"
         with openood_ready() as tree:
-            self.settings: Mapping[str, Any] = {
-                "config": _config(tree, method).read_text(encoding="utf-8")
-            }
+            self._configs = configs or tree / "configs"
+        config = _config(self._configs, method).read_text(encoding="utf-8")
+        self.settings: Mapping[str, Any] = {"config": config}
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; see `Scorer`."""
@@ -69,7 +70,7 @@ class OpenOODScorer:
         elif len(points) == 1:
             point = points[0]
         elif searched:
-            point, told = self._best(given, lists)
+            point, told = self._best(given, points)
         else:
             values = self._processor.get_hyperparam()
             return Fit(dict(zip(lists, values if len(lists) > 1 else [values])))
@@ -77,13 +78,13 @@ class OpenOODScorer:
         return Fit(point, told)
 
     def _best(
-        self, given: Given, lists: Mapping[str, Sequence[Any]]
+        self, given: Given, points: Sequence[dict[str, Any]]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         def validate(point: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             self._processor.set_hyperparam(list(point.values()))
             return self._inference(given.id_val).score, self._inference(given.ood_val).score
 
-        found = best_point(lists, validate)
+        found = best_point(points, validate, title=self.method, progress=given.progress)
         if found is None:
             raise NACError("no hyperparameters rank any ID above any OOD validation image.")
         return found.point, found.told()

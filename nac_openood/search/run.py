@@ -9,11 +9,11 @@ from typing import Mapping, Optional, Union
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
 from nac_openood.config import LayerConfig
 from nac_openood.core.readings import Readings
 from nac_openood.errors import NACError
+from nac_openood.progress import tqdm
 from nac_openood.ranking import joined_auroc, joined_fpr_at
 from nac_openood.search.joint import Joint, objective_named
 from nac_openood.search.leaderboard import Leaderboard

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nac_openood.bench.scorer import Fit, Given, Scored
+from nac_openood.bench.sweep import best_point
 from nac_openood.bench.torch_ood import library
 from nac_openood.bench.torch_ood.adapter import Adapter
 from nac_openood.bench.torch_ood.data import labelled
 from nac_openood.bench.torch_ood.table import METHODS, Row
-from nac_openood.core.undisturbed import undisturbed
+from nac_openood.core.undisturbed import frozen, undisturbed
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.progress import bar
-from nac_openood.ranking import auroc
 
 
 class TorchOOD:
@@ -40,6 +37,10 @@ class TorchOOD:
         self.method, self._row = method, METHODS[method]
         self.needs = self._row.adapter.needs
         self.implementation = f"pytorch-ood {library.version()}"
+        self.settings: Mapping[str, Any] = {
+            "defaults": dict(self._row.defaults),
+            "sweep": {name: list(values) for name, values in self._row.sweep.items()},
+        }
         self._adapter: Optional[Adapter] = None
         self._seed = 0
         self._progress: Optional[bool] = None
@@ -58,7 +59,7 @@ class TorchOOD:
         adapter = self._row.adapter(self.method, self._detectors)
         self._seed, self._progress = given.seed, given.progress
         search = None
-        with _alone_with(given.net, given.seed):
+        with undisturbed(given.net, given.seed), frozen(given.net):
             adapter.fit(given)
             if chosen is not None or given.ood_val is None or len(self._row.points()) < 2:
                 point = _complete(self.method, self._row, chosen or {})
@@ -82,7 +83,7 @@ class TorchOOD:
         if adapter is None:
             raise NotFittedError(f"{self.method} was asked for scores before setup(given).")
         outliers, predictions, labels = [], [], []
-        with _alone_with(adapter.net, self._seed):
+        with undisturbed(adapter.net, self._seed), frozen(adapter.net):
             for x, label in labelled(adapter.net, bar(loader, self.method, self._progress)):
                 outlier, logits = adapter.score(x)
                 outliers.append(outlier.detach().cpu().double())
@@ -105,15 +106,17 @@ def _search(
     if not points:
         raise NACError(f"{method}: {adapter.against(row.points()[0])}, and so do all other values.")
     assert given.ood_val is not None
-    id_val, ood_val = adapter.hold(given.id_val), adapter.hold(given.ood_val)
-    best, best_auroc = points[0], -1.0
-    for point in bar(points, f"{method}: search", given.progress):
+    held = [adapter.hold(loader) for loader in (given.id_val, given.ood_val)]
+
+    def validate(point: dict[str, Any]) -> tuple[Tensor, Tensor]:
         adapter.use(point)
-        scores = [-_finite(method, adapter.outliers(held)) for held in (id_val, ood_val)]
-        found = float(auroc(*scores))
-        if found > best_auroc:
-            best, best_auroc = point, found
-    return best, {"points": len(points), "auroc": best_auroc, "objective": "auroc"}
+        inside, outside = (-_finite(method, adapter.outliers(part)) for part in held)
+        return inside, outside
+
+    found = best_point(points, validate, title=f"{method}: search", progress=given.progress)
+    if found is None:
+        raise NACError(f"{method}: no hyperparameters rank any ID above any OOD validation image.")
+    return found.point, found.told()
 
 
 def _complete(method: str, row: Row, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,20 +137,3 @@ def _finite(method: str, scores: Tensor) -> Tensor:
             "ranked. Check the network's features and logits for NaN, or leave the method out."
         )
     return scores
-
-
-@contextmanager
-def _alone_with(net: nn.Module, seed: int) -> Iterator[None]:
-    """With a frozen network in evaluation mode and seeded draws; then everything as before."""
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    with undisturbed(net):
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        try:
-            for parameter in trained:
-                parameter.requires_grad = False  # or a detector's backward would leave gradients
-            yield
-        finally:
-            for parameter in trained:
-                parameter.requires_grad = True

@@ -6,9 +6,9 @@ Defaults and sweeps are those of OpenOOD's `configs/postprocessors/*.yml`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, Mapping
 
+from nac_openood.bench.sweep import grid
 from nac_openood.bench.torch_ood import on_features, on_logits, on_networks
 from nac_openood.bench.torch_ood.adapter import Adapter
 from nac_openood.bench.torch_ood.gram import Gram
@@ -30,9 +30,7 @@ class Row:
 
     def points(self) -> list[dict[str, Any]]:
         """The points of the sweep in OpenOOD's order: the first hyperparameter changes fastest."""
-        names = list(self.sweep)[::-1]
-        combined = product(*(self.sweep[name] for name in names))
-        return [dict(sorted(zip(names, v), key=lambda p: -names.index(p[0]))) for v in combined]
+        return grid(self.sweep)
 
 
 METHODS: Mapping[str, Row] = {

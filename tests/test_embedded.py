@@ -1,0 +1,320 @@
+"""The embedded benchmark: its images, its folder, its networks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import nac_openood.bench.embedded_files as embedded_files
+import nac_openood.bench.trained as trained_module
+from nac_openood.bench.embedded import embedded_sets, embedded_std
+from nac_openood.bench.embedded_files import lists_of, read_roles, write_openood
+from nac_openood.bench.embedded_training import train
+from nac_openood.bench.imglist import benchmark_named
+from nac_openood.bench.networks import build
+from nac_openood.bench.trained import cache_folder, cached_file, trained
+from nac_openood.core.fingerprint import fingerprint
+from nac_openood.core.layers import known_layers
+from nac_openood.data import dataset_labels
+from nac_openood.errors import FileError, NACError
+
+OPTIONAL = ("skimage", "mlxtend")
+
+
+@pytest.fixture(scope="session")
+def sets():
+    return embedded_sets()
+
+
+@pytest.fixture(scope="session")
+def resnet(embedded_cache):
+    return trained("resnet_embedded", cache=embedded_cache, progress=False)
+
+
+def accuracy(net, images):
+    with torch.inference_mode():
+        return float((net(images.tensors).argmax(1).numpy() == images.labels).mean())
+
+
+# ---- the images
+
+
+def test_the_splits_are_disjoint_balanced_and_of_the_wanted_sizes(sets):
+    parts = {"train": (sets.train, 125), "val": (sets.id_val, 20), "test": (sets.test, 32)}
+    for part, (images, count) in parts.items():
+        assert np.bincount(images.labels).tolist() == [count] * 8, part
+    names = [name for images in lists_of(sets).values() for name in images.names]
+    assert len(set(names)) == len(names)
+
+
+def test_no_two_splits_hold_an_equal_image(sets):
+    splits = (sets.train, sets.id_val, sets.test)
+    seen = [{image.tobytes() for image in images.pixels} for images in splits]
+    assert not seen[0] & seen[1] and not seen[0] & seen[2] and not seen[1] & seen[2]
+
+
+def test_validation_and_test_sets_are_cut_from_different_pictures(sets):
+    outside = [set(images.sources) for images in (*sets.near.values(), *sets.far.values())]
+    assert set(sets.ood_val.sources) == {"sklearn:flower"}
+    assert not set(sets.ood_val.sources) & set().union(*outside)
+    assert sum(map(len, outside)) == len(set().union(*outside)), "no two test sets share one"
+
+
+def test_roles_sizes_and_labels(sets):
+    assert next(iter(sets.roles())) == "test" and sets.std == embedded_std and sets.n_classes == 8
+    assert "digits_8_9" in sets.near and len(sets.far) >= 2
+    for name, images in sets.scored().items():
+        assert 200 <= len(images) <= 500, name
+        known = sets.roles()[name] in ("id", "csid")
+        assert set(images.labels) == (set(range(8)) if known else {-1}), name
+        assert dataset_labels(images).tolist() == images.labels.tolist()
+
+
+def test_an_item_is_the_benchmarks_transform_of_its_picture(sets):
+    transform = benchmark_named("embedded").transform()
+    for images in lists_of(sets).values():
+        item = images[7]
+        assert torch.equal(item["data"], transform(images.picture(7)))
+        assert item["data"].shape == (3, 32, 32) and isinstance(item["label"], int)
+    batch = next(iter(DataLoader(sets.train, batch_size=4)))
+    assert batch["data"].dtype == torch.float32 and batch["label"].dtype == torch.int64
+
+
+HASH = """
+import hashlib
+from nac_openood.bench.embedded import embedded_sets
+from nac_openood.bench.embedded_files import lists_of
+digest = hashlib.sha256()
+for name, images in lists_of(embedded_sets()).items():
+    digest.update("".join([name, *images.names]).encode())
+    digest.update(images.tensors.numpy().tobytes() + images.labels.tobytes())
+"""
+
+
+def test_another_process_gets_the_same_bits():
+    names = {}
+    exec(HASH, names)
+    # another hash seed: nothing may depend on the order of sets
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run(
+        [sys.executable, "-c", HASH + "print(digest.hexdigest())"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.stdout.strip() == names["digest"].hexdigest(), done.stderr
+
+
+def test_without_the_optional_libraries_there_are_fewer_sets_and_it_says_so(monkeypatch, sets):
+    for name in OPTIONAL:
+        monkeypatch.setitem(sys.modules, name, None)
+    said = []
+    fewer = embedded_sets(said.append)
+    assert list(fewer.near) == ["digits_8_9"] and not fewer.shifted
+    assert list(fewer.far) == ["photos", "portrait", "terrain"]
+    assert torch.equal(fewer.far["photos"].tensors, sets.far["photos"].tensors)
+    assert len(said) == 3 and all("pip install 'nac-openood[demo]'" in line for line in said)
+    assert "scikit-image" in said[-1] and "mlxtend" in said[0]
+
+
+def test_scikit_learn_alone_will_do(monkeypatch):
+    for name in (*OPTIONAL, "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert list(embedded_sets().far) == ["photos"]
+
+
+# ---- OpenOOD's layout
+
+
+@pytest.fixture(scope="module")
+def folder(sets, tmp_path_factory):
+    return write_openood(tmp_path_factory.mktemp("folder") / "new" / "data", sets)
+
+
+def test_the_folder_gives_the_same_bits(sets, folder):
+    row = benchmark_named("embedded")
+    for name, images in lists_of(sets).items():
+        listed = row.images(folder, name, row.transform())
+        assert dataset_labels(listed).tolist() == images.labels.tolist()
+        for index in range(0, len(images), 9):
+            assert torch.equal(listed[index]["data"], images.tensors[index]), name
+    assert (folder / "benchmark_imglist" / "embedded" / "train_embedded.txt").is_file()
+    assert read_roles(folder)["near"] == list(sets.near)
+
+
+def some(sets):
+    """The same with fewer sets, quick to write."""
+    from dataclasses import replace
+
+    return replace(sets, train=sets.id_val, far={}, near={}, shifted={})
+
+
+def files_in(folder):
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_a_whole_folder_is_used_again_and_a_changed_one_replaced(sets, tmp_path):
+    few = some(sets)
+    other = tmp_path / "benchmark_imglist" / "cifar10" / "train_cifar10.txt"
+    other.parent.mkdir(parents=True)
+    other.write_text("kept")
+    before = files_in(write_openood(tmp_path, few))
+    assert files_in(write_openood(tmp_path, few)) == before
+    next((tmp_path / "images_embedded" / "digits").iterdir()).unlink()
+    assert files_in(write_openood(tmp_path, few)).keys() == before.keys()
+    manifest = tmp_path / "benchmark_imglist" / "embedded" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"sha256": "', '"sha256": "0'))
+    assert files_in(write_openood(tmp_path, few)) != before
+    assert other.read_text() == "kept"
+
+
+@pytest.mark.parametrize("moment", ["images", "first rename", "second rename"])
+def test_an_interrupted_write_is_never_taken_for_a_whole_one(sets, tmp_path, monkeypatch, moment):
+    few, calls = some(sets), []
+    target, last = {
+        "images": ("_write_images", 2),
+        "first rename": ("os.replace", 1),
+        "second rename": ("os.replace", 2),
+    }[moment]
+    holder, name = (os, "replace") if "." in target else (embedded_files, target)
+    original = getattr(holder, name)
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == last:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_openood(tmp_path, few)
+    with pytest.raises(FileError, match="Write it first"):
+        read_roles(tmp_path)
+    assert not list(tmp_path.rglob(".*")), "nothing is left behind"
+    write_openood(tmp_path, few)
+    assert read_roles(tmp_path) == {"near": [], "far": [], "csid": []}
+
+
+def test_a_folder_that_cannot_be_written_is_named(sets, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot write the embedded benchmark to .*file"):
+        write_openood(tmp_path / "file", some(sets))
+
+
+# ---- the networks
+
+
+def test_the_residual_network_learns_its_digits(resnet, sets):
+    assert not resnet.training
+    assert accuracy(resnet, sets.test) >= 0.97
+    if sets.shifted:
+        assert 0.5 < accuracy(resnet, sets.shifted["mnist_0_7"]) < 0.95
+
+
+def test_the_table_knows_both_networks():
+    found = {a: [row.alias for row in known_layers(build(a, 8))] for a in trained_archs()}
+    assert found["resnet_embedded"] == ["avgpool", "layer4", "layer3", "layer2", "layer1"]
+    assert found["vit_embedded"] == ["ln", "block3", "block2", "block1", "block0"]
+
+
+def trained_archs():
+    from nac_openood.bench.embedded_training import RECIPES
+
+    return list(RECIPES)
+
+
+def test_the_seed_decides_and_the_callers_random_state_stays():
+    state = torch.get_rng_state()
+    once, again, other = (train("vit_embedded", seed=s, epochs=1) for s in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert fingerprint(once) == fingerprint(again) != fingerprint(other)
+
+
+def test_unknown_networks_have_no_recipe(tmp_path):
+    with pytest.raises(NACError, match="no recipe to train 'resnet50'.*vit_embedded"):
+        trained("resnet50", cache=tmp_path)
+
+
+# ---- the cache
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Training that takes no time, and how often it was asked for."""
+    calls = []
+
+    def untrained(arch, **options):
+        calls.append(options)
+        torch.manual_seed(len(calls))
+        return build(arch, 8)
+
+    monkeypatch.setattr(trained_module, "train", untrained)
+    return calls
+
+
+def test_a_second_call_reads_the_cache(embedded_cache, resnet, quick):
+    cache = embedded_cache
+    again = trained("resnet_embedded", cache=cache)
+    assert not quick and not again.training
+    assert fingerprint(again) == fingerprint(resnet)
+    assert [p.name for p in cache.iterdir()] == [cached_file("resnet_embedded", cache=cache).name]
+
+
+def test_what_decides_the_weights_is_in_the_name(tmp_path, quick):
+    for options in ({}, {"seed": 1}, {"epochs": 3}):
+        trained("resnet_embedded", cache=tmp_path, **options)
+    trained("vit_embedded", cache=tmp_path)
+    assert len(quick) == 4 == len(list(tmp_path.iterdir()))
+    name = cached_file("vit_embedded", cache=tmp_path, seed=5, epochs=2).name
+    assert "vit_embedded-seed5-epochs2-torch" in name and torch.__version__ in name
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "another network"])
+def test_a_damaged_file_is_made_again(tmp_path, quick, damage):
+    trained("resnet_embedded", cache=tmp_path)
+    path = cached_file("resnet_embedded", cache=tmp_path)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[-5] ^= 1
+    elif damage == "another network":
+        trained("vit_embedded", cache=tmp_path)
+        content = cached_file("vit_embedded", cache=tmp_path).read_bytes()
+    path.write_bytes(content[: {"truncated": 5000, "empty": 0}.get(damage, len(content))])
+    quick.clear()
+    with pytest.warns(UserWarning, match="The network is trained again"):
+        trained("resnet_embedded", cache=tmp_path)
+    trained("resnet_embedded", cache=tmp_path)
+    assert len(quick) == 1
+
+
+@pytest.mark.parametrize("why", ["not a folder", "disk full"])
+def test_a_cache_that_cannot_be_written_only_warns(tmp_path, quick, monkeypatch, why):
+    cache = tmp_path / "cache"
+    if why == "not a folder":
+        cache.write_text("")
+    else:
+
+        def full(*args, **kwargs):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("nac_openood.core.files.save_file", full)
+    with pytest.warns(UserWarning, match="is not kept .* Set NAC_CACHE"):
+        net = trained("resnet_embedded", cache=cache)
+    assert isinstance(net, torch.nn.Module)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p != cache]
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("NAC_CACHE", str(tmp_path / "named"))
+    assert cache_folder() == tmp_path / "named"
+    monkeypatch.delenv("NAC_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "nac_openood"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "nac_openood"

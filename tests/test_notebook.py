@@ -1,0 +1,63 @@
+"""The notebook runs from top to bottom, and is stored without outputs."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nac_openood.bench.trained import trained
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+# in a process of its own: what Jupyter's libraries warn of is not ours to mend
+RUN = """
+import sys
+import nbclient, nbformat
+book = nbformat.read(sys.argv[1], as_version=4)
+names = "[float(accuracy), aurocs, [bool(known) for known, _ in answers]]"
+book.cells.append(nbformat.v4.new_code_cell(f"import json; print(json.dumps({names}))"))
+nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+nbformat.write(book, sys.argv[2])
+"""
+
+
+def test_no_outputs_are_stored():
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+
+
+@pytest.fixture
+def executed(embedded_cache, tmp_path):
+    missing = [m for m in ("nbclient", "nbformat", "ipykernel") if not importlib.util.find_spec(m)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install 'nac-openood[test]'")
+    trained("resnet_embedded", cache=embedded_cache, progress=False)  # once a session
+    out = tmp_path / "executed.ipynb"
+    environment = {
+        **os.environ,
+        "NAC_CACHE": str(embedded_cache),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        **{name: str(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR")},
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(NOTEBOOK), str(out)],
+        capture_output=True, text=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text(encoding="utf-8"))["cells"]
+
+
+def test_it_runs_and_shows_what_it_says(executed):
+    outputs = [output for cell in executed for output in cell.get("outputs", [])]
+    stderr = [o["text"] for o in outputs if o.get("name") == "stderr"]
+    assert not stderr, stderr
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    accuracy, aurocs, known = json.loads("".join(executed[-1]["outputs"][0]["text"]))
+    assert accuracy >= 0.97
+    assert all(aurocs[name][0] > 0.95 for name in ("photos", "portrait", "terrain"))
+    assert known[0] and not known[2]
