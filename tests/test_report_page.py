@@ -210,7 +210,10 @@ def test_dark_ink_is_light(browser: Any, url: str) -> None:
 
 
 def test_it_prints(browser: Any, url: str) -> None:
-    show(browser, url, 1280)
+    show(browser, url, 718)  # A4 without its margins
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 718
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     content = base64.b64decode(printed["data"])
     assert content.startswith(b"%PDF") and 4 <= content.count(b"/Type /Page\n") <= 20

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from nac_openood.progress import bar
 from nac_openood.ranking import auroc
 
@@ -47,7 +49,10 @@ def best_point(
     """
     best: Optional[Found] = None
     for point in bar(points, title, progress):
-        value = float(auroc(*validate(point)))
-        if value > (best.auroc if best else 0.0):  # NaN never wins
+        scores = [np.asarray(part) for part in validate(point)]
+        if not all(np.isfinite(part).all() for part in scores):
+            continue  # OpenOOD's ViM with more dimensions than there are, for one
+        value = float(auroc(*scores))
+        if value > (best.auroc if best else 0.0):
             best = Found(point, value, len(points))
     return best

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any, Mapping, NamedTuple, Optional, Union
+
+import numpy as np
 
 from nac_openood.bench.scorer import Scored
 from nac_openood.compare import cells
@@ -148,7 +149,7 @@ class Results:
         numbers = [r.metrics[dataset][metric] for r in rows if dataset in r.metrics]
         if not numbers:
             return None
-        return Value(fmean(numbers), pstdev(numbers) if len(numbers) > 1 else None)
+        return Value(float(np.mean(numbers)), float(np.std(numbers)) if len(numbers) > 1 else None)
 
     def names(self, role: str) -> list[str]:
         """The sets of a role, in order."""

@@ -49,7 +49,7 @@ class Standing:
 
 
 def standings(results: Results) -> list[Standing]:
-    """All methods, best first: by near-OOD AUROC as on OpenOOD's leaderboard, else by far-OOD.
+    """All methods, best first: by near-OOD AUROC, else by far-OOD AUROC.
 
     Methods without a result come last, those that failed before those that are absent.
     """

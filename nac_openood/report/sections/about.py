@@ -31,7 +31,7 @@ def against_paper(results: Results) -> Optional[Html]:
             el(
                 "tr",
                 el("th", titles.get(method, method), scope="row"),
-                el("td", set_title(str(line.get("dataset", "")))),
+                el("td", set_title(str(line.get("dataset", ""))), cls="one-line"),
                 el("td", str(line.get("metric", ""))),
                 el("td", _mean(line, "measured"), cls="num"),
                 el("td", _mean(line, "published"), cls="num"),

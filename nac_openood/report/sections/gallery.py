@@ -11,8 +11,11 @@ from nac_openood.report.markup import Html, el, section
 from nac_openood.report.words import set_title
 
 _KINDS = {
-    "id-lowest": ("In-distribution, scored lowest", "NAC would call these OOD."),
-    "ood-highest": ("OOD, scored highest", "NAC would take these for in-distribution."),
+    "id-lowest": (
+        "In-distribution, scored lowest",
+        "In-distribution images that NAC trusts least.",
+    ),
+    "ood-highest": ("OOD, scored highest", "OOD images that NAC trusts most."),
 }
 _LIGHT = 30_000  # bytes of a picture that goes into the page as it is
 _SIDE = 128  # pixels of one that does not

@@ -41,9 +41,9 @@ def leaderboard(results: Results, order: Sequence[Standing]) -> Html:
         cls="ranked sortable",
     )
     text = (
-        "Percent, mean \u00b1 standard deviation over checkpoints. Ordered by near-OOD AUROC as on "
-        "OpenOOD's leaderboard (by far-OOD where there is no near-OOD); 1st, 2nd and 3rd mark the "
-        "best three of each AUROC column. Choose a column's heading to sort by it."
+        "Percent, mean \u00b1 standard deviation over checkpoints. Ordered by near-OOD AUROC "
+        "(by far-OOD where there is no near-OOD); 1st, 2nd and 3rd mark the best three of each "
+        "AUROC column. Choose a column's heading to sort by it."
     )
     return section("ranking", "Ranking", el("p", text), scroll_box("Ranking of methods", table))
 
@@ -82,7 +82,7 @@ def _row(place: int, s: Standing, groups: Sequence[str]) -> Html:
     cells = [_cell(s.value(g, m), s.ranks.get(g), m) for g in groups for m in _SHOWN]
     times = [_time(s.times.get(k)) for k in ("ms_per_image", "setup_seconds")]
     partly = f"; {s.runs_ok} of {s.runs} runs ({s.error})" if s.runs_ok < s.runs else ""
-    whose = el("td", s.implementation + partly, cls=None if partly else "whose")
+    whose = el("td", s.implementation + partly, cls=None if partly else "one-line")
     number_cell = el("td", str(place), cls="num", data_value=str(place))
     return el("tr", number_cell, _method(s), *cells, *times, whose, cls=_mark(s))
 

@@ -35,13 +35,10 @@ def _nac(c: Chosen) -> Html:
     """Nested settings become a table, the rest a line."""
     nested = {k: v for k, v in c.hyperparameters.items() if _is_table(v)}
     flat = {k: v for k, v in c.hyperparameters.items() if k not in nested}
-    guard = guard_words(c.search)
+    told = (search_words(c.search), guard_words(c.search))
     return join(
         el("h3", f"{c.title}, {c.runs_text}"),
-        el(
-            "p", search_words(c.search).capitalize().replace("auroc", "AUROC").replace("fpr", "FPR")
-        ),
-        el("p", guard[0].upper() + guard[1:] + ".") if guard else None,
+        *(el("p", t[0].upper() + t[1:] + ".") for t in told if t),
         el("p", el("code", settings(flat))) if flat else None,
         *(scroll_box(f"{k} of {c.title}", _nested(k, v)) for k, v in nested.items()),
     )
@@ -72,7 +69,7 @@ def _table(found: Sequence[Chosen]) -> Html:
         el(
             "tr",
             el("th", c.title, scope="row"),
-            el("td", c.runs_text),
+            el("td", c.runs_text, cls="one-line"),
             el("td", el("code", settings(c.hyperparameters))),
             el("td", search_words(c.search)),
         )
