@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import contextmanager, redirect_stdout
+import warnings
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
@@ -90,8 +91,9 @@ class OpenOODScorer:
         return found.point, found.told()
 
     def _inference(self, loader: Any) -> Scored:
-        bars = self._given.progress is not False and sys.stderr.isatty()
-        prediction, score, label = self._processor.inference(self._net, loader, progress=bars)
+        prediction, score, label = self._processor.inference(
+            self._net, loader, progress=_bars(self._given)
+        )
         return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
 
     def _wrapped(self, given: Given) -> nn.Module:
@@ -157,10 +159,22 @@ def _config(configs: Path, method: str) -> Path:
 @contextmanager
 def at_home(given: Given) -> Iterator[None]:
     """OpenOOD runs here, knows the data set, draws as seeded, is quiet and leaves no trace."""
-    quiet = redirect_stdout(io.StringIO())
-    alone = undisturbed(given.net, given.seed), frozen(given.net)
-    with openood_ready(), _known(given), quiet, alone[0], alone[1]:
+    with ExitStack() as home:
+        home.enter_context(openood_ready())
+        home.enter_context(_known(given))
+        home.enter_context(undisturbed(given.net, given.seed))
+        home.enter_context(frozen(given.net))
+        home.enter_context(redirect_stdout(io.StringIO()))
+        if not _bars(given):
+            home.enter_context(redirect_stderr(io.StringIO()))
+        home.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of code that is not ours to mend
         yield
+
+
+def _bars(given: Given) -> bool:
+    """Whether OpenOOD's own progress bars may be seen."""
+    return given.progress is not False and sys.stderr.isatty()
 
 
 @contextmanager
