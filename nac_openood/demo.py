@@ -1,144 +1,61 @@
-"""NAC at work on real images that come with scikit-learn: handwritten digits and photographs.
-
-Digits 0 to 7 are what a small residual network learns; digits 8 and 9 (near) and patches of two
-photographs (far) are what it has never seen.
-"""
+"""The whole main job on images that come with installed libraries: see `bench.embedded`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable
+from pathlib import Path
+from typing import Callable, Optional
 
-import numpy as np
-import torch
-from sklearn.datasets import load_digits, load_sample_images
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from nac_openood.bench.checkpoints import Checkpoint
+from nac_openood.bench.embedded import embedded_sets
+from nac_openood.bench.methods import METHODS
+from nac_openood.bench.trained import trained
+from nac_openood.compare.backends import AUTO, chosen_backend, scorers
+from nac_openood.compare.nac import NACScorer
+from nac_openood.compare.study import Study
 
-from nac_openood.bench.networks import ResidualBlock
-from nac_openood.detector import NACDetector
-from nac_openood.search import SURROGATES, search, surrogate_ood
-
-_KNOWN = 8  # digits 0..7 are in-distribution
-_LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
+#: The demo's networks: what `--arch` calls them, and what `bench.networks.build` does.
+NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
+#: The methods that look at more than features and take most of the time, and the one that needs
+#: a GAN to be trained first.
+_SLOW = ("odin", "mds_ensemble", "gram", "rankfeat", "opengan")
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demo found.
+def demo_study(
+    out: Path,
+    *,
+    arch: str = "resnet",
+    backend: str = AUTO,
+    quick: bool = False,
+    seed: int = 0,
+    command: str = "nac-openood demo",
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Study:
+    """Digits 0 to 7 against digits 8 and 9 (near) and photographs (far), by NAC and 21 baselines.
 
     Args:
-        accuracy: of the network on test digits 0..7.
-        auroc: AUROC by out-of-distribution set, for NAC and for the softmax confidence (MSP).
-        kept: share of the sets that the calibrated detector calls in-distribution.
+        out: the folder of results.
+        arch: one of `NETWORKS`; it is trained on the spot, or taken from the cache.
+        backend: whose baselines; see `compare.backends`.
+        quick: leave out the methods that take most of the time.
+        seed: of the training and of everything else drawn at random.
+        command: that makes the same again.
+        progress: progress bars; None shows them on a terminal.
+        say: is told what is going on.
     """
-
-    accuracy: float
-    auroc: dict[str, dict[str, float]]
-    kept: dict[str, float]
-
-
-class DigitNet(nn.Module):
-    """A small residual network with the module names of a ResNet, for 8x8 images."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer1 = ResidualBlock(1, 16, 1)
-        self.layer2 = ResidualBlock(16, 32, 1)
-        self.layer3 = ResidualBlock(32, 64, 2)
-        self.layer4 = ResidualBlock(64, 128, 2)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(128, _KNOWN)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[batch, 8]` of images `[batch, 1, 8, 8]`."""
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
-
-
-def run(
-    epochs: int = 12, seed: int = 0, say: Callable[[str], None] = lambda text: None
-) -> DemoResult:
-    """Train, fit, calibrate and score; `say` is told what is going on."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        train, val, test = _digits(seed)
-        say(f"training a small residual network on {len(train[1])} digits 0..{_KNOWN - 1}")
-        net = _train(DigitNet(), *train, epochs=epochs)
-    say("reading the network once, searching NAC's settings without it")
-    reader = NACDetector(net, _LAYERS)
-    stand_ins = surrogate_ood(*val, per_image=len(SURROGATES), seed=seed)
-    fit, inside, outside = (reader.read_loader(_loader(x)) for x in (train[0], val[0], stand_ins))
-    found = search(fit, inside, outside, layers=reader.configs)
-    detector = NACDetector(net, found.layers).fit_readings(fit).calibrate(_loader(val[0]))
-    seen = detector.score_loader(_loader(*test))
-    threshold = detector.threshold_
-    auroc, kept = {}, {"digits 0..7 (test)": float((seen.score >= threshold).mean())}
-    for name, images in _strange().items():
-        say(f"scoring {len(images)} images: {name}")
-        score = detector.score_loader(_loader(images)).score
-        confidence = [_confidence(net, x) for x in (test[0], images)]
-        auroc[name] = {"NAC": _auroc(seen.score, score), "MSP": _auroc(*confidence)}
-        kept[name] = float((score >= threshold).mean())
-    return DemoResult(float((seen.prediction == seen.label).mean()), auroc, kept)
-
-
-def _digits(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Images and labels of the known digits: train, validation, test."""
-    images, labels = _all_digits()
-    known = np.flatnonzero(labels.numpy() < _KNOWN)
-    rest, test = train_test_split(known, test_size=0.25, random_state=seed)
-    train, val = train_test_split(rest, test_size=0.2, random_state=seed)
-    return [(images[i], labels[i]) for i in (train, val, test)]
-
-
-def _all_digits() -> tuple[Tensor, Tensor]:
-    digits = load_digits()
-    images = torch.tensor(digits.images / 8.0 - 1.0, dtype=torch.float32)[:, None]
-    return images, torch.tensor(digits.target, dtype=torch.int64)
-
-
-def _strange() -> dict[str, Tensor]:
-    images, labels = _all_digits()
-    return {"digits 8 and 9 (near)": images[labels >= _KNOWN], "photo patches (far)": _patches()}
-
-
-def _patches(side: int = 32) -> Tensor:
-    """Patches of scikit-learn's photographs, gray and shrunk to 8x8."""
-    photos = load_sample_images().images
-    patches = []
-    for photo in photos:
-        gray = torch.tensor(photo, dtype=torch.float32).mean(dim=2) / 127.5 - 1.0
-        tiles = gray.unfold(0, side, side).unfold(1, side, side).reshape(-1, 1, side, side)
-        patches.append(F.interpolate(tiles, size=8, mode="area"))
-    return torch.cat(patches)
-
-
-def _loader(*tensors: Tensor) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(TensorDataset(*tensors), batch_size=100)
-
-
-def _train(net: nn.Module, images: Tensor, labels: Tensor, epochs: int) -> nn.Module:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=1e-2)
-    batches = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, epochs * len(batches))
-    for _ in range(epochs):
-        for x, y in batches:
-            optimizer.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            schedule.step()
-    return net.eval()
-
-
-def _confidence(net: nn.Module, images: Tensor) -> np.ndarray:
-    with torch.inference_mode():
-        return net(images).softmax(dim=1).amax(dim=1).numpy()
-
-
-def _auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    positive = np.concatenate([np.ones(len(inside)), np.zeros(len(outside))])
-    return float(roc_auc_score(positive, np.concatenate([inside, outside])))
+    sets = embedded_sets(say)
+    say(f"a small network for digits 0 to 7 ({arch}): from the cache, or trained now")
+    net = trained(NETWORKS[arch], seed=seed, progress=progress)
+    methods = [m for m in METHODS if not (quick and m in _SLOW)]
+    return Study(
+        sets=sets,
+        arch=NETWORKS[arch],
+        network=lambda run: net,
+        runs=(Checkpoint(f"s{seed}", "trained on the spot"),),
+        methods=tuple(methods),
+        make=scorers(chosen_backend(backend), NACScorer),
+        out=out,
+        seed=seed,
+        command=command,
+        progress=progress,
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from nac_openood.bench.methods import METHODS, NAC, checked_methods
 from nac_openood.cli.options import at_least, on_device
+from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.compare.results import Results
@@ -95,7 +96,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     if args.against:
         published(args.id_data, args.arch)  # where there are none, say so now
-    return carry_out(study_of(args), skip_bad=args.skip_bad, paper=bool(args.against), say=_say)
+    return carry_out(study_of(args), skip_bad=args.skip_bad, paper=bool(args.against), say=say)
 
 
 def carry_out(study: Study, **how: Any) -> int:
@@ -123,10 +124,14 @@ def carry_out(study: Study, **how: Any) -> int:
 
 def _publish(results: Results) -> None:
     from nac_openood.report.terminal import summary_table
-    from nac_openood.report.write import write_report
+    from nac_openood.report.write import write_page, write_tables
 
     print(f"\n{summary_table(results)}\n")
-    written = write_report(results)
+    written = write_tables(results)
+    try:
+        written.append(write_page(results))
+    except NACError as error:  # the page is the only thing that is lost
+        print(f"nac-openood: no report.html: {error}", file=sys.stderr)
     print(f"Written to {results.folder}: {', '.join(path.name for path in written)}")
 
 
@@ -181,5 +186,6 @@ def _config(args: argparse.Namespace) -> Optional[NACConfig]:
     return None if args.nac_config is None else read_config(args.nac_config)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line about what is going on."""
     print(f"- {text}", flush=True)

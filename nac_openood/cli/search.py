@@ -94,9 +94,9 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
+    from nac_openood.core.files import make_folder
     from nac_openood.search import search
     from nac_openood.search.choice import layers_and_lists
-    from nac_openood.search.stored import make_folder
 
     guard = _guard(args.guard)
     budget = _budget(args)

@@ -32,7 +32,7 @@ def cell_folder(out: Path, run: str, method: str) -> Path:
 
 def write_scores(path: Path, scored: Scored, about: Mapping[str, Any]) -> None:
     """Write a data set's scores; `about` are JSON values."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     arrays = {k: getattr(scored, k) for k in ("score", "prediction", "label")}
     arrays.update({_LAYER + name: values for name, values in scored.layers.items()})
     tensors = {
@@ -60,7 +60,7 @@ def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scor
 
 def write_note(path: Path, content: Mapping[str, Any]) -> None:
     """Write `setup.json` or `error.json`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     files.write_text(path, json.dumps(content, indent=1) + "\n")
 
 

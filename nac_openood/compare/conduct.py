@@ -11,7 +11,7 @@ from nac_openood.compare.results import FAR, NEAR, Results
 from nac_openood.compare.runner import run_study
 from nac_openood.compare.study import Study
 from nac_openood.compare.vetting import vetted
-from nac_openood.search.stored import make_folder
+from nac_openood.core.files import make_folder
 
 
 def conduct(

@@ -60,7 +60,7 @@ def features_of(
     kept = _read(path, made_with)
     if kept is not None:
         return kept
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     start = time.perf_counter()
     head: Optional[nn.Linear] = None
     headless = ""

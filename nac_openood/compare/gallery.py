@@ -13,7 +13,7 @@ from nac_openood.compare import cells
 from nac_openood.compare.results import Example
 from nac_openood.compare.study import Study
 from nac_openood.core import files
-from nac_openood.search.stored import make_folder
+from nac_openood.core.files import make_folder
 
 _SIDE = 96
 #: How many images of the ID test set and of each OOD set.

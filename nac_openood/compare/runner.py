@@ -23,7 +23,7 @@ from nac_openood.compare.features import FeatureBatches, Features, features_of
 from nac_openood.compare.study import Study
 from nac_openood.core.fingerprint import fingerprint
 from nac_openood.data import batches
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
 
 Say = Callable[[str], None]
 
@@ -156,6 +156,8 @@ def _run_method(bench: Bench, method: str, say: Say) -> None:
     except Absent as error:
         say(f"is absent: {error}")
         cells.write_note(failure, {"status": "absent", "error": str(error)})
+    except FileError:  # a full disk is nobody's failure, and no other method would fare better
+        raise
     except Exception as error:  # somebody else's method may raise anything
         told = " ".join(str(error).split())  # somebody's message may have many lines
         told = told if isinstance(error, NACError) else f"{type(error).__name__}: {told}"

@@ -51,6 +51,15 @@ def check_folder(path: Path) -> None:
         raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
 
 
+def make_folder(folder: PathLike) -> Path:
+    """Create a folder, or say why not."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot create the folder {folder}: {error.strerror}.") from error
+    return Path(folder)
+
+
 def write_text(path: PathLike, text: str) -> None:
     """Write UTF-8 text whole or not at all."""
     with replacing(path) as temporary:

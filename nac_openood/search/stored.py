@@ -87,18 +87,9 @@ class ReadingSet:
 
 def prepare_folder(folder: Union[str, Path]) -> Path:
     """Create a folder to keep readings in; a set that lies there counts as incomplete now."""
-    target = make_folder(folder)
+    target = files.make_folder(folder)
     (target / MANIFEST).unlink(missing_ok=True)
     return target
-
-
-def make_folder(folder: Union[str, Path]) -> Path:
-    """Create a folder, or say why not."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot create the folder {folder}: {error.strerror}.") from error
-    return Path(folder)
 
 
 def write_manifest(folder: Path, roles: list[str], about: Mapping[str, Any]) -> None:
