@@ -212,8 +212,9 @@ def test_errors_say_what_to_do(toy, monkeypatch):
         run("knn", toy, train=given_for("knn", toy)[0].train[:1])
     with pytest.raises(NACError, match="dim=300 leaves nothing of features with 300"):
         run("vim", toy, {"dim": WIDE})
-    with pytest.raises(NACError, match="the training or validation data are empty"):
-        run("mds", toy, train=[])
+    for method in ("mds", "dice", "gram", "knn", "mds_ensemble"):
+        with pytest.raises(NACError, match="the training or validation data are empty"):
+            run(method, toy, train=[])
     given, _ = given_for("msp", toy)
     scorer = make("msp")
     scorer.setup(given)

@@ -34,7 +34,7 @@ def gather(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor
         parts.append(of(x).detach().float().cpu())
         labels.append(label)
     if not parts:
-        raise NACError("there is nothing to fit on: the training or validation data are empty.")
+        raise nothing_to_fit_on()
     whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
     start = 0
     for i, part in enumerate(parts):
@@ -42,6 +42,11 @@ def gather(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor
         start += len(part)
         parts[i] = part[:0].clone()  # memory of an untouched tensor is given out as it is filled
     return Gathered(whole, torch.cat(labels))
+
+
+def nothing_to_fit_on() -> NACError:
+    """The error of an empty loader."""
+    return NACError("there is nothing to fit on: the training or validation data are empty.")
 
 
 def features(head: nn.Module, loader: Iterable[Any]) -> Gathered:

@@ -30,7 +30,7 @@ class Gram(OnNetwork):
         self.given: Optional[Given] = given
         first = next(data.labelled(self.net, given.train), None)
         if first is None:
-            raise NACError("gram: there is nothing to fit on, the training data are empty.")
+            raise data.nothing_to_fit_on()
         with torch.no_grad():
             said = self._maps(first[0][:1])[1]
         self.count, self.channels = len(said), sum(each.shape[1] for each in said)

@@ -131,7 +131,9 @@ class DICE(OnFeatures):
         total, count = torch.zeros(()), 0
         for x, _ in data.labelled(given.net, given.train):
             total, count = total.to(x.device) + x.double().sum(dim=0), count + len(x)
-        self.mean = (total / max(count, 1)).float()[None]
+        if not count:
+            raise data.nothing_to_fit_on()
+        self.mean = (total / count).float()[None]
 
     def use(self, point: Point) -> None:
         """The percentage of weights left out."""

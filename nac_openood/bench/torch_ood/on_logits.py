@@ -93,7 +93,8 @@ class OpenMax(_OnLogits):
         super().fit(given)
         values, label = data.logits(given.net, given.train)
         right = values.argmax(dim=1) == label
-        values, label = values[right], label[right]
+        # float64: the detector adds 10,000 to distances, after which float32 has 3 decimals left
+        values, label = values[right].double(), label[right]
         data.every_class(self.name, label, given.n_classes, "image with a right answer")
         alpha = min(3, given.n_classes)
         self.detector = self.detectors.OpenMax(None, tailsize=20, alpha=alpha, euclid_weight=1.0)
@@ -112,6 +113,6 @@ class OpenMax(_OnLogits):
         and takes 0 for the others, so scores would depend on the batch. A center is predicted as
         its class: with them, all are there.
         """
-        both = torch.cat([logits, self.centers.to(logits)])
+        both = torch.cat([logits.double(), self.centers.to(logits.device)])
         scores: Tensor = self.detector.predict_logits(both)[: len(logits)]
         return scores
