@@ -56,3 +56,12 @@ def best_point(
         if value > (best.auroc if best else 0.0):
             best = Found(point, value, len(points))
     return best
+
+
+def vim_dims(dims: Sequence[int], wide: int) -> list[int]:
+    """Those of ViM's subspace dimensions that leave something of features with `wide` dimensions.
+
+    OpenOOD's sweep is made for 512 and more; where none of it fits, half of the features remains,
+    as ViM's authors do with small networks.
+    """
+    return [dim for dim in dims if dim < wide] or [wide // 2]

@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from nac_openood.bench.scorer import Fit, Given, Scored
-from nac_openood.bench.sweep import best_point, grid
+from nac_openood.bench.sweep import best_point, grid, vim_dims
 from nac_openood.core.undisturbed import frozen, undisturbed
 from nac_openood.data import batches
 from nac_openood.errors import NACError
@@ -64,6 +64,9 @@ class OpenOODScorer:
         lists = dict(getattr(self._processor, "args_dict", None) or {})
         if not lists:
             return Fit()
+        if self.method == "vim":
+            wide = len(self._processor.u)
+            lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
         points, told = grid(lists), None
         searched = self._processor.APS_mode and given.ood_val is not None
         if chosen is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,10 @@ class Adapter:
     def against(self, point: Point) -> Optional[str]:
         """Why a point cannot be used here, or None."""
         return None
+
+    def usable(self, points: Sequence[Point]) -> list[Point]:
+        """The points of a sweep that can be used here."""
+        return [point for point in points if self.against(point) is None]
 
     def use(self, point: Point) -> None:
         """Make or set the detector."""

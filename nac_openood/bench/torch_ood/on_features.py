@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Optional
+from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nac_openood.bench.scorer import Given
+from nac_openood.bench.sweep import vim_dims
 from nac_openood.bench.torch_ood import data
 from nac_openood.bench.torch_ood.adapter import OnFeatures, Point, in_parts
 
@@ -102,6 +103,10 @@ class ViM(OnFeatures):
         if point["dim"] < self.wide:
             return None
         return f"dim={point['dim']} leaves nothing of features with {self.wide} dimensions"
+
+    def usable(self, points: Sequence[Point]) -> list[Point]:
+        """Small networks get a dimension of their own."""
+        return [{"dim": dim} for dim in vim_dims([p["dim"] for p in points], self.wide)]
 
     def use(self, point: Point) -> None:
         """The dimension of the subspace."""

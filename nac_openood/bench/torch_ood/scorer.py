@@ -63,6 +63,8 @@ class TorchOOD:
             adapter.fit(given)
             if chosen is not None or given.ood_val is None or len(self._row.points()) < 2:
                 point = _complete(self.method, self._row, chosen or {})
+                if chosen is None and adapter.usable([point]):
+                    point = dict(adapter.usable([point])[0])
                 why = adapter.against(point)
                 if why:
                     raise NACError(f"{self.method}: {why}. Choose another value, or leave it out.")
@@ -102,7 +104,7 @@ def _search(
 
     Points that cannot be used here are passed over; in OpenOOD they tell nothing apart.
     """
-    points = [point for point in row.points() if adapter.against(point) is None]
+    points = [dict(point) for point in adapter.usable(row.points())]
     if not points:
         raise NACError(f"{method}: {adapter.against(row.points()[0])}, and so do all other values.")
     assert given.ood_val is not None
