@@ -75,6 +75,7 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     assert sizes["cifar100", "resnet"] == 288
     assert sizes["imagenet", "resnet"] == 576
     assert sizes["imagenet", "vit"] == 256
+    assert sizes["embedded", "resnet"] == sizes["embedded", "vit"] == 256
     assert CONFIG_ROOT.is_dir()
 
 

@@ -51,7 +51,8 @@ def train(
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
-        seed: of weights, order and shifts; on one machine it decides everything.
+        seed: of weights, order and shifts; on one machine, with one number of threads, it decides
+            everything.
         epochs: None takes the recipe's.
         progress: a bar; None shows it on a terminal.
     """
