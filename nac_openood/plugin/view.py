@@ -87,11 +87,12 @@ class NetworkView(nn.Module):
         """Logits, and what enters or leaves the given modules."""
         seen: dict[str, Tensor] = {}
 
+        # copies, for an operation in place further on would rewrite them
         def keep_input(name: str, _module: nn.Module, inputs: Any) -> None:
-            seen[name] = inputs[0]
+            seen[name] = inputs[0].clone()
 
         def keep_output(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-            seen[name] = output
+            seen[name] = output.clone()
 
         with ExitStack() as hooks:
             for name, module in entering.items():
