@@ -174,7 +174,7 @@ def _make(args: argparse.Namespace) -> Any:
     from nac_openood.compare.nac import NACScorer
 
     baselines = [method for method in args.methods if method != NAC]
-    backend = chosen_backend(args.backend) if baselines else args.backend
+    backend = chosen_backend(args.backend, say) if baselines else args.backend
     config = _config(args)
     opengan = None if args.opengan is None else Path(args.opengan)
     return scorers(backend, lambda: NACScorer(config, args.nac_strategy, args.layers), opengan)

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from nac_openood.bench.head import Head, head_of
+from nac_openood.bench.methods import Absent
 from nac_openood.core.layers import known_layers
 from nac_openood.core.network import logits_of
-from nac_openood.errors import NACError
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")
@@ -105,7 +105,7 @@ class NetworkView(nn.Module):
 
     def _stage(self, name: str) -> nn.Module:
         if name not in self._stages:
-            raise NACError(
+            raise Absent(
                 f"this method reads feature maps of '{name}' as a ResNet has them, and "
                 f"{type(self.net).__name__} has no such stage. Leave it out with --methods."
             )
