@@ -49,8 +49,7 @@ class OpenOODScorer:
             self._given = given
             self._processor = _postprocessor(self._configs, self.method, given)
             self._net = self._wrapped(given)
-            if given.ood_val is None and self.method == "mds_ensemble":
-                raise NACError("MDSEns weighs its layers by OOD validation data; there is none.")
+            self._check_weights(given)
             id_loaders = {"train": _Batches(given.train), "val": _Batches(given.id_val)}
             self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
             return self._search(given, chosen)
@@ -104,6 +103,16 @@ class OpenOODScorer:
             self._net, loader, progress=_bars(self._given)
         )
         return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
+
+    def _check_weights(self, given: Given) -> None:
+        """MDSEns weighs its layers by OOD validation data, unless its settings do."""
+        if self.method != "mds_ensemble" or given.ood_val is not None:
+            return
+        if not self._processor.postprocessor_args.alpha_list:
+            raise NACError(
+                "MDSEns weighs its layers by OOD validation data, and there is none. Name weights "
+                "in its settings (alpha_list), or leave it out with --methods."
+            )
 
     def _wrapped(self, given: Given) -> nn.Module:
         """The network as OpenOOD's evaluator hands it to this method."""
