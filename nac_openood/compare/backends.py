@@ -9,7 +9,7 @@ from typing import Callable, Optional
 from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.methods import NAC, Absent
 from nac_openood.bench.scorer import Scorer
-from nac_openood.plugin.source import has_openood
+from nac_openood.plugin.source import has_openood, openood_ready
 
 OPENOOD, PYTORCH_OOD, AUTO = "openood", "pytorch-ood", "auto"
 BACKENDS = (AUTO, OPENOOD, PYTORCH_OOD)
@@ -20,10 +20,15 @@ Make = Callable[[str, Checkpoint], Scorer]
 
 
 def chosen_backend(name: str) -> str:
-    """The backend that "auto" stands for here: OpenOOD's own where it is installed."""
-    if name != AUTO:
-        return name
-    return OPENOOD if has_openood() else PYTORCH_OOD
+    """The backend that "auto" stands for here: OpenOOD's own where it is installed.
+
+    Raises:
+        NACError: OpenOOD is asked for and is not here; it says what to do.
+    """
+    if name == OPENOOD:
+        with openood_ready():
+            return OPENOOD
+    return OPENOOD if name == AUTO and has_openood() else PYTORCH_OOD
 
 
 def scorers(backend: str, nac: Callable[[], Scorer], opengan: Optional[Path] = None) -> Make:
