@@ -124,7 +124,8 @@ def _accuracy(study: Study, run: Checkpoint) -> Optional[float]:
 
 def _newest(out: Path) -> str:
     """When the newest result was written: the same results, the same document."""
-    times = [p.stat().st_mtime for p in out.glob("runs/*/*/*") if p.is_file()]
+    found = (p for p in out.glob("runs/*/*/*") if p.is_file())
+    times = [p.stat().st_mtime for p in found if not p.name.startswith(".")]
     moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
     return moment.isoformat(timespec="seconds")
 
