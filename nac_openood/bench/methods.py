@@ -37,7 +37,19 @@ METHODS: Mapping[str, str] = {
 
 #: Methods that never look at training data: a pass over it would be for nothing.
 UNTRAINED = frozenset(
-    "msp temp_scaling odin ebo opengan gradnorm react mls rankfeat ash gen".split()
+    [
+        "msp",
+        "temp_scaling",
+        "odin",
+        "ebo",
+        "opengan",
+        "gradnorm",
+        "react",
+        "mls",
+        "rankfeat",
+        "ash",
+        "gen",
+    ]
 )
 
 
