@@ -37,19 +37,8 @@ METHODS: Mapping[str, str] = {
 
 #: Methods that never look at training data: a pass over it would be for nothing.
 UNTRAINED = frozenset(
-    [
-        "msp",
-        "temp_scaling",
-        "odin",
-        "ebo",
-        "opengan",
-        "gradnorm",
-        "react",
-        "mls",
-        "rankfeat",
-        "ash",
-        "gen",
-    ]
+    {"msp", "temp_scaling", "odin", "ebo", "opengan", "gradnorm", "react", "mls", "rankfeat"}
+    | {"ash", "gen"}
 )
 
 
