@@ -14,7 +14,7 @@ $(READY): setup.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(READY)   ## train, fit and score on real images that come with scikit-learn
+demo: $(READY)   ## train, search, compare with 20 baselines, report: nac_demo/report.html
 	$(BIN)/nac-openood demo
 
 test: $(READY)   ## the test suite

@@ -1,6 +1,6 @@
-"""Write the figures of benchmarks/speed.json into the README; `--check` only compares.
+"""Write stored figures into the README: of the demo and of the speed; `--check` only compares.
 
-Make them first: python benchmarks/speed.py --save
+Make them first: python scripts/demo_figures.py, python benchmarks/speed.py --save
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Callable
+
+from nac_openood.compare.results import Results
+from nac_openood.report.terminal import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-_SECTION = re.compile(r"(<!-- speed:begin[^>]*-->\n).*?(<!-- speed:end -->)", re.DOTALL)
 
 
-def table(found: dict) -> str:
+def speed() -> str:
+    found = json.loads((ROOT / "benchmarks" / "speed.json").read_text())
     passes = found["passes"]
     rows = list(dict.fromkeys(name for ratios in passes.values() for name in ratios))
     torch_version = found["torch"].split("+")[0]
@@ -40,13 +44,28 @@ def table(found: dict) -> str:
     return "\n".join(lines)
 
 
+def demo() -> str:
+    """The demo's table as the terminal shows it, below a picture of its report."""
+    results = Results.load(ROOT / "docs" / "demo")
+    alt = "The report of nac-openood demo: where NAC stands, and the ranking of all methods"
+    return f"[![{alt}](docs/demo/report.png)](docs/demo.md)\n\n```\n{summary_table(results)}\n```\n"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"demo": demo, "speed": speed}
+
+
 def updated(text: str) -> str:
-    found = json.loads((ROOT / "benchmarks" / "speed.json").read_text())
-    return _SECTION.sub(lambda m: m.group(1) + table(found) + m.group(2), text)
+    for name, make in SECTIONS.items():
+        section = re.compile(rf"(<!-- {name}:begin[^>]*-->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+        if not section.search(text):
+            sys.exit(f"README.md has no place for '{name}'")
+        content = make()
+        text = section.sub(lambda m, c=content: m.group(1) + c + m.group(2), text)
+    return text
 
 
 if __name__ == "__main__":
     text = README.read_text()
     if "--check" in sys.argv[1:]:
-        sys.exit(0 if updated(text) == text else "README.md is not what benchmarks/speed.json says")
+        sys.exit(0 if updated(text) == text else "README.md is not what the stored figures say")
     README.write_text(updated(text))

@@ -98,6 +98,12 @@ def test_methods_on_features_share_one_pass(data, tmp_path, counted):
     assert images <= counted.seen <= images + 10 * 4 * 2
 
 
+def test_methods_that_need_no_training_data_cost_no_pass_over_it(data, tmp_path, counted):
+    conduct(study(data, tmp_path, {"msp": Toy}, network=lambda run: counted))
+    assert counted.seen < 100 + 9 * 10
+    assert not (tmp_path / "runs/s0/features/train.safetensors").exists()
+
+
 def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     methods = {"toy": Toy, "nac": nac}
     first = conduct(study(data, tmp_path, methods, network=lambda run: counted))

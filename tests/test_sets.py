@@ -5,8 +5,8 @@ from openood_tiny import write_benchmark
 from PIL import Image
 
 from nac_openood.bench.checkpoints import Checkpoint, find_checkpoints
-from nac_openood.bench.imglist import BENCHMARKS
 from nac_openood.bench.images import bad_images, folder_images, told
+from nac_openood.bench.imglist import BENCHMARKS
 from nac_openood.bench.sets import listed_sets
 from nac_openood.errors import NACError
 

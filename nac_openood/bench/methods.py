@@ -35,6 +35,13 @@ METHODS: Mapping[str, str] = {
 }
 
 
+#: Methods that never look at training data: a pass over it would be for nothing.
+UNTRAINED = frozenset(
+    {"msp", "temp_scaling", "odin", "ebo", "opengan", "gradnorm", "react", "mls", "rankfeat"}
+    | {"ash", "gen"}
+)
+
+
 class Absent(NACError):
     """A method cannot run here, through no fault of its own: the message says what it lacks."""
 

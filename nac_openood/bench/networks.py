@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from nac_openood.bench.checkpoints import PUBLISHED
 from nac_openood.bench.images import Transform
 from nac_openood.bench.imglist import Benchmark
 from nac_openood.bench.resnets import CifarResNet18, ResidualBlock, SmallResNet
@@ -70,6 +71,28 @@ def _timm(name: str, n_classes: int) -> nn.Module:
     if not timm.is_model(name):
         raise NACError(f"timm has no model '{name}'. See timm.list_models('*{name[:6]}*').")
     net: nn.Module = timm.create_model(name, pretrained=False, num_classes=n_classes)
+    return net.eval()
+
+
+def network_of(arch: str, n_classes: int, weights: str) -> nn.Module:
+    """A network with its weights: a file, or `torchvision:NAME` for those torchvision publishes."""
+    if not weights.startswith(PUBLISHED):
+        return load_checkpoint(build(arch, n_classes), weights)
+    name = weights[len(PUBLISHED) :]
+    if arch not in _classifiers():
+        raise NACError(f"torchvision publishes no weights of '{arch}'. Give a checkpoint file.")
+    known = [entry.name for entry in torchvision.models.get_model_weights(arch)]
+    if name not in known:
+        raise NACError(f"torchvision publishes {known} of {arch}, not '{name}'.")
+    try:
+        net: nn.Module = torchvision.models.get_model(arch, weights=name)
+    except OSError as error:  # of the download; the cache is $TORCH_HOME
+        raise NACError(
+            f"the weights {name} of {arch} cannot be downloaded ({error}). Fetch them where there "
+            "is a network, and name the file instead."
+        ) from error
+    if n_classes != 1000:
+        raise NACError(f"{weights} knows 1000 classes, not {n_classes}. Give a checkpoint file.")
     return net.eval()
 
 

@@ -166,9 +166,9 @@ def study_of(args: argparse.Namespace) -> Study:
 
 
 def _network(arch: str, n_classes: int, device: Optional[str]) -> Callable[[Any], Any]:
-    from nac_openood.bench.networks import build, load_checkpoint
+    from nac_openood.bench.networks import network_of
 
-    return lambda run: on_device(load_checkpoint(build(arch, n_classes), run.path), device)
+    return lambda run: on_device(network_of(arch, n_classes, run.path), device)
 
 
 def _make(args: argparse.Namespace) -> Any:

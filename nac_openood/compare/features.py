@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
-from typing import Any, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
 
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 from nac_openood.bench.head import head_of, with_features
 from nac_openood.core import files
@@ -79,40 +79,44 @@ def features_of(
     return found
 
 
-class FeatureBatches(DataLoader[Any]):
+class FeatureBatches:
     """Batches `{'data', 'label'}` of features, as large as the images' were, in order.
 
+    The features are made or read when somebody first asks: most methods do not look at all sets.
+
+    Args:
+        features: gives them.
+        n_samples: how many there will be.
+        batch_size: of the images.
+
     Attributes:
-        passes: how often somebody went through them.
-        seconds: that the pass over the network took.
+        seconds: that the pass over the network takes, once somebody has asked; before, 0.
+        waited: that of it somebody had to wait for.
     """
 
-    passes: int
-
-    def __init__(self, features: Features, batch_size: int) -> None:
-        if features.feature is None:
-            raise NACError(features.headless)
-        rows = _Rows(features.feature, features.label)
-        sampler = BatchSampler(SequentialSampler(rows), batch_size, drop_last=False)
-        super().__init__(rows, batch_size=None, sampler=sampler)
-        self.passes, self.seconds = 0, features.seconds
-
-    def __iter__(self) -> Any:
-        self.passes += 1
-        return super().__iter__()
-
-
-class _Rows(Dataset[dict[str, Tensor]]):
-    """Takes a whole batch's indices at once: no copy a row."""
-
-    def __init__(self, feature: Tensor, label: Tensor) -> None:
-        self.feature, self.labels = feature, label
+    def __init__(self, features: Callable[[], Features], n_samples: int, batch_size: int) -> None:
+        self._features, self._n, self.batch_size = features, n_samples, batch_size
+        self.seconds = self.waited = 0.0
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return math.ceil(self._n / self.batch_size)
 
-    def __getitem__(self, indices: Any) -> dict[str, Tensor]:
-        return {"data": self.feature[indices], "label": self.labels[indices]}
+    @property
+    def dataset(self) -> range:
+        """What has as many entries as there are samples."""
+        return range(self._n)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        start = time.perf_counter()
+        found = self._features()
+        self.waited += time.perf_counter() - start
+        if found.feature is None:
+            raise NACError(found.headless)
+        self.seconds = found.seconds
+        for row in range(0, self._n, self.batch_size):
+            rows = slice(row, row + self.batch_size)
+            # copies: a method may write into what it is given, and a mapped file is read-only
+            yield {"data": found.feature[rows].clone(), "label": found.label[rows].clone()}
 
 
 def _head(net: nn.Module, x: Tensor) -> tuple[Optional[nn.Linear], str]:

@@ -16,7 +16,7 @@ from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.collect import plain_worker_errors
 from nac_openood.bench.head import Head, head_of
 from nac_openood.bench.meter import Meter
-from nac_openood.bench.methods import METHODS, Absent
+from nac_openood.bench.methods import METHODS, UNTRAINED, Absent
 from nac_openood.bench.scorer import Given, Scored, Scorer
 from nac_openood.compare import cells
 from nac_openood.compare.features import FeatureBatches, Features, features_of
@@ -100,7 +100,8 @@ class Bench:
     def loader(self, name: str, needs: str) -> Any:
         """Batches of a set's images, or of its features."""
         if needs == "features":
-            return FeatureBatches(self.features(name), self.study.batch_size)
+            features = partial(self.features, name)
+            return FeatureBatches(features, len(self.images[name]), self.study.batch_size)
         return self.study.loader(self.images[name])
 
     def given(self, needs: str) -> Given:
@@ -151,7 +152,7 @@ def _run_method(bench: Bench, method: str, say: Say) -> None:
         say(f"({scorer.implementation})" + (": done before" if done else ""))
         if not done:
             with plain_worker_errors():
-                _fill(bench, scorer, folder, pending, made_with)
+                _fill(bench, method, scorer, pending, made_with)
         failure.unlink(missing_ok=True)
     except Absent as error:
         say(f"is absent: {error}")
@@ -170,21 +171,27 @@ def _say_of(say: Say, step: str, text: str) -> None:
 
 
 def _fill(
-    bench: Bench, scorer: Scorer, folder: Path, pending: list[str], made_with: dict[str, Any]
+    bench: Bench, method: str, scorer: Scorer, pending: list[str], made_with: dict[str, Any]
 ) -> None:
+    folder = cells.cell_folder(bench.study.out, bench.run.name, method)
     given = bench.given(scorer.needs)
+    if scorer.needs == "features":
+        # ahead of the meter, which is to see this method's memory and not the pass's
+        for name in bench.images:
+            if name != "train" or method not in UNTRAINED:
+                bench.features(name)
     known = _known_setup(folder, made_with)
     with Meter(bench.device) as meter:
         fit = scorer.setup(given, None if known is None else known["hyperparameters"])
     if known is None:
-        passes = sum(_share(loader) for loader in (given.train, given.id_val, given.ood_val))
+        loaders = given.train, given.id_val, given.ood_val
         cells.write_note(
             folder / "setup.json",
             {
                 "made_with": made_with,
                 "hyperparameters": dict(fit.hyperparameters),
                 "search": None if fit.search is None else dict(fit.search),
-                "seconds": meter.seconds + passes,
+                "seconds": meter.seconds + sum(_share(loader) for loader in loaders),
                 "peak_mb": meter.peak_mb,
             },
         )
@@ -210,7 +217,7 @@ def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[st
 
 def _share(loader: Any) -> float:
     """The time of the shared pass, for a method that looked at it: as if it ran alone."""
-    return loader.seconds if isinstance(loader, FeatureBatches) and loader.passes else 0.0
+    return loader.seconds - loader.waited if isinstance(loader, FeatureBatches) else 0.0
 
 
 def _check(scored: Scored, n: int, name: str) -> None:

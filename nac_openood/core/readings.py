@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Mapping
+from typing import Iterable, Iterator, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from nac_openood.core import files
+from nac_openood.core.coverage import not_finite
 from nac_openood.core.probe import Reading
 from nac_openood.core.spool import Spool
 from nac_openood.errors import NACError
@@ -49,6 +50,20 @@ class Readings(Mapping[str, Reading]):
         for start in range(0, self.n_samples, size):
             rows = slice(start, start + size)
             yield {n: Reading(r.activation[rows], r.gradient[rows]) for n, r in self.items()}
+
+    def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
+        """Refuse NaN and Inf, which no setting can rank; `what` the samples are, for the error."""
+        names = list(self if layers is None else layers)
+        broken = dict.fromkeys(names, 0)
+        for part in self.batches():
+            for name in names:
+                broken[name] += int(not_finite(*part[name]).sum())
+        for name, count in broken.items():
+            if count:
+                raise NACError(
+                    f"layer '{name}': {count} of {self.n_samples} {what} samples have NaN or Inf "
+                    "readings. Check the inputs (normalization, corrupt images) and the precision."
+                )
 
     def save(self, path: files.PathLike) -> None:
         """Write a safetensors file that `load` maps into memory instead of reading it whole."""

@@ -43,7 +43,8 @@ def has_openood() -> bool:
 
 
 def _find() -> None:
-    if importlib.util.find_spec("openood") is not None:
+    spec = importlib.util.find_spec("openood")
+    if spec is not None and spec.origin is not None:  # any folder of that name has a spec
         return
     named = os.environ.get("OPENOOD_SRC")
     if not named or not (Path(named) / "openood" / "__init__.py").is_file():

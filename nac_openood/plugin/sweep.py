@@ -8,10 +8,9 @@ from typing import Any, Mapping
 from torch import Tensor
 
 from nac_openood.config import LayerConfig, NACConfig
-from nac_openood.core.coverage import Coverage, combine, not_finite
+from nac_openood.core.coverage import Coverage, combine
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.readings import Readings
-from nac_openood.errors import NACError
 
 
 def sweep_arguments(settings: NACConfig) -> dict[str, list[Any]]:
@@ -39,13 +38,7 @@ class SweepCache:
 
     def add(self, loader: Any, readings: Readings) -> None:
         """Remember what the network said about a validation loader."""
-        for name, (activation, gradient) in readings.items():
-            broken = int(not_finite(activation, gradient).sum())
-            if broken:
-                raise NACError(
-                    f"layer '{name}': {broken} of {readings.n_samples} validation samples have NaN "
-                    "or Inf readings. Check the images and the network's precision."
-                )
+        readings.check_finite("validation")
         self._validation[id(loader)] = (loader, readings)
 
     def __contains__(self, loader: Any) -> bool:

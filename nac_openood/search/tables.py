@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Mapping, Sequence, Tuple
+from typing import Collection, Iterator, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from nac_openood.config import LayerConfig
-from nac_openood.core.coverage import layer_score, not_finite, states_of
+from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.probe import Reading
 from nac_openood.core.readings import Readings
@@ -39,13 +39,14 @@ class Samples:
     fit: Readings
     scored: Mapping[str, Readings]
 
-    def check(self, layers: Iterable[str]) -> None:
+    def check(self, layers: Collection[str]) -> None:
         """Raise where a set is empty, lacks a layer or holds readings that are not numbers."""
         for role, readings in {"fitting": self.fit, **self.scored}.items():
             if not readings.n_samples:
                 raise NACError(f"the {role} set is empty: the search needs at least one sample.")
             for name in layers:
                 _check_layer(role, name, readings, self.fit)
+            readings.check_finite(role, layers)
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,4 @@ def _check_layer(role: str, name: str, readings: Readings, fit: Readings) -> Non
         raise NACError(
             f"layer '{name}': the {role} readings have {width} neurons, those of the fitting set "
             f"{expected}. Collect all sets with the same network."
-        )
-    broken = sum(int(not_finite(*reading).sum()) for reading in _batches(readings[name]))
-    if broken:
-        raise NACError(
-            f"layer '{name}': {broken} of {readings.n_samples} {role} samples have NaN or Inf "
-            "readings. Check the inputs (normalization, corrupt images) and the precision."
         )

@@ -1,0 +1,60 @@
+"""Run the demo and keep what the README and docs show of it: docs/demo/, a table and a picture.
+
+    python scripts/demo_figures.py [--out DIR]
+
+Needs pytorch-ood, matplotlib, scikit-image and mlxtend (extra `demo`), and Chromium for the
+picture. Then: python scripts/update_readme.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from nac_openood.compare.results import DOCUMENT
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "demo"
+_QUIET = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
+    "--disable-background-networking --disable-component-update --disable-sync"
+)
+_WIDTH, _HEIGHT = 1280, 1440
+
+
+def picture(page: Path, target: Path) -> None:
+    """The upper part of the report, as a browser shows it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("there is no Chromium to take the picture with: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as profile:
+        shot = Path(profile) / "shot.png"
+        subprocess.run(
+            [browser, *_QUIET.split(), f"--user-data-dir={profile}", f"--screenshot={shot}",
+             f"--window-size={_WIDTH},{_HEIGHT}", page.resolve().as_uri()],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        with Image.open(shot) as image:
+            # few colors: a page of text and bars looks the same in a third of the size
+            image.convert("RGB").quantize(128).save(target, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="nac_demo")
+    out = Path(parser.parse_args().out)
+    command = [sys.executable, "-m", "nac_openood", "demo", "--backend", "pytorch-ood"]
+    subprocess.run([*command, "--out", str(out)], check=True)
+    DOCS.mkdir(exist_ok=True)
+    shutil.copy(out / DOCUMENT, DOCS / DOCUMENT)
+    shutil.copy(out / "results.md", DOCS / "results.md")
+    picture(out / "report.html", DOCS / "report.png")
+
+
+if __name__ == "__main__":
+    main()

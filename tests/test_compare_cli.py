@@ -1,0 +1,204 @@
+"""`nac-openood compare` as people use it: options, exit codes, and a kill at any moment."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from openood_tiny import write_benchmark
+from PIL import Image
+
+from nac_openood.bench.networks import build, network_of
+from nac_openood.cli import main
+from nac_openood.compare.results import Results
+from nac_openood.errors import NACError
+
+ROOT = Path(__file__).parents[1]
+ARCH = "resnet_embedded"
+CONFIG = """
+postprocessor:
+  name: nac
+  APS_mode: True
+  postprocessor_args: {n_samples: 50, layers: {avgpool: {full_count: 5}, layer2: {}}}
+  postprocessor_sweep: {avgpool: {full_count: [2, 5]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with data/, two checkpoints s0 and s1, and NAC's settings."""
+    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
+    root = tmp_path_factory.mktemp("place")
+    write_benchmark(root / "data")
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        folder = root / "results" / f"s{seed}"
+        folder.mkdir(parents=True)
+        torch.save(build(ARCH, 10).state_dict(), folder / "best.ckpt")
+    (root / "nac.yml").write_text(CONFIG)
+    return root
+
+
+def options(place, out, *methods):
+    return [
+        "compare", "--id-data", "cifar10", "--data-root", str(place / "data"), "--arch", ARCH,
+        "--checkpoint", str(place / "results/s0"), "--nac-config", str(place / "nac.yml"),
+        "--backend", "pytorch-ood", "--batch-size", "20", "--out", str(out),
+        "--methods", *methods,
+    ]  # fmt: skip
+
+
+def plain(out):
+    """Tables, without times and memory."""
+    timed = {"setup_seconds": None, "ms_per_image": None, "peak_mb": None}
+    rows = []
+    for row in Results.load(out).rows:
+        entry = {**dataclasses.asdict(row), **timed}
+        entry["search"] = {k: v for k, v in (entry["search"] or {}).items() if k != "seconds"}
+        rows.append(entry)
+    return rows
+
+
+def test_a_table_of_two_runs(place, tmp_path, capsys):
+    arguments = options(place, tmp_path / "out", "msp", "knn", "nac")
+    arguments[arguments.index("--checkpoint") + 1] = str(place / "results")
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "> NAC" in shown and "[3/3] NAC" in shown and "report.html" in shown
+    results = Results.load(tmp_path / "out")
+    assert [r.name for r in results.runs] == ["s0", "s1"]
+    assert results.value("msp", "nearood", "AUROC").std is not None
+    with (tmp_path / "out/results.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["run"] for line in lines} == {"s0", "s1"}
+    assert "report.html" in {p.name for p in (tmp_path / "out").iterdir()}
+
+
+def test_images_of_ones_own(place, tmp_path):
+    own = tmp_path / "photos" / "deep"
+    own.mkdir(parents=True)
+    for i in range(5):
+        Image.new("RGB", (40, 30), (9 * i, 99, 9)).save(own / f"{i}.jpg")
+    (own / "notes.txt").write_text("no image")
+    arguments = options(place, tmp_path / "out", "msp", "nac")
+    arguments += ["--near", f"mine={tmp_path / 'photos'}", "--far", "mnist", "svhn"]
+    assert main(arguments) == 0
+    results = Results.load(tmp_path / "out")
+    assert results.names("near") == ["mine"] and results.names("far") == ["mnist", "svhn"]
+    assert next(s.images for s in results.sets if s.name == "mine") == 5
+
+
+def test_without_ood_validation_nothing_is_searched(place, tmp_path):
+    arguments = [*options(place, tmp_path / "out", "knn", "nac"), "--ood-val", "none"]
+    assert main(arguments) == 0
+    assert all(row.search is None for row in Results.load(tmp_path / "out").rows)
+
+
+def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
+    # an untrained network is never right about some class, and openmax needs an answer for each
+    code = main(options(place, tmp_path / "out", "openmax", "msp", "opengan"))
+    assert code == 2
+    told = capsys.readouterr()
+    assert "failed: OpenMax" in told.err and "openmax" in told.out
+    status = {row.method: row.status for row in Results.load(tmp_path / "out").rows}
+    assert status == {"openmax": "failed", "msp": "ok", "opengan": "absent"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--methods", "mps"], "unknown methods ['mps']"),
+        (["--against", "paper"], "the paper has no results for cifar10 with resnet_embedded"),
+        (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
+        (["--near", "mnist"], "['mnist'] more than once"),
+        (["--near", "a="], "expected NAME or NAME=FOLDER"),
+        (["--far", "mine=nowhere"], "there is no folder nowhere"),
+        (["--data-root", "nowhere"], "Expected OpenOOD's layout"),
+        (["--batch-size", "0"], "--batch-size must be at least 1"),
+        (["--nac-config", "nowhere.yml"], "nowhere.yml"),
+        (["--arch", "resnet18_32x32"], "does not fit CifarResNet18"),
+        (["--device", "nonsense"], "--device: cannot use 'nonsense'"),
+        (["--id-data", "mnist"], "unknown benchmark 'mnist'"),
+        (["--layers", "layer9"], "NAC's settings have no layers ['layer9']"),
+    ],
+)
+def test_bad_options_say_what_to_do(place, tmp_path, capsys, change, message):
+    arguments = [*options(place, tmp_path / "out", "nac"), *change]
+    assert main(arguments) in (1, 2)
+    told = capsys.readouterr()
+    assert message in told.err + told.out and "Traceback" not in told.err
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    told = capsys.readouterr().out
+    assert "examples:" in told and "--skip-bad" in told and "exit code" in told
+
+
+def test_published_weights_by_name(tmp_path, monkeypatch):
+    with pytest.raises(NACError, match=r"torchvision publishes \['IMAGENET1K_V1'\]"):
+        network_of("squeezenet1_1", 1000, "torchvision:IMAGENET1K_V9")
+    with pytest.raises(NACError, match="publishes no weights of 'resnet_embedded'"):
+        network_of(ARCH, 1000, "torchvision:IMAGENET1K_V1")
+    # as if it had been downloaded before
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    torch.manual_seed(0)
+    net = build("squeezenet1_1", 1000)
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    torch.save(net.state_dict(), cache / "squeezenet1_1-b8a52dc0.pth")
+    found = network_of("squeezenet1_1", 1000, "torchvision:IMAGENET1K_V1")
+    assert torch.equal(found.classifier[1].weight, net.classifier[1].weight)
+    with pytest.raises(NACError, match="1000 classes, not 10"):
+        network_of("squeezenet1_1", 10, "torchvision:IMAGENET1K_V1")
+
+
+METHODS = ("msp", "knn", "react", "gen", "nac")
+
+
+def start(place, out):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "nac_openood", *options(place, out, *METHODS)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def kill_after(place, out, files):
+    """Start, and kill without mercy as soon as so many results lie there; False if it was done."""
+    process = start(place, out)
+    while process.poll() is None:
+        found = [p for p in out.glob("runs/*/*/*") if not p.name.startswith(".")]
+        if len(found) >= files:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            return True
+        time.sleep(0.002)
+    process.communicate()
+    return False
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = start(place, whole)
+    told = process.communicate()[0]
+    assert process.returncode == 0, told
+    kills = [kill_after(place, killed, files) for files in (1, 7, 15, 24, 38)]
+    assert sum(kills) >= 4  # the last may come too late
+    process = start(place, killed)
+    told = process.communicate()[0]
+    assert process.returncode == 0, told
+    assert "done before" in told
+    assert plain(killed) == plain(whole)
+    kept = json.loads((killed / "results.json").read_text())
+    assert kept["sets"] == json.loads((whole / "results.json").read_text())["sets"]
