@@ -125,9 +125,13 @@ def test_damaged_sets(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
     """What waits in a buffer is written when the file is closed, which fails once more."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Path("/dev/full").open("w+b"))
-    with pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device"):
-        with Spool(tmp_path / "rows") as spool:
-            spool.add({"x": torch.zeros(2, 3)})
-            spool.finish("rows", 1, {})
+
+    def full(dir):
+        return Path("/dev/full").open("w+b")  # noqa: SIM115
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    told = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
+    with told, Spool(tmp_path / "rows") as spool:
+        spool.add({"x": torch.zeros(2, 3)})
+        spool.finish("rows", 1, {})
     assert not list(tmp_path.iterdir())
