@@ -55,7 +55,7 @@ def demo_study(
         network=lambda run: net,
         runs=(Checkpoint(f"s{seed}", "trained on the spot"),),
         methods=tuple(methods),
-        make=scorers(chosen_backend(backend), NACScorer),
+        make=scorers(chosen_backend(backend, say), NACScorer),
         out=out,
         seed=seed,
         command=command,

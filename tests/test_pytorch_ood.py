@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nac_openood.bench.head import Head, head_of, with_features
+from nac_openood.bench.methods import Absent
 from nac_openood.bench.scorer import Given
 from nac_openood.bench.torch_ood import METHODS, TorchOOD, make
 from nac_openood.bench.torch_ood.table import Row
@@ -225,7 +226,7 @@ def test_errors_say_what_to_do(toy, monkeypatch):
         scorer.score(broken)
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
-    with pytest.raises(NACError, match=r"pip install 'nac-openood\[baselines\]'"):
+    with pytest.raises(Absent, match=r"pip install 'nac-openood\[baselines\]'"):
         make("msp")
 
 
@@ -272,16 +273,16 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
     batches = in_batches(torch.randn(20, 3, 32, 32), torch.arange(20) % 5, 10)
     given = Given(vit, "toy", 5, batches, batches, None, progress=False)
     for method in ("rankfeat", "mds_ensemble"):
-        with pytest.raises(NACError, match=f"{method} needs feature maps .* is a ViT"):
+        with pytest.raises(Absent, match=f"{method} needs feature maps .* is a ViT"):
             make(method).setup(given)
     scorer = make("gram")  # of its one convolution, as in OpenOOD
     scorer.setup(given)
     assert np.isfinite(scorer.score(batches).score).all()
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
     given = Given(plain, "toy", 5, batches, batches, None, progress=False)
-    with pytest.raises(NACError, match="Sequential has none"):
+    with pytest.raises(Absent, match="Sequential has none"):
         make("gram").setup(given)
-    with pytest.raises(NACError, match="not in the architecture table"):
+    with pytest.raises(Absent, match="not in the architecture table"):
         make("rankfeat").setup(given)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from nac_openood.bench.methods import METHODS, NAC, checked_methods
 from nac_openood.cli.options import at_least, on_device
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
     from nac_openood.compare.results import Results
@@ -130,7 +130,9 @@ def _publish(results: Results) -> None:
     written = write_tables(results)
     try:
         written.append(write_page(results))
-    except NACError as error:  # the page is the only thing that is lost
+    except FileError:
+        raise
+    except NACError as error:  # no matplotlib: the page is the only thing that is lost
         print(f"nac-openood: no report.html: {error}", file=sys.stderr)
     print(f"Written to {results.folder}: {', '.join(path.name for path in written)}")
 
@@ -174,7 +176,7 @@ def _make(args: argparse.Namespace) -> Any:
     from nac_openood.compare.nac import NACScorer
 
     baselines = [method for method in args.methods if method != NAC]
-    backend = chosen_backend(args.backend) if baselines else args.backend
+    backend = chosen_backend(args.backend, say) if baselines else args.backend
     config = _config(args)
     opengan = None if args.opengan is None else Path(args.opengan)
     return scorers(backend, lambda: NACScorer(config, args.nac_strategy, args.layers), opengan)

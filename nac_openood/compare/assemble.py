@@ -123,9 +123,8 @@ def _accuracy(study: Study, run: Checkpoint) -> Optional[float]:
 
 
 def _newest(out: Path) -> str:
-    """When the newest result was written: the same results, the same document."""
-    found = (p for p in out.glob("runs/*/*/*") if p.is_file())
-    times = [p.stat().st_mtime for p in found if not p.name.startswith(".")]
+    """When the newest scores were written: the same results, the same document."""
+    times = [p.stat().st_mtime for p in out.glob("runs/*/*/*.safetensors")]
     moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
     return moment.isoformat(timespec="seconds")
 

@@ -9,6 +9,7 @@ from typing import Callable, Optional
 from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.methods import NAC, Absent
 from nac_openood.bench.scorer import Scorer
+from nac_openood.bench.torch_ood import library
 from nac_openood.plugin.source import has_openood, openood_ready
 
 OPENOOD, PYTORCH_OOD, AUTO = "openood", "pytorch-ood", "auto"
@@ -19,16 +20,28 @@ _DISCRIMINATOR = "best_DNet.ckpt"
 Make = Callable[[str, Checkpoint], Scorer]
 
 
-def chosen_backend(name: str) -> str:
+def chosen_backend(name: str, say: Callable[[str], None] = lambda text: None) -> str:
     """The backend that "auto" stands for here: OpenOOD's own where it is installed.
 
+    Args:
+        name: one of `BACKENDS`.
+        say: is told where there is neither of them, and the baselines will be absent.
+
     Raises:
-        NACError: OpenOOD is asked for and is not here; it says what to do.
+        NACError: the backend was asked for by name and is not here.
     """
     if name == OPENOOD:
         with openood_ready():
-            return OPENOOD
-    return OPENOOD if name == AUTO and has_openood() else PYTORCH_OOD
+            return name
+    if name == AUTO and has_openood():
+        return OPENOOD
+    try:
+        library.detectors()
+    except Absent as error:
+        if name != AUTO:
+            raise
+        say(f"without baselines, NAC alone: there is no OpenOOD, and {error}")
+    return PYTORCH_OOD
 
 
 def scorers(backend: str, nac: Callable[[], Scorer], opengan: Optional[Path] = None) -> Make:

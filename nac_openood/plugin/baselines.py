@@ -49,8 +49,7 @@ class OpenOODScorer:
             self._given = given
             self._processor = _postprocessor(self._configs, self.method, given)
             self._net = self._wrapped(given)
-            if given.ood_val is None and self.method == "mds_ensemble":
-                raise NACError("MDSEns weighs its layers by OOD validation data; there is none.")
+            self._check_weights(given)
             id_loaders = {"train": _Batches(given.train), "val": _Batches(given.id_val)}
             self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
             return self._search(given, chosen)
@@ -68,18 +67,24 @@ class OpenOODScorer:
             wide = len(self._processor.u)
             lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
         points, told = grid(lists), None
-        searched = self._processor.APS_mode and given.ood_val is not None
         if chosen is not None:
             point = dict(chosen)
+        elif not self._processor.APS_mode or given.ood_val is None:
+            point = self._settings(lists)
         elif len(points) == 1:
             point = points[0]
-        elif searched:
-            point, told = self._best(given, points)
         else:
-            values = self._processor.get_hyperparam()
-            return Fit(dict(zip(lists, values if len(lists) > 1 else [values])))
+            point, told = self._best(given, points)
         self._processor.set_hyperparam([point[name] for name in lists])
         return Fit(point, told)
+
+    def _settings(self, lists: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters of the settings, where nothing is searched."""
+        values = self._processor.get_hyperparam()
+        values = values if len(lists) > 1 else [values]
+        if self.method == "vim":
+            values = vim_dims(values, len(self._processor.u))
+        return dict(zip(lists, values))
 
     def _best(
         self, given: Given, points: Sequence[dict[str, Any]]
@@ -98,6 +103,16 @@ class OpenOODScorer:
             self._net, loader, progress=_bars(self._given)
         )
         return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
+
+    def _check_weights(self, given: Given) -> None:
+        """MDSEns weighs its layers by OOD validation data, unless its settings do."""
+        if self.method != "mds_ensemble" or given.ood_val is not None:
+            return
+        if not self._processor.postprocessor_args.alpha_list:
+            raise NACError(
+                "MDSEns weighs its layers by OOD validation data, and there is none. Name weights "
+                "in its settings (alpha_list), or leave it out with --methods."
+            )
 
     def _wrapped(self, given: Given) -> nn.Module:
         """The network as OpenOOD's evaluator hands it to this method."""
@@ -167,12 +182,27 @@ def at_home(given: Given) -> Iterator[None]:
         home.enter_context(_known(given))
         home.enter_context(undisturbed(given.net, given.seed))
         home.enter_context(frozen(given.net))
+        home.enter_context(_same_hooks(given.net))
         home.enter_context(redirect_stdout(io.StringIO()))
         if not _bars(given):
             home.enter_context(redirect_stderr(io.StringIO()))
         home.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of code that is not ours to mend
         yield
+
+
+@contextmanager
+def _same_hooks(net: nn.Module) -> Iterator[None]:
+    """Hooks of the block are gone after it; OpenOOD's Gram leaves its own where it is stopped."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    places = [getattr(module, kind) for module in net.modules() for kind in kinds]
+    before = [set(place) for place in places]
+    try:
+        yield
+    finally:
+        for place, ids in zip(places, before):
+            for new in set(place) - ids:
+                del place[new]
 
 
 def _bars(given: Given) -> bool:
@@ -189,9 +219,11 @@ def _known(given: Given) -> Iterator[None]:
     new: list[tuple[dict[str, Any], Any]] = [(num_classes_dict, given.n_classes)]
     if given.std is not None:
         new.append((normalization_dict, [[0.0] * len(given.std), list(given.std)]))
-    added = [table for table, value in new if table.setdefault(given.id_name, value) is value]
+    added = [(table, value) for table, value in new if given.id_name not in table]
     try:
+        for table, value in added:
+            table[given.id_name] = value
         yield
     finally:
-        for table in added:
-            del table[given.id_name]
+        for table, _ in added:
+            table.pop(given.id_name, None)

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from nac_openood.bench.head import Head, head_of
+from nac_openood.bench.methods import Absent
 from nac_openood.core.layers import known_layers
 from nac_openood.core.network import logits_of
-from nac_openood.errors import NACError
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")
@@ -87,11 +87,12 @@ class NetworkView(nn.Module):
         """Logits, and what enters or leaves the given modules."""
         seen: dict[str, Tensor] = {}
 
+        # copies, for an operation in place further on would rewrite them
         def keep_input(name: str, _module: nn.Module, inputs: Any) -> None:
-            seen[name] = inputs[0]
+            seen[name] = inputs[0].clone()
 
         def keep_output(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-            seen[name] = output
+            seen[name] = output.clone()
 
         with ExitStack() as hooks:
             for name, module in entering.items():
@@ -104,7 +105,7 @@ class NetworkView(nn.Module):
 
     def _stage(self, name: str) -> nn.Module:
         if name not in self._stages:
-            raise NACError(
+            raise Absent(
                 f"this method reads feature maps of '{name}' as a ResNet has them, and "
                 f"{type(self.net).__name__} has no such stage. Leave it out with --methods."
             )

@@ -13,6 +13,6 @@ def make(method: str) -> Scorer:
     """The method `method`, one of `METHODS`, not set up yet.
 
     Raises:
-        NACError: for an unknown method, or where pytorch-ood is missing.
+        NACError: for an unknown method; `Absent` where pytorch-ood is missing.
     """
     return TorchOOD(method)

@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterator, Optional
 import torch
 from torch import Tensor, nn
 
+from nac_openood.bench.methods import Absent
 from nac_openood.bench.scorer import Given
 from nac_openood.bench.torch_ood import data, maps
 from nac_openood.bench.torch_ood.adapter import Point, in_parts
@@ -23,7 +24,7 @@ class Gram(OnNetwork):
         super().fit(given)
         self.modules = [m for m in self.net.modules() if isinstance(m, (nn.ReLU, nn.Conv2d))]
         if not self.modules:
-            raise NACError(
+            raise Absent(
                 f"gram reads what nn.Conv2d and nn.ReLU modules say, and {type(self.net).__name__} "
                 "has none. Leave gram out for this network."
             )

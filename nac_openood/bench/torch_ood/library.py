@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any, Iterator
 
+from nac_openood.bench.methods import Absent
 from nac_openood.errors import NACError
 
 
@@ -15,12 +16,12 @@ def detectors() -> Any:
     """The module `pytorch_ood.detector`.
 
     Raises:
-        NACError: where pytorch-ood is missing, with the command that installs it.
+        Absent: where pytorch-ood is missing, with the command that installs it.
     """
     try:
         return importlib.import_module("pytorch_ood.detector")
     except ImportError as error:
-        raise NACError(
+        raise Absent(
             f"the baselines need pytorch-ood, which cannot be imported ({error}): "
             "pip install 'nac-openood[baselines]'."
         ) from error

@@ -8,9 +8,9 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from nac_openood.bench.methods import Absent
 from nac_openood.core.layers import known_layers, recognise
 from nac_openood.core.network import eager, logits_of
-from nac_openood.errors import NACError
 
 
 class _Enough(Exception):
@@ -21,7 +21,7 @@ def stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
     """Stages of a network by their names in the architecture table.
 
     Raises:
-        NACError: where the network has none that say maps `[batch, channels, height, width]`.
+        Absent: where the network has none that say maps `[batch, channels, height, width]`.
     """
     found = {layer.alias: layer for layer in known_layers(net)}
     if all(name in found and found[name].layout == "maps" for name in names):
@@ -29,7 +29,7 @@ def stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
         return [modules[found[name].path] for name in names]
     row = recognise(net)
     what = "is not in the architecture table" if row is None else f"is a {row[0].name}"
-    raise NACError(
+    raise Absent(
         f"{method} needs feature maps [batch, channels, height, width] of {' and '.join(names)}, "
         f"as a ResNet has them, but {type(net).__name__} {what} without such maps. Leave {method} "
         "out for this network."

@@ -25,7 +25,7 @@ class TorchOOD:
         method: OpenOOD's name of it, one of `METHODS`.
 
     Raises:
-        NACError: for an unknown method, or where pytorch-ood is missing.
+        NACError: for an unknown method; `Absent` where pytorch-ood is missing.
     """
 
     def __init__(self, method: str) -> None:

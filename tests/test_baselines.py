@@ -1,0 +1,386 @@
+"""OpenOOD's postprocessors through our comparison: its own evaluator's numbers, no trace left."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+import yaml
+from compare_toy import study
+from openood_tiny import BASELINES, make_net, need_openood, write_benchmark, write_configs
+from test_head import assert_untouched, state_of
+from torch import nn
+from torchvision.models import VisionTransformer
+
+from nac_openood.bench.checkpoints import Checkpoint
+from nac_openood.bench.networks import CifarResNet18
+from nac_openood.bench.scorer import Given
+from nac_openood.compare.backends import OPENOOD, scorers
+from nac_openood.compare.conduct import conduct
+from nac_openood.core.undisturbed import _seed_all
+from nac_openood.plugin.baselines import OpenOODScorer
+from nac_openood.plugin.source import openood_ready
+from nac_openood.plugin.view import NetworkView
+
+pytestmark = [
+    pytest.mark.openood,
+    *(
+        pytest.mark.filterwarnings(f"ignore::{category}")  # of OpenOOD and its dependencies
+        for category in ("DeprecationWarning", "FutureWarning", "SyntaxWarning", "UserWarning")
+    ),
+]
+BATCH = 16
+NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
+METRICS = ["FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    need_openood()
+    return write_benchmark(tmp_path_factory.mktemp("baselines") / "data")
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    return write_configs(tmp_path_factory.mktemp("configs"))
+
+
+@pytest.fixture(scope="module")
+def net(data):
+    with openood_ready():
+        return make_net(data)
+
+
+def asked_of(data, out, configs, methods, net, **more):
+    make = {m: functools.partial(OpenOODScorer, m, configs) for m in methods}
+    asked = study(data, out, make, network=lambda run: net, **more)
+    return dataclasses.replace(asked, batch_size=BATCH)
+
+
+def tables():
+    """Where OpenOOD's postprocessors look a data set up."""
+    from openood.postprocessors.info import num_classes_dict
+    from openood.preprocessors.transform import normalization_dict
+
+    return dict(num_classes_dict), dict(normalization_dict)
+
+
+@pytest.fixture(scope="module")
+def ours(data, configs, net, tmp_path_factory):
+    """All methods in one comparison: near/far, then the same cells as full-spectrum detection."""
+    out = tmp_path_factory.mktemp("ours")
+    with openood_ready():
+        known = tables()
+    before = state_of(net)
+    found = [
+        conduct(asked_of(data, out, configs, BASELINES, net, full_spectrum=full))
+        for full in (False, True)
+    ]
+    assert_untouched(net, before)
+    with openood_ready():
+        assert tables() == known and known[0]["cifar10"] == 10
+    return found
+
+
+def evaluator(net, data, configs, method):
+    from openood.evaluation_api import Evaluator
+
+    _seed_all(0)
+    return Evaluator(
+        net, "cifar10", data_root=str(data), config_root=str(configs),
+        postprocessor_name=method, batch_size=BATCH, num_workers=0,
+    )  # fmt: skip
+
+
+def table(results, method):
+    (row,) = results.methods()[method]
+    assert row.status == "ok", row.error
+    return {name: [line[metric] for metric in METRICS] for name, line in row.metrics.items()}
+
+
+def row_of(results, method):
+    return results.methods()[method][0]
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_the_evaluators_numbers(method, ours, net, data, configs):
+    with openood_ready():
+        theirs = evaluator(net, data, configs, method)
+        frames = [theirs.eval_ood(fsood=full, progress=False) for full in (False, True)]
+        chosen = getattr(theirs.postprocessor, "get_hyperparam", lambda: None)()
+        searched = theirs.postprocessor.APS_mode
+        conf = theirs.scores["ood"]["far"]["texture"][1]
+    # the scores themselves, not only their ranks
+    found = ours[0].scores("s0", method, "texture").score
+    np.testing.assert_array_equal(found, conf.reshape(-1).astype(np.float64))
+    for results, frame in zip(ours, frames):
+        mine = table(results, method)
+        assert set(mine) == set(frame.index)
+        for name, line in frame.iterrows():
+            assert mine[name] == pytest.approx(line[METRICS].tolist(), abs=1e-9), (method, name)
+    used = list(row_of(ours[0], method).hyperparameters.values())
+    if searched:
+        assert used == (chosen if len(used) > 1 else [chosen])
+
+
+def test_nothing_is_printed(data, configs, net, tmp_path, capfd):
+    conduct(asked_of(data, tmp_path, configs, ("knn", "gram", "vim"), net))
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_the_settings_are_used_where_nothing_is_searched(data, net, tmp_path):
+    """The sweep of a method that is not searched says nothing, however short it is."""
+    folder = tmp_path / "configs" / "postprocessors"
+    folder.mkdir(parents=True)
+    for search in (False, True):
+        config = {
+            "name": "react", "APS_mode": search, "postprocessor_args": {"percentile": 90},
+            "postprocessor_sweep": {"percentile_list": [85]},
+        }  # fmt: skip
+        (folder / "react.yml").write_text(yaml.safe_dump({"postprocessor": config}))
+        with openood_ready():
+            theirs = evaluator(net, data, folder.parent, "react").postprocessor.percentile
+        asked = asked_of(data, tmp_path / str(search), folder.parent, ("react",), net)
+        assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": theirs}
+    # without OOD validation data nothing can be searched
+    sets = dataclasses.replace(asked.sets, ood_val=None)
+    asked = dataclasses.replace(asked, sets=sets, out=tmp_path / "no_validation")
+    assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": 90}
+
+
+def test_ensembles_with_weights_do_without_validation_data(data, configs, net, tmp_path):
+    asked = asked_of(data, tmp_path / "out", configs, ("mds_ensemble",), net)
+    asked = dataclasses.replace(asked, sets=dataclasses.replace(asked.sets, ood_val=None))
+    assert row_of(conduct(asked), "mds_ensemble").status == "ok"
+    other = tmp_path / "postprocessors" / "mds_ensemble.yml"
+    other.parent.mkdir()
+    config = yaml.safe_load((configs / "postprocessors" / "mds_ensemble.yml").read_text())
+    config["postprocessor"]["postprocessor_args"]["alpha_list"] = []
+    other.write_text(yaml.safe_dump(config))
+    make = lambda method, run: OpenOODScorer(method, tmp_path)  # noqa: E731
+    row = row_of(conduct(dataclasses.replace(asked, make=make)), "mds_ensemble")
+    assert row.status == "failed" and "weighs its layers by OOD validation data" in row.error
+
+
+def test_our_resnet_gives_what_openoods_does(data, configs, net, ours, tmp_path):
+    """The same weights in our class, which `NetworkView` gives the methods OpenOOD calls."""
+    mine = CifarResNet18()
+    for name in ("layer1", "layer2", "layer3", "layer4"):  # half the depth, as `make_net`
+        setattr(mine, name, getattr(mine, name)[:1])
+    mine.load_state_dict(net.state_dict())
+    methods = (*NETWORK, "react", "vim")
+    found = conduct(asked_of(data, tmp_path, configs, methods, mine.eval()))
+    for method in methods:
+        assert table(found, method) == table(ours[0], method)
+        for name in ("test", "tin", "texture"):
+            first, second = (each.scores("s0", method, name).score for each in (found, ours[0]))
+            np.testing.assert_array_equal(first, second)
+
+
+def foreign(kind):
+    torch.manual_seed(0)
+    if kind == "torchvision":
+        return torchvision.models.resnet18(weights=None, num_classes=10).eval()
+    timm = pytest.importorskip("timm")
+    return timm.create_model("resnet18", pretrained=False, num_classes=10).eval()
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "timm"])
+def test_networks_of_others(kind, data, configs, tmp_path):
+    net = foreign(kind)
+    before = state_of(net)
+    results = conduct(asked_of(data, tmp_path, configs, NETWORK, net))
+    assert_untouched(net, before)
+    assert [(r.status, r.error) for r in results.rows] == [("ok", None)] * 4
+
+
+def test_a_view_says_what_the_network_says(data):
+    net = foreign("torchvision")
+    x = torch.randn(3, 3, 32, 32)
+    view = NetworkView(net, x)
+    stem = net.maxpool(net.relu(net.bn1(net.conv1(x))))
+    stages = [stem]
+    for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
+        stages.append(stage(stages[-1]))
+    pooled = net.avgpool(stages[-1])
+    logits, listed = view(x, return_feature_list=True)
+    assert torch.equal(logits, net(x)) and torch.equal(view(x), net(x))
+    for one, two in zip(listed, (*stages[:4], pooled)):
+        assert torch.equal(one, two)
+    for index in range(1, 5):
+        assert torch.equal(view.intermediate_forward(x, index), stages[index])
+    feature = pooled.flatten(1)
+    assert torch.equal(view(x, return_feature=True)[1], feature)
+    assert torch.equal(view.forward_threshold(x, 0.5), net.fc(feature.clip(max=0.5)))
+    assert view.get_fc_layer() is net.fc
+    assert np.array_equal(view.get_fc()[0], net.fc.weight.detach().numpy())
+
+
+def test_a_stage_is_read_before_somebody_rewrites_it(small_net):
+    """The next stage's in-place ReLU must not reach what is handed out."""
+    x = torch.randn(2, 3, 9, 9)
+    said = small_net.layer3(small_net.layer2(small_net.layer1(x))).clone()
+    assert (said < 0).any()
+    view = NetworkView(small_net, x)
+    assert torch.equal(view.intermediate_forward(x, 3), said)
+    assert torch.equal(view(x, return_feature_list=True)[1][3], said)
+
+
+def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
+    torch.manual_seed(0)
+    vit = VisionTransformer(32, 16, 2, 2, 24, 48, num_classes=10).eval()
+    methods = ("msp", "knn", "vim", "odin", "rankfeat", "mds_ensemble")
+    results = conduct(asked_of(data, tmp_path, configs, methods, vit))
+    assert [r.status for r in results.rows] == ["ok"] * 4 + ["absent"] * 2
+    for row in results.rows[4:]:
+        assert "VisionTransformer has no such stage" in row.error
+        assert "Leave it out with --methods" in row.error
+
+
+def test_methods_do_not_disturb_each_other(data, configs, net, tmp_path):
+    """React and ASH rewrite features in place; the next method is to see what the first saw."""
+    alone = conduct(asked_of(data, tmp_path / "alone", configs, ("ebo", "knn"), net))
+    order = ("ash", "react", "ebo", "knn")
+    after = conduct(asked_of(data, tmp_path / "after", configs, order, net))
+    for method in ("ebo", "knn"):
+        for name in ("test", "tin", "mnist"):
+            first, second = (each.scores("s0", method, name).score for each in (alone, after))
+            np.testing.assert_array_equal(first, second)
+
+
+# ---- no trace
+
+
+def batches(n=20, classes=10, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 3, 32, 32, generator=generator)
+    label = torch.arange(n) % classes
+    return [{"data": x, "label": y} for x, y in zip(images.split(10), label.split(10))]
+
+
+class Tripping:
+    """Batches, the last of which raises or does not fit."""
+
+    def __init__(self, batches, last):
+        self.batches, self.last = batches, last
+
+    def __len__(self):
+        return len(self.batches) + 1
+
+    def __iter__(self):
+        yield from self.batches
+        if self.last == "misfit":
+            yield {"data": torch.zeros(2, 5, 32, 32), "label": torch.zeros(2).long()}
+        raise {"lost": RuntimeError, "interrupted": KeyboardInterrupt}[self.last]
+
+
+@pytest.mark.parametrize("last", ["lost", "interrupted", "misfit"])
+@pytest.mark.parametrize("method", NETWORK)
+def test_no_trace_where_a_method_raises(method, last, configs, net):
+    net.fc.weight.grad = torch.ones_like(net.fc.weight)
+    net.layer2.train()  # half of it in training mode, as fine-tuned nets may be
+    with openood_ready():
+        known = tables()
+    before = state_of(net)
+    try:
+        sets = (batches(), batches(), batches())
+        given = Given(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
+        scorer = OpenOODScorer(method, configs)
+        if method in ("mds_ensemble", "gram"):  # the others look at nothing beforehand
+            broken = dataclasses.replace(given, train=Tripping(batches(), last))
+            with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
+                scorer.setup(broken)
+            assert_untouched(net, before)
+        scorer.setup(given)
+        assert_untouched(net, before)
+        with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
+            scorer.score(Tripping(batches(), last))
+        assert_untouched(net, before)
+    finally:
+        net.eval()
+        net.fc.weight.grad = None
+    with openood_ready():
+        assert tables() == known
+
+
+# ---- OpenGAN
+
+
+@pytest.fixture
+def discriminator(tmp_path):
+    need_openood()
+    with openood_ready():
+        from openood.networks.opengan import Discriminator
+
+        torch.manual_seed(3)
+        net = Discriminator(512)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+    folder = tmp_path / "s0"
+    folder.mkdir()
+    torch.save(net.state_dict(), folder / "best_DNet.ckpt")
+    return net.eval(), folder
+
+
+def opengan_study(data, out, net, path):
+    make = scorers(OPENOOD, lambda: pytest.fail("NAC was not asked for"))
+    asked = study(data, out, {"opengan": None}, network=lambda run: net)
+    return dataclasses.replace(
+        asked, batch_size=BATCH, make=make, runs=(Checkpoint("s0", str(path)),)
+    )
+
+
+def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discriminator, tmp_path):
+    theirs, folder = discriminator
+    results = conduct(opengan_study(data, tmp_path / "out", net, folder / "best.ckpt"))
+    assert results.rows[0].status == "ok", results.rows[0].error
+    with openood_ready():
+        from openood.evaluation_api.datasets import get_id_ood_dataloader
+        from openood.evaluation_api.preprocessor import get_default_preprocessor
+        from openood.evaluators.metrics import compute_all_metrics
+        from openood.postprocessors import OpenGanPostprocessor
+
+        processor = OpenGanPostprocessor(None)
+        loaders = get_id_ood_dataloader(
+            "cifar10", str(data), get_default_preprocessor("cifar10"),
+            batch_size=BATCH, shuffle=False, num_workers=0,
+        )  # fmt: skip
+        both = {"backbone": net, "netD": theirs}
+        test, tin = (
+            processor.inference(both, loader, progress=False)
+            for loader in (loaders["id"]["test"], loaders["ood"]["near"]["tin"])
+        )
+        inside, outside = results.scores("s0", "opengan", "test"), tin[1].astype(np.float64)
+        np.testing.assert_array_equal(results.scores("s0", "opengan", "tin").score, outside)
+        np.testing.assert_array_equal(inside.score, test[1].astype(np.float64))
+        np.testing.assert_array_equal(inside.prediction, test[0])
+        parts = [np.concatenate(pair) for pair in zip(test, tin)]
+        parts[2][len(test[0]) :] = -1
+        expected = compute_all_metrics(parts[1], parts[2], parts[0])
+    found = results.rows[0].metrics["tin"]
+    assert [found[m] for m in METRICS[:4]] == pytest.approx([100 * v for v in expected[:4]])
+
+
+def test_opengan_is_absent_without_one_and_fails_with_a_wrong_one(data, net, tmp_path):
+    results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
+    (row,) = results.rows
+    assert row.status == "absent"
+    assert "best_DNet.ckpt" in row.error and "--opengan" in row.error
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "best_DNet.ckpt")
+    results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
+    assert results.rows[0].status == "failed" and "does not fit" in results.rows[0].error
+
+
+def test_a_config_that_is_missing_is_not_downloaded(tmp_path):
+    need_openood()
+    with pytest.raises(ValueError, match=r"expected OpenOOD's settings .*msp.yml"):
+        OpenOODScorer("msp", Path(tmp_path))
+    assert not list(tmp_path.iterdir())
