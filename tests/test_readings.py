@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from nac_openood import FileError, NACError, Reading, Readings
+from nac_openood.core.spool import Spool
 from nac_openood.search.stored import ReadingSet
 
 ROWS, NEURONS, PARTS = 1000, 2000, 8
@@ -118,3 +120,18 @@ def test_damaged_sets(tmp_path: Path) -> None:
     manifest.unlink()
     with pytest.raises(FileError, match="no complete set of readings"):
         ReadingSet.load(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
+    """What waits in a buffer is written when the file is closed, which fails once more."""
+
+    def full(dir):
+        return Path("/dev/full").open("w+b")  # noqa: SIM115
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    told = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
+    with told, Spool(tmp_path / "rows") as spool:
+        spool.add({"x": torch.zeros(2, 3)})
+        spool.finish("rows", 1, {})
+    assert not list(tmp_path.iterdir())

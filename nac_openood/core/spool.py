@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Mapping
@@ -51,7 +51,9 @@ class Spool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._files.close()
+        # what a full disk still holds back need not be written: it is thrown away now
+        with suppress(OSError):
+            self._files.close()
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
         """Append rows `[rows, ...]` to every tensor."""

@@ -1,0 +1,364 @@
+"""`nac-openood demo`: whole, again, in part, stopped, and where something is missing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from nac_openood.bench.methods import METHODS, NAC
+from nac_openood.cli import main
+from nac_openood.compare.results import Results
+from nac_openood.compare.vetting import _MEMORY
+from nac_openood.core import files
+
+pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
+
+BASELINES = [m for m in METHODS if m not in (NAC, "opengan")]
+SLOW = ("odin", "mds_ensemble", "gram", "rankfeat", "opengan")
+DEMO = ("demo", "--backend", "pytorch-ood")
+WRITTEN = ("results.json", "results.csv", "results.md", "report.html")
+
+
+@pytest.fixture(autouse=True)
+def cached(embedded_cache, monkeypatch):
+    """Networks are trained once a session, and results name one command."""
+    monkeypatch.setenv("NAC_CACHE", str(embedded_cache))
+    monkeypatch.setattr(sys, "argv", ["nac-openood", "demo"])
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, embedded_cache):
+    """A demo that nothing disturbed: its folder, which is not to be written to."""
+    out = tmp_path_factory.mktemp("demo") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAC_CACHE", str(embedded_cache))
+        patch.setattr(sys, "argv", ["nac-openood", "demo"])
+        assert main([*DEMO, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of it to play with, and what the original found."""
+    return Path(shutil.copytree(whole, tmp_path / "copy")), Results.load(whole)
+
+
+def demo(out, *more, base=DEMO):
+    return main([*base, "--out", str(out), *more])
+
+
+def found(out):
+    """Everything but times, memory and the folder."""
+    results = Results.load(out)
+    rows = [
+        dataclasses.replace(r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None)
+        for r in results.rows
+    ]
+    return {r.method: r for r in rows}, results.sets, results.runs, results.gallery
+
+
+def cell_times(out):
+    return {p.relative_to(out): p.stat().st_mtime_ns for p in out.glob("runs/*/*/*.safetensors")}
+
+
+def forget(out, *methods):
+    """Some methods were never run."""
+    for method in methods:
+        shutil.rmtree(out / "runs" / "s0" / method)
+    (out / "results.json").unlink()
+
+
+def no_leftovers(out):
+    return not [p for p in out.rglob(".*") if p.is_file()]
+
+
+def test_it_does_the_whole_job(whole):
+    for name in WRITTEN:
+        assert (whole / name).stat().st_size > 1000
+    results = Results.load(whole)
+    status = {r.method: r.status for r in results.rows}
+    assert list(status) == list(METHODS)
+    assert {m for m, s in status.items() if s == "ok"} == {*BASELINES, NAC}
+    assert status["opengan"] == "absent"
+    assert results.runs[0].accuracy > 95
+    assert results.value(NAC, "farood", "AUROC").mean > 95
+    nac = next(r for r in results.rows if r.method == NAC)
+    assert nac.search["points"] > 1 and nac.search["auroc"] > 0.9
+    with (whole / "results.csv").open(newline="") as file:
+        assert len(list(csv.reader(file))) > 20
+    assert "NAC" in (whole / "results.md").read_text() and no_leftovers(whole)
+    assert _MEMORY in {p.name for p in whole.iterdir()}
+
+
+def test_a_second_time_everything_is_there(copy, capsys):
+    out, _ = copy
+    before, document = cell_times(out), (out / "results.json").read_text()
+    page = (out / "report.html").read_text()
+    assert demo(out) == 0
+    assert cell_times(out) == before
+    assert json.loads((out / "results.json").read_text()) == json.loads(document)
+    assert (out / "report.html").read_text() == page
+    text = capsys.readouterr().out
+    assert text.count("done before") == 21 and "Written to" in text and "Done in" in text
+
+
+def test_the_quick_ones(copy, capsys):
+    out, results = copy
+    before = cell_times(out)
+    assert demo(out, "--quick") == 0
+    assert cell_times(out) == before
+    quick = Results.load(out)
+    assert [r.method for r in quick.rows] == [m for m in METHODS if m not in SLOW]
+    kept = {r.method: r.metrics for r in results.rows}
+    assert all(r.metrics == kept[r.method] for r in quick.rows)
+    assert "ODIN" not in capsys.readouterr().out
+
+
+def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys):
+    assert demo(tmp_path, "--arch", "vit") == 0
+    results = Results.load(tmp_path)
+    absent = {r.method: r.error for r in results.rows if r.status == "absent"}
+    assert set(absent) == {"opengan", "rankfeat", "mds_ensemble"}
+    assert "needs feature maps" in absent["rankfeat"]
+    assert all(r.status == "ok" for r in results.rows if r.method not in absent)
+    assert "is absent: rankfeat needs" in capsys.readouterr().out
+    assert results.arch == "vit_embedded"
+
+
+@pytest.mark.openood
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::UserWarning")
+def test_openoods_own_baselines(copy):
+    from openood_tiny import need_openood
+
+    need_openood()
+    out, pytorch = copy
+    assert demo(out, base=("demo", "--backend", "openood")) == 0
+    results = Results.load(out)
+    assert [r.status for r in results.rows if r.method != "opengan"] == ["ok"] * 21
+    assert {r.implementation for r in results.rows[:5]} == {"OpenOOD 1.5"}
+    assert "best_DNet.ckpt" in next(r.error for r in results.rows if r.method == "opengan")
+    for method in ("msp", "ebo", "mls", "odin", "react", "gen"):  # where both do the same
+        first, second = (r.value(method, "farood", "AUROC").mean for r in (results, pytorch))
+        assert first == pytest.approx(second, abs=0.05), method
+
+
+# ---- what cannot be written
+
+
+def test_a_folder_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert demo(tmp_path / "file" / "out") == 1
+    told = capsys.readouterr().err
+    assert "cannot create the folder" in told and "file/out" in told and len(told.splitlines()) == 1
+
+
+def raising(number):
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_folder_without_permission(copy, capsys, monkeypatch):
+    out, _ = copy
+    with monkeypatch.context() as patch:  # chmod says nothing to root, who runs many a test
+        patch.setattr(tempfile, "mkstemp", raising(errno.EACCES))
+        assert demo(out, "--quick") == 1
+    told = capsys.readouterr().err
+    assert "Permission denied" in told and str(out) in told and len(told.splitlines()) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", raising(errno.EACCES))
+        assert demo(out / "new") == 1
+    assert f"cannot create the folder {out / 'new'}: Permission denied" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatch):
+    out, _ = copy
+    forget(out, "msp", "knn", NAC)
+    real, calls = files.save_file, []
+
+    def full(tensors, path, **more):
+        calls.append(path)
+        if len(calls) > 10:  # in the middle of knn
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(tensors, path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "save_file", full)
+        assert demo(out) == 1
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and str(out / "runs/s0/knn") in told
+    assert len(told.splitlines()) == 1 and no_leftovers(out)
+    status = {r.method: r.status for r in Results.load(out).rows}
+    assert status["msp"] == "ok" and status["knn"] == status[NAC] == "failed"
+    assert demo(out) == 0
+    assert found(out) == found(whole)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_full_disk_at_the_end(copy, whole, name, capsys, monkeypatch):
+    out, _ = copy
+    forget(out, "msp")
+    for written in WRITTEN[1:]:
+        (out / written).write_text("of an earlier run")
+    real = os.replace
+
+    def full(source, target):
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert demo(out, "--quick") == 1
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and str(out / name) in told and no_leftovers(out)
+    assert not (out / name).exists() or (out / name).read_text() == "of an earlier run"
+    assert demo(out) == 0
+    assert found(out) == found(whole)
+
+
+def command(out, *more):
+    return [sys.executable, "-m", "nac_openood", *DEMO, "--out", str(out), *more]
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+from nac_openood.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on the size of files")
+def test_a_disk_that_really_refuses(whole, tmp_path):
+    """Features of the training images are too large: the pass that all share fails."""
+    pytest.importorskip("resource")
+    out = tmp_path / "out"
+    arguments = [*DEMO, "--quick", "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "File too large" in done.stderr and str(out / "runs/s0/features") in done.stderr
+    assert no_leftovers(out)
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.parametrize("moment", ["setup", "score"])
+def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypatch):
+    from nac_openood.bench.torch_ood import TorchOOD
+
+    out, _ = copy
+    forget(out, "msp", "knn", NAC)
+    real, calls = getattr(TorchOOD, moment), []
+
+    def stopped(self, *args):
+        calls.append(self.method)
+        if self.method == "knn" and (moment == "setup" or calls.count("knn") == 3):
+            raise KeyboardInterrupt
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchOOD, moment, stopped)
+        assert demo(out) == 130
+    captured = capsys.readouterr()
+    assert f"interrupted. What was finished is in {out}" in captured.err
+    assert "run the same command again" in captured.err and "MSP" in captured.out
+    status = {r.method: r.status for r in Results.load(out).rows}
+    assert status["msp"] == "ok" and status["knn"] == status[NAC] == "failed"
+    kept = cell_times(out)
+    assert len([p for p in kept if p.parts[2] == "knn"]) == (2 if moment == "score" else 0)
+    assert demo(out) == 0
+    after = cell_times(out)
+    assert all(after[path] == time for path, time in kept.items())
+    assert found(out) == found(whole)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_a_real_ctrl_c(whole, tmp_path):
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        command(out, "--quick"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        lines = []
+        for line in running.stdout:
+            lines.append(line)
+            if "[4/" in line:
+                running.send_signal(signal.SIGINT)
+                break
+        rest, told = running.communicate(timeout=300)
+    assert running.returncode == 130, told
+    assert "Traceback" not in told and "run the same command again" in told
+    assert "#  method" in rest and no_leftovers(out)
+    kept = cell_times(out)
+    assert kept
+    again = subprocess.run(command(out, "--quick"), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "done before" in again.stdout
+    after = cell_times(out)
+    assert all(after[path] == time for path, time in kept.items())
+    rows, undisturbed = found(out)[0], found(whole)[0]
+    for method, row in rows.items():
+        assert row.status == "ok"
+        for name, line in undisturbed[method].metrics.items():
+            assert row.metrics[name] == pytest.approx(line), (method, name)
+
+
+# ---- what is not installed
+
+
+def test_without_matplotlib_there_are_tables(copy, capsys, monkeypatch):
+    out, _ = copy
+    (out / "report.html").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert demo(out, "--quick") == 0
+    captured = capsys.readouterr()
+    assert "no report.html" in captured.err and "pip install 'nac-openood[plot]'" in captured.err
+    assert "results.csv, results.md" in captured.out
+    assert not (out / "report.html").exists()
+
+
+def hide_libraries(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
+    monkeypatch.setattr("nac_openood.compare.backends.has_openood", lambda: False)
+
+
+def test_without_any_baselines_there_is_nac(copy, capsys, monkeypatch):
+    out, results = copy
+    hide_libraries(monkeypatch)
+    assert demo(out, base=("demo",)) == 0
+    text = capsys.readouterr().out
+    hint = next(line for line in text.splitlines() if "without baselines" in line)
+    assert "pip install 'nac-openood[baselines]'" in hint
+    assert text.index(hint) < text.index("[1/22]")
+    alone = Results.load(out)
+    assert {r.method for r in alone.rows if r.status == "ok"} == {NAC}
+    assert {r.status for r in alone.rows} == {"ok", "absent"}
+    assert "pip install" in alone.rows[0].error
+    nac = next(r for r in results.rows if r.method == NAC)
+    assert alone.rows[-1].metrics == nac.metrics
+
+
+def test_a_backend_that_is_asked_for_and_not_there(tmp_path, capsys, monkeypatch):
+    hide_libraries(monkeypatch)
+    assert demo(tmp_path / "out") == 1
+    assert "pip install 'nac-openood[baselines]'" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs").exists()
