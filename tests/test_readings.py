@@ -127,7 +127,7 @@ def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
     """What waits in a buffer is written when the file is closed, which fails once more."""
 
     def full(dir):
-        return Path("/dev/full").open("w+b")  # noqa: SIM115
+        return Path("/dev/full").open("w+b")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     told = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
