@@ -27,9 +27,10 @@ _HEAD = """\
 # The miniature CIFAR-10 benchmark, by both backends
 
 Written by `scripts/mini_benchmark.py`. A ResNet-18 that OpenOOD's network class loads, trained on
-CIFAR-10 for a short schedule (accuracy {accuracy:.2f} %), in OpenOOD's layout; near is CIFAR-100 and
-Tiny ImageNet, far is MNIST, Textures and two stand-ins for SVHN and Places365. So these numbers say
-which method stands where *here*, and how far both backends agree; they are not the leaderboard's.
+CIFAR-10 for a short schedule (accuracy {accuracy:.2f} %), in OpenOOD's layout; near is CIFAR-100
+and Tiny ImageNet, far is MNIST, Textures and two stand-ins for SVHN and Places365. So these numbers
+say which method stands where *here*, and how far both backends agree; they are not the
+leaderboard's.
 
 AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them pytorch-ood's detectors.
 Times are of one thread of a machine that others used as well: compare them with each other only.
