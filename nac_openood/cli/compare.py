@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from nac_openood.bench.methods import METHODS, NAC, checked_methods
+from nac_openood.cli.conducted import carry_out, say
 from nac_openood.cli.options import at_least, on_device
-from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
-    from nac_openood.compare.results import Results
     from nac_openood.compare.study import Study
     from nac_openood.config import NACConfig
 
@@ -99,44 +98,6 @@ def _compare(args: argparse.Namespace) -> int:
     return carry_out(study_of(args), skip_bad=args.skip_bad, paper=bool(args.against), say=say)
 
 
-def carry_out(study: Study, **how: Any) -> int:
-    """Conduct a study, write its tables and page, show them, and return the exit code."""
-    from nac_openood.compare.conduct import conduct
-    from nac_openood.compare.results import DOCUMENT, Results
-
-    try:
-        results = conduct(study, **how)
-    except KeyboardInterrupt:
-        if (study.out / DOCUMENT).is_file():
-            _publish(Results.load(study.out))
-        print(
-            f"\nnac-openood: interrupted. What was finished is in {study.out}; run the same "
-            "command again and it goes on from there.",
-            file=sys.stderr,
-        )
-        return 130
-    _publish(results)
-    failed = sorted({row.title for row in results.rows if row.status == "failed"})
-    if failed:
-        print(f"nac-openood: failed: {', '.join(failed)} (see the table)", file=sys.stderr)
-    return 2 if failed else 0
-
-
-def _publish(results: Results) -> None:
-    from nac_openood.report.terminal import summary_table
-    from nac_openood.report.write import write_page, write_tables
-
-    print(f"\n{summary_table(results)}\n")
-    written = write_tables(results)
-    try:
-        written.append(write_page(results))
-    except FileError:
-        raise
-    except NACError as error:  # no matplotlib: the page is the only thing that is lost
-        print(f"nac-openood: no report.html: {error}", file=sys.stderr)
-    print(f"Written to {results.folder}: {', '.join(path.name for path in written)}")
-
-
 def study_of(args: argparse.Namespace) -> Study:
     """What the options ask for."""
     from nac_openood.bench.checkpoints import find_checkpoints
@@ -186,8 +147,3 @@ def _config(args: argparse.Namespace) -> Optional[NACConfig]:
     from nac_openood.config import read_config
 
     return None if args.nac_config is None else read_config(args.nac_config)
-
-
-def say(text: str) -> None:
-    """A line about what is going on."""
-    print(f"- {text}", flush=True)

@@ -45,7 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from nac_openood.cli.compare import carry_out, say
+    from nac_openood.cli.conducted import carry_out, say
     from nac_openood.core.files import make_folder
     from nac_openood.demo import demo_study
 

@@ -14,7 +14,8 @@ from nac_openood.bench.scorer import Fit, Given, Scored
 from nac_openood.core.fingerprint import fingerprint
 from nac_openood.data import batches
 from nac_openood.errors import NACError
-from nac_openood.plugin.baselines import IMPLEMENTATION, at_home
+from nac_openood.plugin.baselines import IMPLEMENTATION
+from nac_openood.plugin.home import at_home
 
 
 class OpenGANScorer:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nac_openood.config import LayerConfig
 from nac_openood.core import files
-from nac_openood.errors import NACError
+from nac_openood.report.figures.canvas import blank
 from nac_openood.search.result import LayerPoint, SearchResult
 
 _COLORS = "cividis"  # reads the same with any kind of color vision, and in gray
@@ -29,19 +29,11 @@ def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None)
     Raises:
         NACError: where matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NACError(
-            "drawing needs matplotlib, which is not installed: pip install 'nac-openood[plot]'."
-        ) from None
     by_layer: dict[str, list[LayerPoint]] = {}
     for point in result.landscape:
         by_layer.setdefault(point.layer, []).append(point)
     height = 1.7 + 1.8 * len(by_layer)
-    figure = Figure(figsize=(11.5, height), dpi=150)
-    FigureCanvasAgg(figure)
+    figure = blank((11.5, height), dpi=150)
     _panels(figure, by_layer, result, height)
     _title(figure, result, note, height)
     with files.replacing(path) as temporary:

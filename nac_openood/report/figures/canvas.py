@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from html import escape
@@ -76,23 +77,40 @@ def svg(key: str, alt: str, size: tuple[float, float], draw: Callable[[Any], Non
     Raises:
         NACError: where matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise NACError(
-            "drawing needs matplotlib, which is not installed: pip install 'nac-openood[plot]'."
-        ) from None
+    check_matplotlib()
+    import matplotlib
+
     out = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # somebody's matplotlibrc must not change the page
         matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(size[0] / 72, size[1] / 72), dpi=72)
-        FigureCanvasAgg(figure)  # measures text, which placing labels needs
+        figure = blank((size[0] / 72, size[1] / 72), dpi=72)
         draw(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
     return Html(_cleaned(out.getvalue(), key, alt, size))
+
+
+def check_matplotlib() -> None:
+    """Say what to install where matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NACError(
+            "drawing needs matplotlib, which is not installed: pip install 'nac-openood[plot]'."
+        )
+
+
+def blank(inches: tuple[float, float], dpi: int) -> Any:
+    """An empty figure of matplotlib's that touches no global state.
+
+    Raises:
+        NACError: where matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=dpi)
+    FigureCanvasAgg(figure)  # measures text, which placing labels needs
+    return figure
 
 
 def _cleaned(text: str, key: str, alt: str, size: tuple[float, float]) -> str:
