@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 from torch import Tensor, nn
 
 from nac_openood.bench.head import head_of, with_features
+from nac_openood.bench.methods import Absent
 from nac_openood.core import files
 from nac_openood.core.network import classify
 from nac_openood.core.spool import Spool
@@ -111,7 +112,7 @@ class FeatureBatches:
         found = self._features()
         self.waited += time.perf_counter() - start
         if found.feature is None:
-            raise NACError(found.headless)
+            raise Absent(found.headless)
         self.seconds = found.seconds
         for row in range(0, self._n, self.batch_size):
             rows = slice(row, row + self.batch_size)

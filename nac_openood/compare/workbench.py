@@ -14,6 +14,7 @@ from nac_openood.__about__ import __version__
 from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.collect import plain_worker_errors
 from nac_openood.bench.head import Head, head_of
+from nac_openood.bench.methods import Absent
 from nac_openood.bench.scorer import Given, Scorer
 from nac_openood.compare import cells
 from nac_openood.compare.features import FeatureBatches, Features, features_of
@@ -110,5 +111,7 @@ class Workbench:
         return found is not None and found[1].get("made_with") == wanted
 
     def _head(self) -> Head:
+        if self.features("test").headless:
+            raise Absent(self.features("test").headless)
         sample = next(iter(batches(self.study.loader(self.images["test"])))).data
         return Head(head_of(self.net, sample)[1])
