@@ -19,7 +19,7 @@ from nac_openood.compare.backends import OPENOOD, PYTORCH_OOD
 from nac_openood.compare.results import FAR, NEAR, Results
 from nac_openood.core import files
 from nac_openood.report.order import standings
-from nac_openood.report.words import number, quantity, verdict
+from nac_openood.report.words import number, verdict
 from nac_openood.search.output import versions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
@@ -33,7 +33,7 @@ say which method stands where *here*, and how far both backends agree; they are 
 leaderboard's.
 
 AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them pytorch-ood's detectors.
-Times are of one thread of a machine that others used as well: compare them with each other only.
+Times are not here: the machine had other work to do. See `benchmarks/` for those.
 """
 _SECTION = """
 ## {title}
@@ -87,20 +87,18 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
 def table(first: Results, second: Results) -> str:
     """Every method in the first's order, with the second beside it."""
     lines = [
-        "| | near AUROC | near FPR@95 | far AUROC | far FPR@95 | ms/image | set-up, s "
-        "| near AUROC, pytorch-ood | far AUROC, pytorch-ood | largest difference of a set |",
-        "| --- |" + " ---: |" * 9,
+        "| | near AUROC | near FPR@95 | far AUROC | far FPR@95 | near AUROC, pytorch-ood "
+        "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
+        "| --- |" + " ---: |" * 7,
     ]
     for standing in standings(first):
         if standing.status != "ok":
-            lines.append(f"| {standing.title} | {standing.status}: {standing.error} |" + " |" * 8)
+            lines.append(f"| {standing.title} | {standing.status}: {standing.error} |" + " |" * 6)
             continue
         method = standing.method
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
         theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
-        times = [standing.times.get(name) for name in ("ms_per_image", "setup_seconds")]
-        cells = [number(v) for v in ours] + [quantity(t) for t in times]
-        cells += [number(v) for v in theirs] + [difference(first, second, method)]
+        cells = [number(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
         title = f"**{standing.title}**" if method == "nac" else standing.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
