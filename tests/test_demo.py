@@ -291,12 +291,18 @@ def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypat
     assert found(out) == found(whole)
 
 
+def interruptible():
+    """A job in the background of a shell ignores Ctrl-C, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_a_real_ctrl_c(whole, tmp_path):
     out = tmp_path / "out"
     with subprocess.Popen(
-        command(out, "--quick"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+        command(out, "--quick"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=interruptible,
+    ) as running:  # fmt: skip
         lines = []
         for line in running.stdout:
             lines.append(line)

@@ -262,7 +262,7 @@ def test_a_second_call_reads_the_cache(embedded_cache, resnet, quick):
     again = trained("resnet_embedded", cache=cache)
     assert not quick and not again.training
     assert fingerprint(again) == fingerprint(resnet)
-    assert [p.name for p in cache.iterdir()] == [cached_file("resnet_embedded", cache=cache).name]
+    assert cached_file("resnet_embedded", cache=cache).is_file()
 
 
 def test_what_decides_the_weights_is_in_the_name(tmp_path, quick):
