@@ -11,7 +11,7 @@ import numpy as np
 from nac_openood.bench.collect import plain_worker_errors
 from nac_openood.bench.meter import Meter
 from nac_openood.bench.methods import METHODS, UNTRAINED, Absent
-from nac_openood.bench.scorer import Scored, Scorer
+from nac_openood.bench.scorer import Given, Scored, Scorer
 from nac_openood.compare import cells
 from nac_openood.compare.features import FeatureBatches
 from nac_openood.compare.study import Study
@@ -81,33 +81,44 @@ def _fill(
         for name in bench.images:
             if name != "train" or method not in UNTRAINED:
                 bench.features(name)
+    _set_up(bench, scorer, folder, given, made_with)
+    for name in pending:
+        _score(bench, scorer, folder, name, made_with)
+
+
+def _set_up(
+    bench: Workbench, scorer: Scorer, folder: Path, given: Given, made_with: dict[str, Any]
+) -> None:
     known = _known_setup(folder, made_with)
     with Meter(bench.device) as meter:
         fit = scorer.setup(given, None if known is None else known["hyperparameters"])
-    if known is None:
-        loaders = given.train, given.id_val, given.ood_val
-        cells.write_note(
-            folder / "setup.json",
-            {
-                "made_with": made_with,
-                "hyperparameters": dict(fit.hyperparameters),
-                "search": None if fit.search is None else dict(fit.search),
-                "seconds": meter.seconds + sum(_share(loader) for loader in loaders),
-                "peak_mb": meter.peak_mb,
-            },
-        )
-    for name in pending:
-        loader = bench.loader(name, scorer.needs)
-        with Meter(bench.device) as meter:
-            scored = scorer.score(loader)
-        _check(scored, len(bench.images[name]), name)
-        about = {
-            "made_with": {**made_with, "images": bench.identity[name]},
-            "seconds": meter.seconds + _share(loader),
-            "peak_mb": meter.peak_mb,
-            "shared_pass": scorer.needs == "features",
-        }
-        cells.write_scores(folder / f"{name}.safetensors", scored, about)
+    if known is not None:
+        return  # it tells of the search, which this time there was none of
+    loaders = given.train, given.id_val, given.ood_val
+    note = {
+        "made_with": made_with,
+        "hyperparameters": dict(fit.hyperparameters),
+        "search": None if fit.search is None else dict(fit.search),
+        "seconds": meter.seconds + sum(_share(loader) for loader in loaders),
+        "peak_mb": meter.peak_mb,
+    }
+    cells.write_note(folder / "setup.json", note)
+
+
+def _score(
+    bench: Workbench, scorer: Scorer, folder: Path, name: str, made_with: dict[str, Any]
+) -> None:
+    loader = bench.loader(name, scorer.needs)
+    with Meter(bench.device) as meter:
+        scored = scorer.score(loader)
+    _check(scored, len(bench.images[name]), name)
+    about = {
+        "made_with": {**made_with, "images": bench.identity[name]},
+        "seconds": meter.seconds + _share(loader),
+        "peak_mb": meter.peak_mb,
+        "shared_pass": scorer.needs == "features",
+    }
+    cells.write_scores(folder / f"{name}.safetensors", scored, about)
 
 
 def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[str, Any]]:
