@@ -93,7 +93,7 @@ def table(first: Results, second: Results) -> str:
     ]
     for standing in standings(first):
         if standing.status != "ok":
-            lines.append(f"| {standing.title} | {standing.status}: {standing.error} |" + " |" * 6)
+            lines.append(f"| {standing.title} | {standing.status} |" + " |" * 6)
             continue
         method = standing.method
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
