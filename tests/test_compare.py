@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACDetector, NACError
 from nac_openood.bench.methods import Absent
+from nac_openood.bench.sets import listed_sets
 from nac_openood.compare import cells
 from nac_openood.compare.conduct import conduct
 from nac_openood.compare.results import Results
@@ -113,7 +115,10 @@ def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     assert second == first == Results.load(tmp_path)
 
 
-@pytest.mark.parametrize("change", ["weights", "settings", "seed", "images", "batch_size"])
+CHANGES = ["weights", "settings", "seed", "images", "batch_size", "arch", "transform"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_was_made_with_something_else_is_made_again(data, tmp_path, change):
     before = conduct(study(data, tmp_path / "out", {"toy": Toy}))
     more, net, make, root = {}, small_net, Toy, data
@@ -135,9 +140,18 @@ def test_what_was_made_with_something_else_is_made_again(data, tmp_path, change)
     asked = study(root, tmp_path / "out", {"toy": make}, network=net, **more)
     if change == "batch_size":
         asked = dataclasses.replace(asked, batch_size=5)
+    if change == "arch":
+        asked = dataclasses.replace(asked, arch="small, with other padding")
+    if change == "transform":
+        wide = dataclasses.replace(CIFAR10, mean=(0.2, 0.3, 0.4))
+        asked = dataclasses.replace(asked, sets=listed_sets(wide, root))
+    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs/s0/toy").glob("*.safetensors")}
     after = conduct(asked)
     fresh = conduct(dataclasses.replace(asked, out=tmp_path / "fresh"))
     assert plain(after) == plain(fresh)
+    assert len(kept) == 7
+    made_anew = {p.name for p, t in kept.items() if p.stat().st_mtime_ns != t}
+    assert made_anew == {p.name for p in kept}
     if change in ("weights", "settings", "images"):
         assert plain(after) != plain(before)
 
@@ -326,5 +340,88 @@ def test_cells_say_what_made_them(data, tmp_path):
     _, about = cells.read_cell(tmp_path / "runs/s0/toy/tin.safetensors")
     made = about["made_with"]
     assert made["implementation"] == "toy 1" and made["settings"] == {"sign": 1.0}
-    assert {"nac_openood", "torch", "weights", "seed", "images", "fitting"} <= set(made)
+    assert {"versions", "arch", "network", "seed", "images", "fitting"} <= set(made)
+    assert {"nac_openood", "torch", "torchvision", "pillow"} <= set(made["versions"])
     assert CIFAR10.name == "cifar10"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), NACError("does not fit")])
+def test_a_checkpoint_that_cannot_begin_is_rows_and_the_others_go_on(data, tmp_path, error):
+    def network(run):
+        if run.name == "s1":
+            raise error
+        return small_net(run)
+
+    asked = study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1", "s2"), network=network)
+    results = conduct(asked)
+    assert [r.status for r in results.rows] == ["ok", "failed", "ok"]
+    assert str(error) in results.rows[1].error and results.runs[1].accuracy is None
+
+
+def test_a_stopped_run_with_other_weights_shows_no_old_numbers(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1")))
+
+    def network(run):
+        if run.name == "s1":
+            raise KeyboardInterrupt
+        return small_net(run)
+
+    with pytest.raises(KeyboardInterrupt):
+        conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
+    partial = Results.load(tmp_path)
+    assert partial.runs[1].accuracy is None and partial.rows[1].status == "failed"
+
+
+def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+
+    class Killed(Toy):
+        def score(self, loader):
+            assert not (tmp_path / "results.json").exists()
+            return super().score(loader)
+
+    results = conduct(study(data, tmp_path, {"toy": lambda: Killed(sign=-1.0)}))
+    assert results.rows[0].status == "ok", results.rows[0].error
+
+
+def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
+    import nac_openood.bench.images as images
+
+    root = write_data(tmp_path / "data")
+    real = images._opened
+
+    def flaky(path):
+        return "Input/output error" if path.name == "3.png" else real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "_opened", flaky)
+        with pytest.raises(NACError, match="Input/output error"):
+            conduct(study(root, tmp_path / "out", {"toy": Toy}))
+    results = conduct(study(root, tmp_path / "out", {"toy": Toy}))
+    assert {s.images for s in results.sets} == {10}
+
+
+def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeypatch):
+    from PIL import ImageFile
+
+    from nac_openood.bench.images import bad_images, folder_images
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    whole = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "b.jpg").write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    found = bad_images(folder_images(tmp_path, CIFAR10.transform()), progress=False)
+    assert list(found) == [1] and "truncated" in found[1]
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def test_leftovers_of_kills_are_cleared_after_a_day(data, tmp_path):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    old, new = (tmp_path / "runs/s0/features" / f".test.safetensors.{x}" for x in "ab")
+    old.write_bytes(b"half")
+    new.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    assert not old.exists() and new.exists()

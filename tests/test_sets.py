@@ -117,7 +117,7 @@ def test_entries_that_are_no_names(data, entry):
         listed_sets(CIFAR10, data, far=[entry])
 
 
-@pytest.mark.parametrize("near", [["tin", "tin"], ["mnist"], ["test"], ["farood"]])
+@pytest.mark.parametrize("near", [["tin", "tin"], ["mnist"], ["test"], ["train"], ["farood"]])
 def test_each_set_has_a_name_of_its_own(data, near):
     with pytest.raises(NACError, match="each OOD set needs a name of its own"):
         listed_sets(CIFAR10, data, near=near)

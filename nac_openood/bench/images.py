@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, Union
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,6 +42,7 @@ class FileImages(Dataset[dict[str, Any]]):
     ) -> None:
         self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
         self.labels = np.asarray(labels, dtype=np.int64)
+        self._identity: Optional[str] = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,11 +73,18 @@ class FileImages(Dataset[dict[str, Any]]):
         return FileImages(names, self.labels[kept], self.root, self.transform, self.origin)
 
     def identity(self) -> str:
-        """A hash of names, labels, sizes and times of change: the same images, or not."""
-        digest = hashlib.sha256()
-        for name, label in zip(self.names, self.labels):
-            digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
-        return digest.hexdigest()[:16]
+        """A hash of names, labels, sizes, times of change and transform: the same, or not.
+
+        Made once: a set of a million files takes a while to look at.
+        """
+        if self._identity is None:
+            # a function of one's own is told by its name, not by where in memory it is
+            transform = re.sub(r" at 0x[0-9a-f]+", "", repr(self.transform))
+            digest = hashlib.sha256(transform.encode())
+            for name, label in zip(self.names, self.labels):
+                digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
+            self._identity = digest.hexdigest()[:16]
+        return self._identity
 
 
 def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
@@ -123,6 +132,8 @@ class _Checks(Dataset[str]):
 
 def _opened(path: Path) -> Union[Image.Image, str]:
     """The image in RGB, or why there is none."""
+    # OpenOOD's import makes Pillow fill up truncated files with gray, for the whole process
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
@@ -131,6 +142,8 @@ def _opened(path: Path) -> Union[Image.Image, str]:
     # what Pillow raises on broken files; a bomb is an image of absurd size
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return str(error) or type(error).__name__
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _stamp(path: Path) -> str:

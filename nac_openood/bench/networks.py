@@ -96,12 +96,19 @@ def network_of(arch: str, n_classes: int, weights: str) -> nn.Module:
     return net.eval()
 
 
-def transform_for(arch: str, benchmark: Benchmark) -> Transform:
-    """The test transform: OpenOOD's, which for torchvision's ImageNet networks is their own."""
+def transform_for(arch: str, benchmark: Benchmark, weights: str = "") -> Transform:
+    """The test transform: OpenOOD's, which for torchvision's ImageNet networks is their own.
+
+    Args:
+        arch: as in `build`.
+        benchmark: whose images.
+        weights: `torchvision:NAME` takes that version's transform; a file that of the first.
+    """
     if benchmark.name == "imagenet" and arch in _classifiers():
-        weights = getattr(torchvision.models.get_model_weights(arch), "IMAGENET1K_V1", None)
-        if weights is not None:
-            own: Transform = weights.transforms()
+        name = weights[len(PUBLISHED) :] if weights.startswith(PUBLISHED) else "IMAGENET1K_V1"
+        found = getattr(torchvision.models.get_model_weights(arch), name, None)
+        if found is not None:
+            own: Transform = found.transforms()
             return own
     return benchmark.transform()
 

@@ -12,6 +12,8 @@ from nac_openood.bench.images import FileImages, Transform, folder_images
 from nac_openood.bench.imglist import Benchmark
 from nac_openood.errors import NACError
 
+#: What other images and means are called; no test set may be.
+RESERVED = ("test", "train", "id_val", "ood_val", "nearood", "farood")
 #: The name that says: there are no OOD validation images.
 NO_OOD = "none"
 
@@ -65,6 +67,9 @@ class ImageSets:
     shifted: Mapping[str, ImageSet] = field(default_factory=dict)
     std: Optional[tuple[float, ...]] = None
 
+    def __post_init__(self) -> None:
+        check_names([*self.shifted, *self.near, *self.far])
+
     def roles(self) -> dict[str, str]:
         """Every set that is scored and its role, the ID test set (called "test") first."""
         roles = {"test": "id", **dict.fromkeys(self.shifted, "csid")}
@@ -111,7 +116,7 @@ def listed_sets(
 
     roles = {"near": near, "far": far}
     given = {role: getattr(benchmark, role) if e is None else e for role, e in roles.items()}
-    _refuse_doubles([entry.partition("=")[0] for entries in given.values() for entry in entries])
+    check_names([entry.partition("=")[0] for role in given.values() for entry in role])
     against = ood_val or benchmark.ood_val
     return ImageSets(
         benchmark.name,
@@ -127,11 +132,11 @@ def listed_sets(
     )
 
 
-def _refuse_doubles(names: Sequence[str]) -> None:
-    taken = [*names, "test", "nearood", "farood"]
-    double = sorted({name for name in names if taken.count(name) > 1})
+def check_names(names: Sequence[str]) -> None:
+    """Refuse test sets that share a name, with each other or with what is not a test set."""
+    double = sorted({n for n in names if names.count(n) > 1 or n in RESERVED})
     if double:
         raise NACError(
-            f"each OOD set needs a name of its own, other than test, nearood and farood; got "
-            f"{double} more than once. Name a folder differently: NAME=FOLDER."
+            f"each OOD set needs a name of its own, other than {', '.join(RESERVED)}; {double} "
+            "will not do, or not more than once. Name a folder differently: NAME=FOLDER."
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from nac_openood.bench.methods import METHODS, NAC, checked_methods
 from nac_openood.cli.conducted import carry_out, say
 from nac_openood.cli.options import at_least, on_device
+from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.compare.study import Study
@@ -102,13 +103,12 @@ def study_of(args: argparse.Namespace) -> Study:
     """What the options ask for."""
     from nac_openood.bench.checkpoints import find_checkpoints
     from nac_openood.bench.imglist import benchmark_named
-    from nac_openood.bench.networks import transform_for
     from nac_openood.bench.sets import listed_sets
     from nac_openood.compare.study import Study
 
     benchmark = benchmark_named(args.id_data)
     sets = listed_sets(
-        benchmark, args.data_root, transform_for(args.arch, benchmark), near=args.near,
+        benchmark, args.data_root, _transform(args, benchmark), near=args.near,
         far=args.far, full_spectrum=args.fsood, ood_val=args.ood_val,
     )  # fmt: skip
     return Study(
@@ -124,6 +124,19 @@ def study_of(args: argparse.Namespace) -> Study:
         seed=args.seed,
         command=shlex.join(["nac-openood", *sys.argv[1:]]),
     )
+
+
+def _transform(args: argparse.Namespace, benchmark: Any) -> Any:
+    """One for all checkpoints, which see the same images."""
+    from nac_openood.bench.networks import transform_for
+
+    found = {repr(t): t for c in args.checkpoint for t in [transform_for(args.arch, benchmark, c)]}
+    if len(found) > 1:
+        raise NACError(
+            f"these checkpoints want their images prepared differently: {', '.join(found)}. "
+            "Compare them one by one."
+        )
+    return next(iter(found.values()))
 
 
 def _network(arch: str, n_classes: int, device: Optional[str]) -> Callable[[Any], Any]:

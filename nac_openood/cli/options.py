@@ -16,7 +16,10 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return net.to(device)
+        chosen = torch.device(device)
+        if chosen.type == "cuda" and chosen.index is not None:
+            torch.cuda.set_device(chosen)  # where OpenOOD's bare .cuda() goes as well
+        return net.to(chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error

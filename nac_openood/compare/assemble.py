@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Collection, Mapping, Optional
 
 import numpy as np
-import sklearn
 import torch
 
 from nac_openood.bench.checkpoints import Checkpoint
@@ -48,7 +47,10 @@ def assemble(
         SetInfo(name, role, len(sets.scored()[name]), skipped.get(name, 0))
         for name, role in sets.roles().items()
     )
-    runs = tuple(Run(r.name, r.path, _accuracy(study, r)) for r in study.runs)
+    seen = {run for run, _ in visited}  # what lies there of others may be of other weights
+    runs = tuple(
+        Run(r.name, r.path, _accuracy(study, r) if r.name in seen else None) for r in study.runs
+    )
     rows = tuple(
         _row(study, run, method) if (run.name, method) in visited else _unfinished(run, method)
         for run in runs
@@ -60,7 +62,7 @@ def assemble(
         arch=study.arch,
         command=study.command,
         created=_newest(study.out),
-        versions=_versions(),
+        versions=versions(),
         machine=_machine(),
         sets=infos,
         runs=runs,
@@ -127,10 +129,6 @@ def _newest(out: Path) -> str:
     times = [p.stat().st_mtime for p in out.glob("runs/*/*/*.safetensors")]
     moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
     return moment.isoformat(timespec="seconds")
-
-
-def _versions() -> dict[str, str]:
-    return {**versions(), "scikit-learn": sklearn.__version__}
 
 
 def _machine() -> dict[str, Any]:

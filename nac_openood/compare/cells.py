@@ -11,6 +11,7 @@ something else is as good as none.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
@@ -56,6 +57,13 @@ def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scor
     """The scores of a cell, or None."""
     found = read_cell(cell_folder(out, run, method) / f"{dataset}.safetensors")
     return None if found is None else found[0]
+
+
+def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:
+    """Remove what kills left half-written; a file of today may be another process's at work."""
+    for path in out.glob("runs/*/*/.*"):
+        if path.is_file() and time.time() - path.stat().st_mtime > older_than:
+            path.unlink(missing_ok=True)
 
 
 def write_note(path: Path, content: Mapping[str, Any]) -> None:

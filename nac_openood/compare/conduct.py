@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from typing import Any, Callable, Mapping
 
 from nac_openood.bench.against import against
+from nac_openood.compare import cells
 from nac_openood.compare.assemble import assemble
-from nac_openood.compare.results import FAR, NEAR, Results
+from nac_openood.compare.results import DOCUMENT, FAR, NEAR, Results
 from nac_openood.compare.runner import run_study
 from nac_openood.compare.study import Study
 from nac_openood.compare.vetting import vetted
@@ -34,11 +35,14 @@ def conduct(
         say: is told what is going on.
     """
     out = make_folder(study.out)
+    cells.clear_leftovers(out)
     sets, skipped = vetted(
         study.sets, out, skip_bad=skip_bad, workers=study.workers, progress=study.progress, say=say
     )
     study = replace(study, sets=sets)
     left_out = tuple(f"{n} images of {name} cannot be read" for name, n in skipped.items())
+    # a table from before beside scores from now would be worse than none
+    (out / DOCUMENT).unlink(missing_ok=True)
     visited: set[tuple[str, str]] = set()
     try:
         run_study(study, visited, say)

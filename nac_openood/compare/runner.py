@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Optional
 
 import numpy as np
 
+from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.collect import plain_worker_errors
 from nac_openood.bench.meter import Meter
 from nac_openood.bench.methods import METHODS, UNTRAINED, Absent
@@ -32,14 +33,36 @@ def run_study(study: Study, visited: set[tuple[str, str]], say: Say = lambda tex
     """
     for run in study.runs:
         say(f"{run.name}: {run.path}")
-        bench = Workbench(study, run, study.network(run))
-        accuracy = bench.accuracy()
-        cells.write_note(study.out / "runs" / run.name / "run.json", {"accuracy": accuracy})
-        say(f"{run.name}: accuracy {accuracy:.2f} %")
+        bench = _begin(study, run, say)
+        if bench is None:
+            visited.update((run.name, method) for method in study.methods)
+            continue
         for number, method in enumerate(study.methods, start=1):
             step = f"[{number}/{len(study.methods)}] {METHODS.get(method, method)}"
             _run_method(bench, method, partial(_say_of, say, step))
             visited.add((run.name, method))
+
+
+def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
+    """The run's network and accuracy; None, with a note for every method, where it cannot begin."""
+    folder = study.out / "runs" / run.name
+    (folder / "run.json").unlink(missing_ok=True)
+    try:
+        bench = Workbench(study, run, study.network(run))
+        accuracy = bench.accuracy()
+    except FileError:
+        raise
+    except Exception as error:
+        if isinstance(error, NACError) and len(study.runs) == 1:
+            raise  # there is nothing else to go on with
+        say(f"{run.name} failed: {_told(error)}")
+        for method in study.methods:
+            note = {"status": "failed", "error": _told(error)}
+            cells.write_note(cells.cell_folder(study.out, run.name, method) / "error.json", note)
+        return None
+    cells.write_note(folder / "run.json", {"accuracy": accuracy})
+    say(f"{run.name}: accuracy {accuracy:.2f} %")
+    return bench
 
 
 def _run_method(bench: Workbench, method: str, say: Say) -> None:
@@ -61,10 +84,14 @@ def _run_method(bench: Workbench, method: str, say: Say) -> None:
     except FileError:  # a full disk is nobody's failure, and no other method would fare better
         raise
     except Exception as error:  # somebody else's method may raise anything
-        told = " ".join(str(error).split())  # somebody's message may have many lines
-        told = told if isinstance(error, NACError) else f"{type(error).__name__}: {told}"
-        say(f"failed: {told}")
-        cells.write_note(failure, {"status": "failed", "error": told})
+        say(f"failed: {_told(error)}")
+        cells.write_note(failure, {"status": "failed", "error": _told(error)})
+
+
+def _told(error: Exception) -> str:
+    """On one line: somebody's message may have many."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
 
 
 def _say_of(say: Say, step: str, text: str) -> None:

@@ -45,11 +45,12 @@ def vetted(
         if not isinstance(images, FileImages):
             return images
         identity = images.identity()
-        if identity not in known:
-            found = bad_images(images, workers=workers, progress=progress, title=name)
-            known[identity] = {str(index): why for index, why in found.items()}
-        bad = {int(index): why for index, why in known[identity].items()}
-        if not bad:
+        if identity in known:
+            return images
+        bad = bad_images(images, workers=workers, progress=progress, title=name)
+        if not bad:  # only what is whole is remembered: a bad file may be readable next time
+            known[identity] = name
+            cells.write_note(out / _MEMORY, known)
             return images
         errors.append(f"{name}: {told(images, bad)}")
         skipped[name] = len(bad)
@@ -58,7 +59,6 @@ def vetted(
     found: dict[str, Any] = {n: look(n, getattr(sets, n)) for n in _SINGLE}
     for role in ("near", "far", "shifted"):
         found[role] = {n: look(n, images) for n, images in getattr(sets, role).items()}
-    cells.write_note(out / _MEMORY, known)
     if errors and not skip_bad:
         raise NACError(
             f"{'; '.join(errors)}. Replace them, or leave them out with --skip-bad (the numbers "

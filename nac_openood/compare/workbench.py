@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import nn
 
-from nac_openood.__about__ import __version__
 from nac_openood.bench.checkpoints import Checkpoint
 from nac_openood.bench.collect import plain_worker_errors
 from nac_openood.bench.head import Head, head_of
@@ -21,6 +20,7 @@ from nac_openood.compare.features import FeatureBatches, Features, features_of
 from nac_openood.compare.study import Study
 from nac_openood.core.fingerprint import fingerprint
 from nac_openood.data import batches
+from nac_openood.search.output import versions
 
 
 @dataclass
@@ -44,12 +44,13 @@ class Workbench:
         self.images = {**study.fitting_sets(), **study.sets.scored()}
         self.identity = {name: images.identity() for name, images in self.images.items()}
         self._base = {
-            "nac_openood": __version__,
-            "torch": torch.__version__,
-            "weights": fingerprint(self.net)["weights"],
+            "versions": versions(),
+            "arch": study.arch,
+            "network": fingerprint(self.net),
             "device": self.device.type,
             "batch_size": study.batch_size,
         }
+        self._layer: Optional[nn.Linear] = None
 
     def features(self, name: str) -> Features:
         """Features of a set, from disk or from the pass that all methods share."""
@@ -113,5 +114,7 @@ class Workbench:
     def _head(self) -> Head:
         if self.features("test").headless:
             raise Absent(self.features("test").headless)
-        sample = next(iter(batches(self.study.loader(self.images["test"])))).data
-        return Head(head_of(self.net, sample)[1])
+        if self._layer is None:
+            sample = next(iter(batches(self.study.loader(self.images["test"])))).data
+            self._layer = head_of(self.net, sample)[1]
+        return Head(self._layer)

@@ -13,7 +13,7 @@ from nac_openood.bench.sweep import best_point, grid, vim_dims
 from nac_openood.data import batches
 from nac_openood.errors import NACError
 from nac_openood.plugin.home import at_home, shows_bars
-from nac_openood.plugin.source import openood_ready
+from nac_openood.plugin.source import code_of, openood_ready
 from nac_openood.plugin.view import NetworkView
 
 IMPLEMENTATION = "OpenOOD 1.5"
@@ -35,9 +35,9 @@ class OpenOODScorer:
         self.method = method
         self.needs = "network" if method in _NETWORK else "features"
         with openood_ready() as tree:
-            self._configs = configs or tree / "configs"
+            self._configs, code = configs or tree / "configs", code_of(tree)
         config = _config(self._configs, method).read_text(encoding="utf-8")
-        self.settings: Mapping[str, Any] = {"config": config}
+        self.settings: Mapping[str, Any] = {"config": config, "code": code}
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; see `Scorer`."""

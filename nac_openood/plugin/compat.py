@@ -42,8 +42,11 @@ class Patch:
     undo: Callable[[Any], None]
 
 
-def apply_compat() -> tuple[str, ...]:
+def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
     """Apply the patches that are needed and not in place yet, all of them or none.
+
+    Args:
+        on_cpu: send OpenOOD to the CPU also where there is a GPU.
 
     Returns:
         The names of the patches applied by this call; give them to `remove_compat` to take back
@@ -52,7 +55,8 @@ def apply_compat() -> tuple[str, ...]:
     new: list[str] = []
     try:
         for patch in PATCHES:
-            if patch.name not in _applied and patch.needed():
+            wanted = patch.needed() or (on_cpu and patch.name in _FOR_THE_CPU)
+            if patch.name not in _applied and wanted:
                 _applied[patch.name] = patch.apply()
                 new.append(patch.name)
     except BaseException:
@@ -76,9 +80,9 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
 
 
 @contextmanager
-def compat() -> Iterator[tuple[str, ...]]:
+def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
     """Apply what is needed for a block; patches that were in place before stay in place."""
-    names = apply_compat()
+    names = apply_compat(on_cpu)
     try:
         yield names
     finally:
@@ -274,4 +278,5 @@ PATCHES: tuple[Patch, ...] = (
     ),
 )
 
+_FOR_THE_CPU = frozenset({"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"})
 _applied: dict[str, Any] = {}

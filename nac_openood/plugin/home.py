@@ -8,6 +8,7 @@ import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Iterator
 
+import torch
 from torch import nn
 
 from nac_openood.bench.scorer import Given
@@ -19,7 +20,7 @@ from nac_openood.plugin.source import openood_ready
 def at_home(given: Given) -> Iterator[None]:
     """OpenOOD runs here, knows the data set, draws as seeded, is quiet and leaves no trace."""
     with ExitStack() as home:
-        home.enter_context(openood_ready())
+        home.enter_context(openood_ready(on_cpu=_device(given.net).type == "cpu"))
         home.enter_context(_known(given))
         home.enter_context(undisturbed(given.net, given.seed))
         home.enter_context(frozen(given.net))
@@ -44,6 +45,10 @@ def _same_hooks(net: nn.Module) -> Iterator[None]:
         for place, ids in zip(places, before):
             for new in set(place) - ids:
                 del place[new]
+
+
+def _device(net: nn.Module) -> torch.device:
+    return next((p.device for p in net.parameters()), torch.device("cpu"))
 
 
 def shows_bars(given: Given) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -15,14 +17,17 @@ from nac_openood.plugin.compat import compat
 
 
 @contextmanager
-def openood_ready() -> Iterator[Path]:
+def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
     """OpenOOD can be imported and runs on this machine until the block ends; yields its tree.
+
+    Args:
+        on_cpu: keep it there also where a GPU is.
 
     Raises:
         NACError: it is not here, or one of its dependencies is not.
     """
     _find()
-    with compat():
+    with compat(on_cpu):
         try:
             module = importlib.import_module("openood.evaluation_api")
         except ImportError as error:
@@ -31,6 +36,15 @@ def openood_ready() -> Iterator[Path]:
                 "tells what is missing and the command that mends it."
             ) from error
         yield Path(str(module.__file__)).parents[2]
+
+
+@functools.cache
+def code_of(tree: Path) -> str:
+    """A hash of OpenOOD's code that scores depend on: another checkout, another hash."""
+    digest = hashlib.sha256()
+    for path in sorted((tree / "openood").rglob("*.py")):
+        digest.update(path.relative_to(tree).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def has_openood() -> bool:

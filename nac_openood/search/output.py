@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Mapping, Optional
 
 import numpy as np
+import PIL
+import sklearn
 import torch
+import torchvision
 import yaml
 
 from nac_openood.__about__ import __version__
@@ -60,7 +63,10 @@ def versions() -> dict[str, str]:
         "nac_openood": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
         "numpy": np.__version__,
+        "scikit-learn": sklearn.__version__,
+        "pillow": PIL.__version__,
     }
 
 
