@@ -53,7 +53,7 @@ def demo_study(
         sets=sets,
         arch=NETWORKS[arch],
         network=lambda run: net,
-        runs=(Checkpoint(f"s{seed}", "trained on the spot"),),
+        runs=(Checkpoint(f"{arch}-s{seed}", "trained on the spot"),),
         methods=tuple(methods),
         make=scorers(chosen_backend(backend, say), NACScorer),
         out=out,

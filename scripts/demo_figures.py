@@ -1,6 +1,6 @@
 """Run the demo and keep what the README and docs show of it: docs/demo/, a table and a picture.
 
-    python scripts/demo_figures.py [--out DIR]
+    python scripts/demo_figures.py
 
 Needs pytorch-ood, matplotlib, scikit-image and mlxtend (extra `demo`), and Chromium for the
 picture. Then: python scripts/update_readme.py
@@ -8,7 +8,6 @@ picture. Then: python scripts/update_readme.py
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -45,15 +44,14 @@ def picture(page: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="nac_demo")
-    out = Path(parser.parse_args().out)
     command = [sys.executable, "-m", "nac_openood", "demo", "--backend", "pytorch-ood"]
-    subprocess.run([*command, "--out", str(out)], check=True)
-    DOCS.mkdir(exist_ok=True)
-    shutil.copy(out / DOCUMENT, DOCS / DOCUMENT)
-    shutil.copy(out / "results.md", DOCS / "results.md")
-    picture(out / "report.html", DOCS / "report.png")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(command, check=True, cwd=folder)
+        out = Path(folder) / "nac_demo"
+        DOCS.mkdir(exist_ok=True)
+        for name in (DOCUMENT, "results.md"):
+            shutil.copy(out / name, DOCS / name)
+        picture(out / "report.html", DOCS / "report.png")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_methods_on_features_share_one_pass(data, tmp_path, counted):
     conduct(study(data, tmp_path, methods, network=lambda run: counted))
     images = 100 + 10 + 10 + 7 * 10  # train, both validation sets, seven test sets
     # the head is found by one more batch here and there
-    assert images <= counted.seen <= images + 10 * 4 * 2
+    assert images <= counted.seen <= images + 10 * 4 * 2 + 4 * 2  # and two to warm up
 
 
 def test_methods_that_need_no_training_data_cost_no_pass_over_it(data, tmp_path, counted):
@@ -261,11 +261,11 @@ def break_images(root):
 def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
     root = write_data(tmp_path / "data")
     break_images(root)
-    asked = study(root, tmp_path / "out", {"toy": Toy}, network=lambda run: pytest.fail("ran"))
+    asked = study(root, tmp_path / "out", {"toy": Toy})
     with pytest.raises(NACError, match=r"tin: 1 of 10 images are missing.*tin/test/3.png") as told:
         conduct(asked)
     assert "mnist/1.png" in str(told.value) and "train: 1 of 100" in str(told.value)
-    assert "--skip-bad" in str(told.value)
+    assert "--skip-bad" in str(told.value) and not (tmp_path / "out/runs").exists()
 
 
 def test_bad_images_are_skipped_where_asked(tmp_path):
@@ -425,3 +425,23 @@ def test_leftovers_of_kills_are_cleared_after_a_day(data, tmp_path):
     os.utime(old, (0, 0))
     conduct(study(data, tmp_path, {"toy": Toy}))
     assert not old.exists() and new.exists()
+
+
+def test_a_wrong_network_leaves_earlier_results_alone(data, tmp_path):
+    before = conduct(study(data, tmp_path, {"toy": Toy}))
+
+    def network(run):
+        raise NACError("unknown architecture 'resnett'")
+
+    with pytest.raises(NACError, match="resnett"):
+        conduct(study(data, tmp_path, {"toy": Toy}, network=network))
+    assert Results.load(tmp_path) == before == Results.load(tmp_path / "results.json")
+
+
+def test_a_network_that_refuses_the_images_is_an_error_of_ours(data, tmp_path):
+    class Picky(torch.nn.Module):
+        def forward(self, x):
+            raise AssertionError("Input height (32) does not match (224)")
+
+    with pytest.raises(NACError, match=r"cannot be run on these images: .*Input height \(32\)"):
+        conduct(study(data, tmp_path, {"toy": Toy}, network=lambda run: Picky()))

@@ -75,7 +75,7 @@ def cell_times(out):
 def forget(out, *methods):
     """Some methods were never run."""
     for method in methods:
-        shutil.rmtree(out / "runs" / "s0" / method)
+        shutil.rmtree(out / "runs" / "resnet-s0" / method)
     (out / "results.json").unlink()
 
 
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatc
         patch.setattr(files, "save_file", full)
         assert demo(out) == 1
     told = capsys.readouterr().err
-    assert "No space left on device" in told and str(out / "runs/s0/knn") in told
+    assert "No space left on device" in told and str(out / "runs/resnet-s0/knn") in told
     assert len(told.splitlines()) == 1 and no_leftovers(out)
     status = {r.method: r.status for r in Results.load(out).rows}
     assert status["msp"] == "ok" and status["knn"] == status[NAC] == "failed"
@@ -254,7 +254,7 @@ def test_a_disk_that_really_refuses(whole, tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "File too large" in done.stderr and str(out / "runs/s0/features") in done.stderr
+    assert "File too large" in done.stderr and str(out / "runs/resnet-s0/features") in done.stderr
     assert no_leftovers(out)
 
 

@@ -151,7 +151,7 @@ def test_files_and_folders_with_names(tmp_path):
     touch(tmp_path / "run" / "best.ckpt")
     one = touch(tmp_path / "my net (1).pth")
     found = find_checkpoints([tmp_path / "run", one, "torchvision:IMAGENET1K_V1"])
-    assert [c.name for c in found] == ["best", "my_net__1_", "imagenet1k_v1"]
+    assert [c.name for c in found] == ["run", "my_net__1_", "imagenet1k_v1"]
     assert found[2] == Checkpoint("imagenet1k_v1", "torchvision:IMAGENET1K_V1")
     hidden = touch(tmp_path / "..ckpt")
     assert find_checkpoints([hidden])[0].name not in ("", ".", "..")

@@ -56,9 +56,12 @@ def _missing(path: Path) -> list[str]:
 
 
 def _name(path: str) -> str:
-    """`s0` of `.../s0/best.ckpt`, else what the file is called, fit for a folder."""
+    """`s0` of `.../s0/best.ckpt`, else what the file is called, fit for a folder.
+
+    Many files are called `best`: the folder tells them apart.
+    """
     if path.startswith(PUBLISHED):
         return path[len(PUBLISHED) :].lower()
     folder, stem = Path(path).resolve().parent.name, Path(path).stem
-    name = folder if re.fullmatch(r"s\d+", folder) else stem
+    name = folder if stem == Path(_BEST).stem and folder else stem
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "run"

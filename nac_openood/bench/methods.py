@@ -48,6 +48,7 @@ class Absent(NACError):
 
 def checked_methods(names: Sequence[str]) -> list[str]:
     """The names without repetition; an unknown one is an error that lists what there is."""
+    names = [name.lower() for name in names]
     unknown = [name for name in names if name not in METHODS]
     if unknown:
         raise NACError(f"unknown methods {unknown}; there are {', '.join(METHODS)}.")

@@ -61,7 +61,8 @@ def _classifiers() -> list[str]:
     return names
 
 
-def _timm(name: str, n_classes: int) -> nn.Module:
+def _timm_module(name: str) -> Any:
+    """timm, which knows a model of this name."""
     try:
         import timm
     except ImportError:
@@ -70,6 +71,11 @@ def _timm(name: str, n_classes: int) -> nn.Module:
         ) from None
     if not timm.is_model(name):
         raise NACError(f"timm has no model '{name}'. See timm.list_models('*{name[:6]}*').")
+    return timm
+
+
+def _timm(name: str, n_classes: int) -> nn.Module:
+    timm = _timm_module(name)
     net: nn.Module = timm.create_model(name, pretrained=False, num_classes=n_classes)
     return net.eval()
 
@@ -97,13 +103,15 @@ def network_of(arch: str, n_classes: int, weights: str) -> nn.Module:
 
 
 def transform_for(arch: str, benchmark: Benchmark, weights: str = "") -> Transform:
-    """The test transform: OpenOOD's, which for torchvision's ImageNet networks is their own.
+    """The test transform: OpenOOD's; for ImageNet networks of torchvision and timm their own.
 
     Args:
         arch: as in `build`.
         benchmark: whose images.
         weights: `torchvision:NAME` takes that version's transform; a file that of the first.
     """
+    if arch.startswith("timm:") and benchmark.name.startswith("imagenet"):
+        return _timm_transform(arch[len("timm:") :])
     if benchmark.name == "imagenet" and arch in _classifiers():
         name = weights[len(PUBLISHED) :] if weights.startswith(PUBLISHED) else "IMAGENET1K_V1"
         found = getattr(torchvision.models.get_model_weights(arch), name, None)
@@ -111,6 +119,15 @@ def transform_for(arch: str, benchmark: Benchmark, weights: str = "") -> Transfo
             own: Transform = found.transforms()
             return own
     return benchmark.transform()
+
+
+def _timm_transform(name: str) -> Transform:
+    """What timm says the network was trained for."""
+    timm = _timm_module(name)
+    config = timm.get_pretrained_cfg(name)
+    wanted = timm.data.resolve_data_config({}, pretrained_cfg=config.to_dict() if config else {})
+    transform: Transform = timm.data.create_transform(**wanted, is_training=False)
+    return transform
 
 
 def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
@@ -154,7 +171,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
-    for key in ("state_dict", "model"):
+    for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break

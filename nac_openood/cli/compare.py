@@ -33,7 +33,8 @@ examples:
 
 Every result is written as it is made: run the same command again after an interruption, and it
 goes on. Writes results.csv, results.md, results.json and report.html into --out.
-exit code: 0 all methods done, 1 an error, 2 some methods failed (see the table), 130 Ctrl-C.
+exit code: 0 all methods done, 1 an error, 2 some methods failed (see the table) or options that
+are none, 130 Ctrl-C.
 """
 
 
@@ -72,7 +73,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     sets = "NAME of a list test_NAME, or NAME=FOLDER of images (the benchmark's)"
     add("--near", nargs="*", metavar="SET", help=f"near-OOD sets: {sets}")
     add("--far", nargs="*", metavar="SET", help=f"far-OOD sets: {sets}")
-    add("--ood-val", metavar="SET", help="OOD validation set, or 'none': nothing is searched then")
+    add("--ood-val", metavar="SET", help="OOD validation set, or 'none': nothing is "
+        "searched then (`search` has stand-ins)")  # fmt: skip
     add("--fsood", action="store_true", help="full-spectrum: with covariate-shifted ID sets")
 
 

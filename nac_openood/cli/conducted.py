@@ -36,6 +36,7 @@ def carry_out(study: Study, **how: Any) -> int:
 
 
 def _publish(results: Results) -> None:
+    from nac_openood.compare.results import DOCUMENT
     from nac_openood.report.terminal import summary_table
     from nac_openood.report.write import write_page, write_tables
 
@@ -47,7 +48,8 @@ def _publish(results: Results) -> None:
         raise
     except NACError as error:  # no matplotlib: the page is the only thing that is lost
         print(f"nac-openood: no report.html: {error}", file=sys.stderr)
-    print(f"Written to {results.folder}: {', '.join(path.name for path in written)}")
+    names = [DOCUMENT, *(path.name for path in written)]
+    print(f"Written to {results.folder}: {', '.join(names)}")
 
 
 def say(text: str) -> None:

@@ -36,6 +36,7 @@ def conduct(
     """
     out = make_folder(study.out)
     cells.clear_leftovers(out)
+    study = _with_first_network(study)
     sets, skipped = vetted(
         study.sets, out, skip_bad=skip_bad, workers=study.workers, progress=study.progress, say=say
     )
@@ -52,6 +53,13 @@ def conduct(
             results = replace(results, paper=tuple(_beside(results, study)))
         results.save()
     return results
+
+
+def _with_first_network(study: Study) -> Study:
+    """A wrong architecture, checkpoint or device is told before a million images are opened."""
+    first, build = study.runs[0], study.network
+    net = build(first)
+    return replace(study, network=lambda run: net if run == first else build(run))
 
 
 def _beside(results: Results, study: Study) -> list[Mapping[str, Any]]:

@@ -47,6 +47,7 @@ def features_of(
     *,
     title: str,
     progress: Optional[bool] = None,
+    before: Callable[[], None] = lambda: None,
 ) -> Features:
     """The features in `path`, where they were made with the same, or those of a pass over `net`.
 
@@ -57,11 +58,13 @@ def features_of(
         made_with: JSON values that tell whether the file is still good.
         title: of the progress bar.
         progress: None shows one on a terminal.
+        before: is called where there will be a pass, ahead of the clock.
     """
     kept = _read(path, made_with)
     if kept is not None:
         return kept
     files.make_folder(path.parent)
+    before()
     start = time.perf_counter()
     head: Optional[nn.Linear] = None
     headless = ""

@@ -166,8 +166,9 @@ class Results:
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Results:
-        """Read what `save` wrote."""
-        path = Path(folder) / DOCUMENT
+        """Read what `save` wrote; the file itself may be named as well."""
+        folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
+        path = folder / DOCUMENT
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             version = content.pop("format")
@@ -180,7 +181,7 @@ class Results:
             for name, kind in parts.items():
                 content[name] = tuple(kind(**entry) for entry in content[name])
             content["paper"], content["notes"] = tuple(content["paper"]), tuple(content["notes"])
-            return cls(folder=Path(folder), **content)
+            return cls(folder=folder, **content)
         except FileNotFoundError:
             raise FileError(
                 f"there is no {path}: expected a folder that `nac-openood compare --out` wrote."

@@ -53,8 +53,11 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     except FileError:
         raise
     except Exception as error:
-        if isinstance(error, NACError) and len(study.runs) == 1:
-            raise  # there is nothing else to go on with
+        if len(study.runs) == 1:  # there is nothing else to go on with
+            raise NACError(
+                f"the network cannot be run on these images: {_told(error)}. Check --arch, "
+                "--checkpoint and the size of the images (docs/compare.md)."
+            ) from error
         say(f"{run.name} failed: {_told(error)}")
         for method in study.methods:
             note = {"status": "failed", "error": _told(error)}
@@ -62,6 +65,8 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
         return None
     cells.write_note(folder / "run.json", {"accuracy": accuracy})
     say(f"{run.name}: accuracy {accuracy:.2f} %")
+    if accuracy < 2 * 100 / study.sets.n_classes:
+        say(f"{run.name} is hardly better than guessing: are weights and transform the right ones?")
     return bench
 
 

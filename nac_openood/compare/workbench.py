@@ -19,6 +19,7 @@ from nac_openood.compare import cells
 from nac_openood.compare.features import FeatureBatches, Features, features_of
 from nac_openood.compare.study import Study
 from nac_openood.core.fingerprint import fingerprint
+from nac_openood.core.network import classify
 from nac_openood.data import batches
 from nac_openood.search.output import versions
 
@@ -51,6 +52,15 @@ class Workbench:
             "batch_size": study.batch_size,
         }
         self._layer: Optional[nn.Linear] = None
+        self._warm = False
+
+    def _warm_up(self) -> None:
+        """The first batches take longer than any other; no method is to be charged for them."""
+        if not self._warm:
+            batch = next(iter(batches(self.study.loader(self.images["test"]))))
+            for _ in range(2):
+                classify(self.net, batch.data)
+            self._warm = True
 
     def features(self, name: str) -> Features:
         """Features of a set, from disk or from the pass that all methods share."""
@@ -61,7 +71,7 @@ class Workbench:
                 self._features[name] = features_of(
                     path, self.net, self.study.loader(images),
                     {**self._base, "images": self.identity[name]},
-                    title=name, progress=self.study.progress,
+                    title=name, progress=self.study.progress, before=self._warm_up,
                 )  # fmt: skip
         return self._features[name]
 
