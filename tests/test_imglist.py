@@ -131,3 +131,21 @@ def test_errors_of_loading_processes_are_plain() -> None:
         wrapped.reraise()
     with pytest.raises(NACError, match="^as it is$"), plain_worker_errors():
         raise NACError("as it is")
+
+
+def test_timm_networks_see_imagenet_as_they_were_trained() -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    gray = Image.new("RGB", (300, 400), (128, 128, 128))
+    own = transform_for("timm:vit_base_patch16_224.augreg_in1k", benchmark_named("imagenet"))
+    torch.testing.assert_close(own(gray), torch.full((3, 224, 224), (128 / 255 - 0.5) / 0.5))
+    ours = transform_for("timm:resnet18", benchmark_named("cifar10"))
+    assert ours(gray).shape == (3, 32, 32)
+
+
+def test_published_weights_bring_their_own_transform() -> None:
+    imagenet = benchmark_named("imagenet")
+    first, second = (
+        transform_for("resnet50", imagenet, f"torchvision:IMAGENET1K_V{v}") for v in (1, 2)
+    )
+    assert first.resize_size == [256] and second.resize_size == [232]  # type: ignore[attr-defined]
+    assert repr(transform_for("resnet50", imagenet, "best.ckpt")) == repr(first)
