@@ -57,9 +57,10 @@ def conduct(
 
 def _with_first_network(study: Study) -> Study:
     """A wrong architecture, checkpoint or device is told before a million images are opened."""
-    first, build = study.runs[0], study.network
-    net = build(first)
-    return replace(study, network=lambda run: net if run == first else build(run))
+    build = study.network
+    ready = {study.runs[0]: build(study.runs[0])}
+    # handed over once, so that it does not stay in memory beside the next one
+    return replace(study, network=lambda run: ready.pop(run) if run in ready else build(run))
 
 
 def _beside(results: Results, study: Study) -> list[Mapping[str, Any]]:

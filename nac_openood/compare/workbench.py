@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,15 +101,17 @@ class Workbench:
         )  # fmt: skip
 
     def made_with(self, scorer: Scorer) -> dict[str, Any]:
-        """What a method's set-up depends on."""
+        """What a method's set-up depends on, as it will come back out of a file."""
         fitting = {name: self.identity[name] for name in self.study.fitting_sets()}
-        return {
+        depends: dict[str, Any] = {
             **self._base,
             "seed": self.study.seed,
             "fitting": fitting,
             "implementation": scorer.implementation,
             "settings": dict(scorer.settings),
         }
+        as_read: dict[str, Any] = json.loads(json.dumps(depends))  # a tuple comes back a list
+        return as_read
 
     def pending(self, folder: Path, made_with: Mapping[str, Any]) -> list[str]:
         """The test sets that have no scores made with the same."""
