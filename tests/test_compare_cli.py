@@ -121,6 +121,7 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
         (["--near", "mnist"], "['mnist'] will not do, or not more than once"),
         (["--fsood", "--far", "cifar10c=."], "['cifar10c'] will not do"),
+        (["--far", "texturs"], "test_texturs.txt; beside it are test_cifar10, "),
         (["--near", "a="], "expected NAME or NAME=FOLDER"),
         (["--far", "mine=nowhere"], "there is no folder nowhere"),
         (["--data-root", "nowhere"], "Expected OpenOOD's layout"),

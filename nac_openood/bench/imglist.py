@@ -115,6 +115,12 @@ class ListedImages(FileImages):
 
     def __init__(self, list_file: Path, image_root: Path, transform: Transform) -> None:
         if not list_file.is_file():
+            others = sorted(path.stem for path in list_file.parent.glob("*.txt"))
+            if others:  # the layout is right, the name is not
+                raise NACError(
+                    f"there is no list {list_file}; beside it are {', '.join(others)}. A folder of "
+                    "images is given as NAME=FOLDER."
+                )
             raise NACError(
                 f"there is no list {list_file}. Expected OpenOOD's layout: --data-root with "
                 "benchmark_imglist/ and the images in it; OpenOOD's scripts/download fetches both."
