@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood.bench.checkpoints import Checkpoint
-from nac_openood.bench.embedded import embedded_sets
 from nac_openood.bench.methods import METHODS
-from nac_openood.bench.trained import trained
 from nac_openood.compare.backends import AUTO, chosen_backend, scorers
-from nac_openood.compare.nac import NACScorer
-from nac_openood.compare.study import Study
+
+if TYPE_CHECKING:
+    from nac_openood.compare.study import Study
 
 #: The demo's networks: what `--arch` calls them, and what `bench.networks.build` does.
 NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
@@ -44,6 +43,12 @@ def demo_study(
         progress: progress bars; None shows them on a terminal.
         say: is told what is going on.
     """
+    # here, for the command line asks for `NETWORKS` whatever it is to run
+    from nac_openood.bench.embedded import embedded_sets
+    from nac_openood.bench.trained import trained
+    from nac_openood.compare.nac import NACScorer
+    from nac_openood.compare.study import Study
+
     # shifted digits count as known in full-spectrum detection only, which this is not
     sets = replace(embedded_sets(say), shifted={})
     say(f"a small network for digits 0 to 7 ({arch}): from the cache, or trained now")

@@ -151,7 +151,7 @@ def _make(args: argparse.Namespace) -> Any:
     from nac_openood.compare.backends import chosen_backend, scorers
     from nac_openood.compare.nac import NACScorer
 
-    baselines = [method for method in args.methods if method != NAC]
+    baselines = [method for method in checked_methods(args.methods) if method != NAC]
     backend = chosen_backend(args.backend, say) if baselines else args.backend
     config = _config(args)
     opengan = None if args.opengan is None else Path(args.opengan)

@@ -29,7 +29,6 @@ def assemble(
     visited: Collection[tuple[str, str]],
     *,
     skipped: Optional[Mapping[str, int]] = None,
-    paper: tuple[Mapping[str, Any], ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Results:
     """Read every cell of the study and tabulate it.
@@ -38,7 +37,6 @@ def assemble(
         study: what was compared.
         visited: (run, method) pairs whose cells are up to date; others count as unfinished.
         skipped: images that were left out, by set.
-        paper: published numbers beside the measured ones.
         notes: what else a reader should know.
     """
     skipped = skipped or {}
@@ -68,7 +66,6 @@ def assemble(
         runs=runs,
         rows=rows,
         gallery=hardest(study, runs[0].name) if (runs[0].name, NAC) in visited else (),
-        paper=paper,
         notes=notes,
     )
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+from importlib.metadata import version  # imports nothing of what it tells of
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
 import numpy as np
-import PIL
-import sklearn
 import torch
-import torchvision
 import yaml
 
 from nac_openood.__about__ import __version__
@@ -63,10 +61,10 @@ def versions() -> dict[str, str]:
         "nac_openood": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": version("torchvision"),
         "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "pillow": PIL.__version__,
+        "scikit-learn": version("scikit-learn"),
+        "pillow": version("pillow"),
     }
 
 

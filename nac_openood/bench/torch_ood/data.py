@@ -21,9 +21,8 @@ class Gathered(NamedTuple):
 
 def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches as `net` takes them, with their labels on the CPU; -1 where there are none."""
-    for data, label in batches(loader):
-        known = torch.full((len(data),), -1) if label is None else label.cpu()
-        yield prepare(net, data), known
+    for batch in batches(loader):
+        yield prepare(net, batch.data), batch.labels()
 
 
 @torch.no_grad()
