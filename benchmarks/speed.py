@@ -29,8 +29,8 @@ import torch
 import torchvision
 
 from nac_openood import LayerConfig, NACDetector
-from nac_openood.bench.networks import CifarResNet18
 from nac_openood.core.histogram import Histogram
+from nac_openood.sources.networks import CifarResNet18
 
 LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
 M, O, ALPHA = 50, 50, 100.0

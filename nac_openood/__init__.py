@@ -1,53 +1,78 @@
-"""Neuron Activation Coverage: know when a network's answer cannot be trusted."""
+"""Neuron Activation Coverage: know when a network's answer cannot be trusted.
+
+Everything here is imported when it is first used, so that `import nac_openood` is quick.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from nac_openood.__about__ import __version__
-from nac_openood.config import LayerConfig, NACConfig, read_config
-from nac_openood.core.coverage import Coverage
-from nac_openood.core.probe import Reading
-from nac_openood.core.readings import Readings
-from nac_openood.detector import NACDetector, Scores
-from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
-from nac_openood.store import FitSummary
-from nac_openood.thresholds import threshold_at
 
 if TYPE_CHECKING:
+    from nac_openood.benchmark.api import compare
+    from nac_openood.core.coverage import Coverage
+    from nac_openood.core.layer_config import LayerConfig
+    from nac_openood.core.reading import Reading
+    from nac_openood.detector.config import NACConfig, read_config
+    from nac_openood.detector.detector import NACDetector
+    from nac_openood.detector.outcomes import Explanation, Scores
+    from nac_openood.detector.readings import Readings
+    from nac_openood.detector.store import FitSummary
+    from nac_openood.detector.thresholds import threshold_at
+    from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
     from nac_openood.plugin.postprocessor import NACPostprocessor
+    from nac_openood.plugin.register import register, unregister
 
-
-def register(compat: bool = False) -> bool:
-    """Make OpenOOD know the postprocessor 'nac'; see `nac_openood.plugin.register`."""
-    from nac_openood.plugin.register import register as enter
-
-    return enter(compat=compat)
-
-
-def unregister() -> None:
-    """Undo `register`."""
-    from nac_openood.plugin.register import unregister as leave
-
-    leave()
+#: Where each public name lives.
+_HOMES = {
+    "Coverage": "core.coverage",
+    "Explanation": "detector.outcomes",
+    "FileError": "errors",
+    "FitSummary": "detector.store",
+    "LayerConfig": "core.layer_config",
+    "NACConfig": "detector.config",
+    "NACDetector": "detector.detector",
+    "NACError": "errors",
+    "NACPostprocessor": "plugin.postprocessor",
+    "NotFittedError": "errors",
+    "ProbeError": "errors",
+    "Reading": "core.reading",
+    "Readings": "detector.readings",
+    "Scores": "detector.outcomes",
+    "compare": "benchmark.api",
+    "read_config": "detector.config",
+    "register": "plugin.register",
+    "threshold_at": "detector.thresholds",
+    "unregister": "plugin.register",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`NACPostprocessor`, imported when it is asked for: it needs OpenOOD."""
-    if name == "NACPostprocessor":
-        try:
-            from nac_openood.plugin.postprocessor import NACPostprocessor
-        except ImportError as error:
-            raise ImportError(
-                f"NACPostprocessor needs OpenOOD, but: {error}. `nac-openood doctor` tells what is "
-                "missing and the command that mends it."
-            ) from error
-        return NACPostprocessor
-    raise AttributeError(f"module 'nac_openood' has no attribute '{name}'")
+    """Import a public name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nac_openood' has no attribute '{name}'")
+    try:
+        value = getattr(importlib.import_module(f"nac_openood.{_HOMES[name]}"), name)
+    except ImportError as error:
+        if name != "NACPostprocessor":
+            raise
+        from nac_openood.plugin.source import import_failure
+
+        raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted({*globals(), *_HOMES})
 
 
 __all__ = [
     "Coverage",
+    "Explanation",
     "FileError",
     "FitSummary",
     "LayerConfig",
@@ -61,6 +86,7 @@ __all__ = [
     "Readings",
     "Scores",
     "__version__",
+    "compare",
     "read_config",
     "register",
     "threshold_at",

@@ -1,4 +1,4 @@
-"""Run the demo and keep what the README and docs show of it: docs/demo/, a table and a picture.
+"""Runs the demo and saves its results and a picture of its report in docs/demo/.
 
     python scripts/demo_figures.py
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from nac_openood.compare.results import DOCUMENT
+from nac_openood.benchmark.run.results import DOCUMENT
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "demo"
 _QUIET = (
@@ -27,10 +27,10 @@ _WIDTH, _HEIGHT = 1280, 1440
 
 
 def picture(page: Path, target: Path) -> None:
-    """The upper part of the report, as a browser shows it."""
+    """Save the upper part of the report, as a browser shows it."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        sys.exit("there is no Chromium to take the picture with: apt-get install chromium")
+        sys.exit("the picture needs Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as profile:
         shot = Path(profile) / "shot.png"
         subprocess.run(
@@ -39,7 +39,7 @@ def picture(page: Path, target: Path) -> None:
             check=True, capture_output=True,
         )  # fmt: skip
         with Image.open(shot) as image:
-            # few colors: a page of text and bars looks the same in a third of the size
+            # few colors: the page looks the same at a third of the size
             image.convert("RGB").quantize(128).save(target, optimize=True)
 
 

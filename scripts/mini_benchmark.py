@@ -1,11 +1,10 @@
-"""All methods on a benchmark by both backends, and docs/comparison.md of what came out.
+"""Runs all methods on a benchmark with both backends and writes docs/comparison.md.
 
     OPENOOD_SRC=OpenOOD python scripts/mini_benchmark.py --data-root DIR --checkpoint DIR --out DIR
 
-Methods that look at features run on every image; those that need the network as well (ODIN runs
-it 32 times an image) run on every fifth, and the others with them. About an hour on two cores with
-the miniature CIFAR-10 benchmark. It goes on where it was interrupted; with everything done it only
-writes the page.
+Fast methods run on every image; all methods run on every fifth (ODIN runs the network 32 times per
+image). About an hour on two cores with the miniature CIFAR-10 benchmark. After an interruption it
+continues; when everything is done it only writes the page.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nac_openood.bench.methods import METHODS
+from nac_openood import files
+from nac_openood.benchmark.methods.table import METHODS, NAC, OPENOOD, PYTORCH_OOD
+from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
-from nac_openood.compare.backends import OPENOOD, PYTORCH_OOD
-from nac_openood.compare.results import FAR, NEAR, Results
-from nac_openood.core import files
 from nac_openood.report.order import standings
-from nac_openood.report.words import number, verdict
+from nac_openood.report.sections.headline import verdict
+from nac_openood.report.words import number
 from nac_openood.search.output import versions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
-# The miniature CIFAR-10 benchmark, by both backends
+# The miniature CIFAR-10 benchmark with both backends
 
-Written by `scripts/mini_benchmark.py`. A ResNet-18 that OpenOOD's network class loads, trained on
-CIFAR-10 for a short schedule (accuracy {accuracy:.2f} %), in OpenOOD's layout; near is CIFAR-100
-and Tiny ImageNet, far is MNIST, Textures and two stand-ins for SVHN and Places365. So these numbers
-say which method stands where *here*, and how far both backends agree; they are not the
-leaderboard's.
+Written by `scripts/mini_benchmark.py`. The network is OpenOOD's ResNet-18, trained on CIFAR-10 for
+a short schedule (accuracy {accuracy:.2f} %). Near-OOD is CIFAR-100 and Tiny ImageNet; far-OOD is
+MNIST, Textures and two substitutes for SVHN and Places365. So the numbers show how methods rank on
+*this* benchmark and how well both backends agree; they are not those of OpenOOD's leaderboard.
 
-AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them pytorch-ood's detectors.
-Times are not here: the machine had other work to do. See `benchmarks/` for those.
+AUROC and FPR@95 (OOD is the positive class) in percent, of OpenOOD's own postprocessors; beside
+them those of pytorch-ood's detectors. For times see `benchmarks/`.
 """
 _SECTION = """
 ## {title}
@@ -41,11 +39,10 @@ _SECTION = """
 {images:,} test images. With OpenOOD's own postprocessors: {verdict}
 
 """
-_ON_NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat", "opengan")
 
 
 def thinned(data_root: Path, target: Path, step: int) -> Path:
-    """A data root with every `step`-th line of each list, and links to the images."""
+    """A data root with every `step`-th line of each list and a link to the images."""
     lists = target / "benchmark_imglist" / "cifar10"
     lists.mkdir(parents=True, exist_ok=True)
     for path in (data_root / "benchmark_imglist" / "cifar10").glob("*.txt"):
@@ -71,7 +68,7 @@ def run(
 
 
 def section(args: argparse.Namespace, title: str, data_root: Path, methods: list[str]) -> str:
-    """A table of both backends, and where NAC stands."""
+    """A table of both backends, and the rank of NAC."""
     place = Path(args.out) / title.split(",")[0].replace(" ", "-").lower()
     found = [run(args, b, data_root, place / f"by-{b}", methods) for b in (OPENOOD, PYTORCH_OOD)]
     first, second = found
@@ -85,7 +82,7 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
 
 
 def table(first: Results, second: Results) -> str:
-    """Every method in the first's order, with the second beside it."""
+    """A row per method in the order of the first results, with the second beside them."""
     lines = [
         "| | near AUROC | near FPR@95 | far AUROC | far FPR@95 | near AUROC, pytorch-ood "
         "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
@@ -99,13 +96,13 @@ def table(first: Results, second: Results) -> str:
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
         theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
         cells = [number(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
-        title = f"**{standing.title}**" if method == "nac" else standing.title
+        title = f"**{standing.title}**" if method == NAC else standing.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def difference(first: Results, second: Results, method: str) -> str:
-    """Of AUROC, over the OOD sets."""
+    """The largest difference of AUROC over the OOD sets."""
     pairs = [
         (first.value(method, name, "AUROC"), second.value(method, name, "AUROC"))
         for name in [*first.names("near"), *first.names("far")]
@@ -122,8 +119,8 @@ def main() -> None:
     args = parser.parse_args()
     args.accuracy = None
     root = Path(args.data_root)
-    quick = [method for method in METHODS if method not in _ON_NETWORK]
-    text = section(args, "Every image, methods on features", root, quick)
+    fast = [name for name, method in METHODS.items() if not method.slow]
+    text = section(args, "Every image, fast methods", root, fast)
     thin = thinned(root, Path(args.out) / "thinned", args.thin)
     text += section(args, f"One image of {args.thin}, all methods", thin, list(METHODS))
     made = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -15,13 +15,13 @@ import numpy as np
 from torch.utils.data import DataLoader, Subset
 
 from nac_openood import Coverage, NACDetector, Readings
-from nac_openood.bench.collect import split_training
-from nac_openood.bench.imglist import ListedImages, benchmark_named
-from nac_openood.bench.networks import build, load_checkpoint, transform_for
-from nac_openood.data import dataset_labels
-from nac_openood.presets import preset
-from nac_openood.ranking import auroc
+from nac_openood.core.ranking import auroc
+from nac_openood.detector.batches import dataset_labels, fitting_indices
+from nac_openood.detector.presets import preset
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
+from nac_openood.search.recipe import HELD_OUT, held_out_of
+from nac_openood.sources.imglist import ListedImages, benchmark_named
+from nac_openood.sources.networks import build, load_checkpoint, transform_for
 
 NEAR, FAR = ["cifar100", "tin"], ["mnist", "svhn", "texture", "places365"]
 PRESET = preset("cifar10", "resnet")
@@ -36,11 +36,11 @@ def loaders(root: Path) -> dict[str, object]:
         return ListedImages(lists / f"{name}.txt", root / "images_classic", transform)
 
     train = listed("train_cifar10")
-    fit, held = split_training(dataset_labels(train), PRESET.n_samples, 1000)
+    fit = fitting_indices(dataset_labels(train), len(train), PRESET.n_samples)
     names = ["val_cifar10", "val_tin", *(f"test_{n}" for n in ["cifar10", *NEAR, *FAR])]
-    sets = {"fit": Subset(train, fit.tolist()), "held": Subset(train, held.tolist())}
-    sets.update({name: listed(name) for name in names})
+    sets = {"fit": Subset(train, fit.tolist()), **{name: listed(name) for name in names}}
     found: dict[str, object] = {n: DataLoader(data, batch_size=100) for n, data in sets.items()}
+    found["held"] = held_out_of(DataLoader(train, batch_size=100), PRESET.n_samples, HELD_OUT)
     inside = found["val_cifar10"]
     for seed in range(3):
         found[f"seed{seed}"] = SurrogateLoader(inside, seed=seed)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Callable
 
-from nac_openood.compare.results import Results
+from nac_openood.benchmark.run.results import Results
 from nac_openood.report.terminal import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,14 +10,16 @@ from conftest import SmallNet
 from openood_tiny import write_benchmark
 from torch import nn
 
-from nac_openood.bench.checkpoints import Checkpoint
-from nac_openood.bench.imglist import BENCHMARKS
-from nac_openood.bench.scorer import Fit, Given, Scored, Scorer
-from nac_openood.bench.sets import listed_sets
-from nac_openood.compare.nac import NACScorer
-from nac_openood.compare.study import Study
-from nac_openood.config import LayerConfig, NACConfig
-from nac_openood.data import batches
+from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.scorer import Fit, Given, Scored, Scorer
+from nac_openood.benchmark.methods.table import METHODS, Method
+from nac_openood.benchmark.run.study import Study
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.batches import batches
+from nac_openood.detector.config import NACConfig
+from nac_openood.sources.checkpoints import Checkpoint
+from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.sets import listed_sets
 
 CIFAR10 = BENCHMARKS["cifar10"]
 SETTINGS = NACConfig(
@@ -32,8 +34,8 @@ class Toy:
 
     implementation = "toy 1"
 
-    def __init__(self, needs: str = "features", sign: float = 1.0) -> None:
-        self.needs, self.sign = needs, sign
+    def __init__(self, sign: float = 1.0) -> None:
+        self.sign = sign
         self.settings = {"sign": sign}
 
     def setup(self, given: Given, chosen: Any = None) -> Fit:
@@ -78,7 +80,7 @@ def write_data(root: Path) -> Path:
 def study(
     data: Path,
     out: Path,
-    make: dict[str, Callable[[], Scorer]],
+    make: dict[str, Callable[..., Scorer]],
     *,
     full_spectrum: bool = False,
     runs: tuple[str, ...] = ("s0",),
@@ -87,9 +89,10 @@ def study(
 ) -> Study:
     sets = listed_sets(CIFAR10, data, full_spectrum=full_spectrum)
     return Study(
-        sets=sets, arch="small", network=network, methods=tuple(make), out=out,
+        sets=sets, arch="small", network=network, out=out,
+        methods=tuple(METHODS.get(name, Method(name, name.title())) for name in make),
         runs=tuple(Checkpoint(name, f"{name}.ckpt") for name in runs),
-        make=lambda method, _run: make[method](), progress=False, batch_size=4, **more,
+        make=lambda method, _run: make[method.name](), progress=False, batch_size=4, **more,
     )  # fmt: skip
 
 

@@ -1,16 +1,29 @@
-"""Toy networks with numbers that can be worked out by hand, and where to find the benchmark."""
+"""Toy networks with numbers that can be worked out by hand; data that all tests share."""
 
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from torch import nn
 
-# a loaded machine is no failure; the same examples every time
+# no deadline: a busy machine is not a failure; derandomize: the same examples every time
 settings.register_profile("nac", deadline=None, derandomize=True)
 settings.load_profile("nac")
+
+
+#: Files that take long start first, so that no test process is left with one at the end.
+LONG = ("plugin", "bench", "demo", "launch", "baselines", "compat", "pytorch_ood", "compare_cli")
+
+
+def pytest_collection_modifyitems(items):
+    names = [f"test_{name}.py" for name in LONG]
+    items.sort(
+        key=lambda item: names.index(item.path.name) if item.path.name in names else len(names)
+    )
 
 
 def bench_folder():
@@ -20,23 +33,48 @@ def bench_folder():
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory):
+def shared(tmp_path_factory, request):
+    """Makes a folder that all processes of this test run share, filled by the first to need it."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if hasattr(request.config, "workerinput") else base  # of pytest-xdist
+
+    def folder(name, fill):
+        path = root / f"shared-{name}"
+        with FileLock(f"{path}.lock"):
+            if not path.is_dir():
+                unfinished = Path(f"{path}.unfinished")
+                unfinished.mkdir(exist_ok=True)
+                fill(unfinished)
+                unfinished.rename(path)
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bench(shared):
     """The miniature CIFAR-10 benchmark: (its folder, its unpacked data root)."""
     folder = bench_folder()
     if folder is None:
         pytest.skip("the miniature benchmark is not here: set NAC_BENCH to its folder")
-    import tarfile
 
-    root = tmp_path_factory.mktemp("bench")
-    with tarfile.open(folder / "cifar10-mini.tar") as archive:
-        archive.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return folder, root
+    def unpack(root):
+        with tarfile.open(folder / "cifar10-mini.tar") as archive:
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(root, **safely)
+
+    return folder, shared("bench", unpack)
 
 
 @pytest.fixture(scope="session")
-def embedded_cache(tmp_path_factory):
-    """A cache folder for the embedded benchmark's networks: each is trained once a session."""
-    return tmp_path_factory.mktemp("embedded_cache")
+def embedded_cache(shared):
+    """A cache with the embedded benchmark's ResNet, trained once per test run."""
+    from nac_openood.demo.trained import trained
+
+    def train(cache):
+        trained("resnet_embedded", cache=cache, progress=False)
+
+    return shared("embedded_cache", train)
 
 
 class HandNet(nn.Module):

@@ -2,8 +2,8 @@
 
 from torch.utils.data import DataLoader
 
-from nac_openood.bench.imglist import BENCHMARKS
-from nac_openood.bench.networks import CifarResNet18, load_checkpoint
+from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.networks import CifarResNet18, load_checkpoint
 
 CIFAR10 = BENCHMARKS["cifar10"]
 CHECKPOINT = "checkpoints/cifar10_resnet18_32x32_base/s0/best.ckpt"

@@ -5,7 +5,6 @@ product of `args_dict` with `set_hyperparam` and `inference` on both validation 
 test sets. The real OpenOOD is tested in test_plugin.py.
 """
 
-import itertools
 import sys
 import types
 
@@ -43,10 +42,20 @@ def install(monkeypatch):
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("postprocessor", "loaders"):  # they must be imported against the stand-in
-        monkeypatch.delitem(sys.modules, f"nac_openood.plugin.{name}", raising=False)
+        # set, then deleted: at the end of the test it is put back or, if it was not there, removed
+        monkeypatch.setitem(sys.modules, f"nac_openood.plugin.{name}", types.ModuleType(name))
+        del sys.modules[f"nac_openood.plugin.{name}"]
     from nac_openood.plugin.postprocessor import NACPostprocessor
 
     return NACPostprocessor
+
+
+def combinations(lists):
+    """Every combination in OpenOOD's order, in which the first list changes fastest."""
+    if not lists:
+        return [[]]
+    before = combinations(lists[:-1])
+    return [[*point, value] for value in lists[-1] for point in before]
 
 
 class StandInEvaluator:
@@ -61,7 +70,7 @@ class StandInEvaluator:
 
     def search(self):
         best, chosen = 0, None
-        for point in itertools.product(*self.postprocessor.args_dict.values()):
+        for point in combinations(list(self.postprocessor.args_dict.values())):
             self.postprocessor.set_hyperparam(list(point))
             auroc = self.auroc(self.id_loaders["val"], self.ood_loaders["val"])
             if auroc > best:

@@ -9,9 +9,9 @@ from typing import Any, Callable
 import numpy as np
 from PIL import Image
 
-from nac_openood.bench.scorer import Scored
-from nac_openood.compare.cells import cell_folder, write_scores
-from nac_openood.compare.results import (
+from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.benchmark.run.cells import cell_folder, write_scores
+from nac_openood.benchmark.run.results import (
     FAR,
     NEAR,
     Example,
@@ -20,7 +20,7 @@ from nac_openood.compare.results import (
     Run,
     SetInfo,
 )
-from nac_openood.ranking import auroc, fpr_at
+from nac_openood.core.ranking import auroc, fpr_at
 
 #: name -> (title, how far ID and OOD lie apart, ms per image).
 METHODS = {
@@ -45,7 +45,7 @@ METHODS = {
     "ash": ("ASH", 0.95, 1.18),
     "she": ("SHE", 1.2, 1.13),
     "gen": ("GEN", 1.72, 1.14),
-    "nac": ("NAC-UE", 1.86, 3.4),
+    "nac": ("NAC", 1.86, 3.4),
 }
 SETS = (
     SetInfo("cifar10", "id", 300), SetInfo("cifar100", "near", 240), SetInfo("tin", "near", 220),
@@ -85,6 +85,7 @@ def _scored(
 def _metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     return {
         "FPR@95": 100 * float(fpr_at(inside, outside)),
+        "FPR@95_IN": 100 * float(fpr_at(-outside, -inside)),
         "AUROC": 100 * float(auroc(inside, outside)),
         "AUPR_IN": 88.0,
         "AUPR_OUT": 86.0,

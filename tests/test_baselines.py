@@ -17,15 +17,16 @@ from test_head import assert_untouched, state_of
 from torch import nn
 from torchvision.models import VisionTransformer
 
-from nac_openood.bench.checkpoints import Checkpoint
-from nac_openood.bench.networks import CifarResNet18
-from nac_openood.bench.scorer import Given
-from nac_openood.compare.backends import OPENOOD, scorers
-from nac_openood.compare.conduct import conduct
-from nac_openood.core.undisturbed import _seed_all
-from nac_openood.plugin.baselines import OpenOODScorer
+from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
+from nac_openood.benchmark.methods.openood.view import NetworkView
+from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.table import METHODS, OPENOOD
+from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.network.random_state import seed_all
 from nac_openood.plugin.source import openood_ready
-from nac_openood.plugin.view import NetworkView
+from nac_openood.sources.checkpoints import Checkpoint
+from nac_openood.sources.networks import CifarResNet18
 
 pytestmark = [
     pytest.mark.openood,
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 BATCH = 16
 NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
-METRICS = ["FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC"]
+THEIR_METRICS = ["FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC"]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def net(data):
 
 
 def asked_of(data, out, configs, methods, net, **more):
-    make = {m: functools.partial(OpenOODScorer, m, configs) for m in methods}
+    make = {m: functools.partial(OpenOODScorer, METHODS[m], configs) for m in methods}
     asked = study(data, out, make, network=lambda run: net, **more)
     return dataclasses.replace(asked, batch_size=BATCH)
 
@@ -90,7 +91,7 @@ def ours(data, configs, net, tmp_path_factory):
 def evaluator(net, data, configs, method):
     from openood.evaluation_api import Evaluator
 
-    _seed_all(0)
+    seed_all(0)
     return Evaluator(
         net, "cifar10", data_root=str(data), config_root=str(configs),
         postprocessor_name=method, batch_size=BATCH, num_workers=0,
@@ -100,7 +101,7 @@ def evaluator(net, data, configs, method):
 def table(results, method):
     (row,) = results.methods()[method]
     assert row.status == "ok", row.error
-    return {name: [line[metric] for metric in METRICS] for name, line in row.metrics.items()}
+    return {name: [line[metric] for metric in THEIR_METRICS] for name, line in row.metrics.items()}
 
 
 def row_of(results, method):
@@ -122,7 +123,10 @@ def test_the_evaluators_numbers(method, ours, net, data, configs):
         mine = table(results, method)
         assert set(mine) == set(frame.index)
         for name, line in frame.iterrows():
-            assert mine[name] == pytest.approx(line[METRICS].tolist(), abs=1e-9), (method, name)
+            assert mine[name] == pytest.approx(line[THEIR_METRICS].tolist(), abs=1e-9), (
+                method,
+                name,
+            )
     used = list(row_of(ours[0], method).hyperparameters.values())
     if searched:
         assert used == (chosen if len(used) > 1 else [chosen])
@@ -148,15 +152,13 @@ def test_the_settings_are_used_where_nothing_is_searched(data, net, tmp_path):
             theirs = evaluator(net, data, folder.parent, "react").postprocessor.percentile
         asked = asked_of(data, tmp_path / str(search), folder.parent, ("react",), net)
         assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": theirs}
-    # without OOD validation data nothing can be searched
-    sets = dataclasses.replace(asked.sets, ood_val=None)
-    asked = dataclasses.replace(asked, sets=sets, out=tmp_path / "no_validation")
+    asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")
     assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": 90}
 
 
 def test_ensembles_with_weights_do_without_validation_data(data, configs, net, tmp_path):
     asked = asked_of(data, tmp_path / "out", configs, ("mds_ensemble",), net)
-    asked = dataclasses.replace(asked, sets=dataclasses.replace(asked.sets, ood_val=None))
+    asked = dataclasses.replace(asked, search=False)
     assert row_of(conduct(asked), "mds_ensemble").status == "ok"
     other = tmp_path / "postprocessors" / "mds_ensemble.yml"
     other.parent.mkdir()
@@ -165,7 +167,11 @@ def test_ensembles_with_weights_do_without_validation_data(data, configs, net, t
     other.write_text(yaml.safe_dump(config))
     make = lambda method, run: OpenOODScorer(method, tmp_path)  # noqa: E731
     row = row_of(conduct(dataclasses.replace(asked, make=make)), "mds_ensemble")
-    assert row.status == "failed" and "weighs its layers by OOD validation data" in row.error
+    assert (
+        row.status == "failed"
+        and "MDSEns needs OOD validation data" in row.error
+        and "Pass `ood_val`" in row.error
+    )
 
 
 def test_our_resnet_gives_what_openoods_does(data, configs, net, ours, tmp_path):
@@ -197,7 +203,7 @@ def test_networks_of_others(kind, data, configs, tmp_path):
     before = state_of(net)
     results = conduct(asked_of(data, tmp_path, configs, NETWORK, net))
     assert_untouched(net, before)
-    assert [(r.status, r.error) for r in results.rows] == [("ok", None)] * 4
+    assert [(r.status, r.error) for r in results.rows] == [("ok", None)] * len(NETWORK)
 
 
 def test_a_view_says_what_the_network_says(data):
@@ -240,7 +246,16 @@ def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
     assert [r.status for r in results.rows] == ["ok"] * 4 + ["absent"] * 2
     for row in results.rows[4:]:
         assert "VisionTransformer has no such stage" in row.error
-        assert "Leave it out with --methods" in row.error
+        assert "Leave it out of `methods`" in row.error
+
+
+def test_surrogates_stand_in_for_ood_validation_data(data, configs, net, tmp_path):
+    """Also for methods that are given the network, whose batches OpenOOD wants as dicts."""
+    asked = asked_of(data, tmp_path, configs, ("react", "odin"), net)
+    asked = dataclasses.replace(asked, sets=dataclasses.replace(asked.sets, ood_val=None))
+    results = conduct(asked)
+    assert results.surrogates and [r.status for r in results.rows] == ["ok", "ok"]
+    assert all(row.search["points"] > 1 for row in results.rows)
 
 
 def test_methods_do_not_disturb_each_other(data, configs, net, tmp_path):
@@ -291,7 +306,7 @@ def test_no_trace_where_a_method_raises(method, last, configs, net):
     try:
         sets = (batches(), batches(), batches())
         given = Given(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
-        scorer = OpenOODScorer(method, configs)
+        scorer = OpenOODScorer(METHODS[method], configs)
         if method in ("mds_ensemble", "gram"):  # the others look at nothing beforehand
             broken = dataclasses.replace(given, train=Tripping(batches(), last))
             with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
@@ -331,7 +346,7 @@ def discriminator(tmp_path):
 
 
 def opengan_study(data, out, net, path):
-    make = scorers(OPENOOD, lambda: pytest.fail("NAC was not asked for"))
+    make = scorers((OPENOOD,), lambda method: pytest.fail("NAC was not asked for"))
     asked = study(data, out, {"opengan": None}, network=lambda run: net)
     return dataclasses.replace(
         asked, batch_size=BATCH, make=make, runs=(Checkpoint("s0", str(path)),)
@@ -366,14 +381,14 @@ def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discrimina
         parts[2][len(test[0]) :] = -1
         expected = compute_all_metrics(parts[1], parts[2], parts[0])
     found = results.rows[0].metrics["tin"]
-    assert [found[m] for m in METRICS[:4]] == pytest.approx([100 * v for v in expected[:4]])
+    assert [found[m] for m in THEIR_METRICS[:4]] == pytest.approx([100 * v for v in expected[:4]])
 
 
 def test_opengan_is_absent_without_one_and_fails_with_a_wrong_one(data, net, tmp_path):
     results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
     (row,) = results.rows
     assert row.status == "absent"
-    assert "best_DNet.ckpt" in row.error and "--opengan" in row.error
+    assert "best_DNet.ckpt" in row.error and "pass it as `opengan`" in row.error
     torch.save({"weight": torch.zeros(2)}, tmp_path / "best_DNet.ckpt")
     results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
     assert results.rows[0].status == "failed" and "does not fit" in results.rows[0].error
@@ -381,6 +396,6 @@ def test_opengan_is_absent_without_one_and_fails_with_a_wrong_one(data, net, tmp
 
 def test_a_config_that_is_missing_is_not_downloaded(tmp_path):
     need_openood()
-    with pytest.raises(ValueError, match=r"expected OpenOOD's settings .*msp.yml"):
-        OpenOODScorer("msp", Path(tmp_path))
+    with pytest.raises(ValueError, match="there is no .*msp.yml. Use a source tree of OpenOOD"):
+        OpenOODScorer(METHODS["msp"], Path(tmp_path))
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader, Subset
 
 from nac_openood import NACDetector
-from nac_openood.data import balanced_indices, dataset_labels
+from nac_openood.detector.batches import balanced_indices, dataset_labels
 
 pytestmark = pytest.mark.bench
 
@@ -36,7 +36,7 @@ def test_the_fitting_set_is_the_authors(bench, expected, detector):
     assert balanced_indices(labels, 1000).tolist() == expected["fit_lines"]
     assert detector.fit_summary_.class_counts == dict.fromkeys(range(10), 100)
     for name, settings in expected["settings"].items():
-        assert {k: getattr(detector.configs[name], k) for k in settings} == settings
+        assert {k: getattr(detector.layers[name], k) for k in settings} == settings
 
 
 def test_in_distribution_scores_and_accuracy(expected, in_distribution):

@@ -1,16 +1,38 @@
+"""The command line: quick answers, exit codes, and errors in the words of its users."""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from nac_openood import __version__
-from nac_openood.cli import main
+from nac_openood import __version__, cli
+from nac_openood.cli import main, options
+from nac_openood.cli.output import in_options
+
+PACKAGE = Path(cli.__file__).parents[1]
+COMMANDS = ("demo", "run", "search", "compare", "report", "doctor")
+#: What takes seconds to import, and what no help text needs.
+SLOW = {"torch", "numpy", "torchvision", "sklearn"}
 
 
 def test_help_has_examples(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
-    assert "examples:" in out
-    for command in ("demo", "run", "search", "compare", "report", "doctor"):
-        assert command in out
+    assert "examples:" in out and "exit codes:" in out
+    for command in COMMANDS:
+        assert f"\n    {command} " in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_examples(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert f"nac-openood {command}" in capsys.readouterr().out.split("examples")[1]
 
 
 def test_version(capsys):
@@ -28,7 +50,7 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nac_openood.demo.demo_study", interrupted)
+    monkeypatch.setattr("nac_openood.cli.demo.run_demo", interrupted)
     assert main(["demo", "--out", str(tmp_path)]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -39,3 +61,150 @@ def test_doctor_prints_what_is_missing(capsys, tmp_path):
     assert code == 1  # there is no data in an empty folder
     assert "torch" in out
     assert "benchmark_imglist" in out
+    assert "How to fix it:" in out
+
+
+# ---- quick answers
+
+
+def imported(code, *arguments):
+    """Run Python code on arguments; return its exit code and those of SLOW that it imported."""
+    code = f"import sys\ntry:\n    {code}\nfinally:\n    print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    return done.returncode, SLOW & set(done.stdout.splitlines()[-1].split())
+
+
+MAIN = "from nac_openood.cli import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        *((f"{command} --help", 0) for command in COMMANDS),
+        *((f"{command} --mistyped", 2) for command in COMMANDS),
+        ("mistyped", 2),
+        ("compare --backend mistyped", 2),
+        ("search --strategy mistyped", 2),
+    ],
+)
+def test_what_needs_no_torch_does_not_import_it(arguments, code):
+    assert imported(MAIN, *arguments.split()) == (code, set())
+
+
+def test_and_that_test_can_fail():
+    assert imported("import numpy") == (0, {"numpy"})
+
+
+def test_names_of_choices_are_those_of_the_tables():
+    from nac_openood.search import OBJECTIVES, STRATEGIES
+
+    assert tuple(STRATEGIES) == options.STRATEGIES
+    assert tuple(OBJECTIVES) == options.OBJECTIVES
+
+
+# ---- Python arguments become options
+
+
+@pytest.fixture(scope="module")
+def some_options():
+    parser = argparse.ArgumentParser()
+    actions = [
+        parser.add_argument("--skip-bad", action="store_true"),
+        parser.add_argument("--no-compat", dest="compat", action="store_false"),
+        parser.add_argument("--fsood", dest="full_spectrum", action="store_true"),
+        parser.add_argument("--data-root"),
+        parser.add_argument("-n", "--n-samples", type=int),
+        parser.add_argument("--methods", nargs="+"),
+    ]
+    return {action.dest: action for action in actions}
+
+
+@pytest.mark.parametrize(
+    ("python", "typed"),
+    [
+        ("`skip_bad=True`", "--skip-bad"),
+        ("`skip_bad`", "--skip-bad"),
+        ("`compat=False`", "--no-compat"),
+        ("`full_spectrum=True`", "--fsood"),
+        ("`data_root`", "--data-root"),
+        ("`data_root='my/data'`", "--data-root my/data"),
+        ("`data_root=FOLDER`", "--data-root FOLDER"),
+        ("`n_samples=100`", "--n-samples 100"),
+        ("`methods=['msp', \"nac\"]`", "--methods msp nac"),
+        ("Check `data_root`, or pass `skip_bad=True`.", "Check --data-root, or pass --skip-bad."),
+    ],
+)
+def test_arguments_become_options(some_options, python, typed):
+    assert in_options(python, some_options) == typed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`layers`",  # no option of this command
+        "`layers=['avgpool']`",
+        "`nac-openood doctor`",
+        "`n_samples=None`",  # cannot be typed
+        "`skip_bad=False`",
+        "`compat=True`",
+        "data_root, skip_bad=True",  # not in backticks
+        "`data_root/cifar10`",
+    ],
+)
+def test_other_text_is_left_alone(some_options, text):
+    assert in_options(text, some_options) == text
+
+
+def test_errors_name_the_options_of_the_running_command(capsys, tmp_path):
+    """`batch_size` is an option of `compare`; `report` has none of that name."""
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    base = ["compare", "--id-data", "cifar10", "--arch", "resnet_embedded", "--out", str(tmp_path)]
+    assert main([*base, "--checkpoint", str(tmp_path / "a"), "--data-root", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "--data-root" in told and "`" not in told
+
+
+def literals(path):
+    """(line, text) of every string in a file, the parts of an f-string joined."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def named_options(files, ours):
+    """Command-line options in the strings of files: any of ours, and others inside sentences.
+
+    plugin/doctor.py prints commands of pip and of OpenOOD, whose options it must name.
+    """
+    for path in files:
+        for line, text in literals(path):
+            found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+            others = path.name != "doctor.py" and text.strip() not in found
+            if found & ours or (found and others):
+                yield f"{path.name}:{line}: {text.strip()}"
+
+
+def our_options():
+    commands = cli._parser()[1].values()
+    return {o for command in commands for a in command._actions for o in a.option_strings}
+
+
+def test_the_library_does_not_know_the_command_line():
+    below = [p for p in PACKAGE.rglob("*.py") if "cli" not in p.relative_to(PACKAGE).parts]
+    assert not list(named_options(below, our_options()))
+
+
+def test_and_that_test_can_fail_too(tmp_path):
+    (tmp_path / "a.py").write_text("f'{1}: leave them out with --skip-bad ({2})'")
+    (tmp_path / "b.py").write_text("'pass --fast'; '--out'; '--ink'; 'a -- b'; 'x--y'")
+    (tmp_path / "doctor.py").write_text("'pip install --no-deps x'; 'check --data-root'")
+    found = list(named_options(sorted(tmp_path.glob("*.py")), our_options()))
+    assert found == [
+        "a.py:1: : leave them out with --skip-bad (",
+        "b.py:1: pass --fast",
+        "b.py:1: --out",
+        "doctor.py:1: check --data-root",
+    ]

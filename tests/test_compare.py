@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from compare_toy import CIFAR10, Failing, Toy, nac, small_net, study, write_data
 from PIL import Image
+from safetensors import safe_open
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACDetector, NACError
-from nac_openood.bench.methods import Absent
-from nac_openood.bench.sets import listed_sets
-from nac_openood.compare import cells
-from nac_openood.compare.conduct import conduct
-from nac_openood.compare.results import Results
-from nac_openood.data import batches
+from nac_openood.benchmark.methods.table import Absent
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.results import Results
+from nac_openood.detector.batches import batches
+from nac_openood.sources.sets import listed_sets
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +35,10 @@ def data(tmp_path_factory):
 def counted():
     """A network that counts the images it sees."""
     net = small_net(None)
-    net.seen = 0
+    tally = net.tally = SimpleNamespace(seen=0)  # shared by the replicas that passes run on
 
     def count(_module, inputs):
-        net.seen += len(inputs[0])
+        tally.seen += len(inputs[0])
 
     net.register_forward_pre_hook(count)
     return net
@@ -43,7 +47,9 @@ def counted():
 def plain(results):
     """Everything but times and memory."""
     rows = [
-        dataclasses.replace(r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None)
+        dataclasses.replace(
+            r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None, disturbed=False
+        )
         for r in results.rows
     ]
     return [dataclasses.asdict(r) for r in rows], results.sets, results.runs, results.gallery
@@ -53,7 +59,7 @@ def test_the_numbers_are_those_of_the_scores(data, tmp_path):
     asked = study(data, tmp_path, {"toy": Toy, "nac": nac})
     results = conduct(asked)
     net = small_net(None)
-    loader = {name: asked.loader(images) for name, images in asked.sets.scored().items()}
+    loader = {name: samples.loader() for name, samples in asked.scored.items()}
     with torch.no_grad():
         features = {
             name: torch.cat(
@@ -83,12 +89,12 @@ def test_nac_scores_what_its_detector_scores(data, tmp_path):
     asked = study(data, tmp_path, {"nac": nac})
     results = conduct(asked)
     chosen = results.rows[0].hyperparameters
-    from nac_openood.config import LayerConfig
+    from nac_openood.core.layer_config import LayerConfig
 
     layers = {n: LayerConfig.from_dict(c) for n, c in chosen["layers"].items()}
     detector = NACDetector(small_net(None), layers)
-    detector.fit(asked.loader(asked.sets.train), n_samples=50, progress=False)
-    expected = detector.score_loader(asked.loader(asked.sets.near["tin"]), progress=False).score
+    detector.fit(asked.fitting["train"].loader(), n_samples=50, progress=False)
+    expected = detector.score_loader(asked.scored["tin"].loader(), progress=False).score
     np.testing.assert_array_equal(results.scores("s0", "nac", "tin").score, expected)
 
 
@@ -97,21 +103,21 @@ def test_methods_on_features_share_one_pass(data, tmp_path, counted):
     conduct(study(data, tmp_path, methods, network=lambda run: counted))
     images = 100 + 10 + 10 + 7 * 10  # train, both validation sets, seven test sets
     # the head is found by one more batch here and there
-    assert images <= counted.seen <= images + 10 * 4 * 2 + 4 * 2  # and two to warm up
+    assert images <= counted.tally.seen <= images + 10 * 4 * 2 + 4 * 2  # and two to warm up
 
 
 def test_methods_that_need_no_training_data_cost_no_pass_over_it(data, tmp_path, counted):
     conduct(study(data, tmp_path, {"msp": Toy}, network=lambda run: counted))
-    assert counted.seen < 100 + 9 * 10
+    assert counted.tally.seen < 100 + 9 * 10
     assert not (tmp_path / "runs/s0/features/train.safetensors").exists()
 
 
 def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     methods = {"toy": Toy, "nac": nac}
     first = conduct(study(data, tmp_path, methods, network=lambda run: counted))
-    counted.seen = 0
+    counted.tally.seen = 0
     second = conduct(study(data, tmp_path, methods, network=lambda run: counted))
-    assert counted.seen == 0
+    assert counted.tally.seen == 0
     assert second == first == Results.load(tmp_path)
 
 
@@ -190,7 +196,7 @@ def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path, after):
         conduct(study(data, tmp_path / "out", stopped))
     partial = Results.load(tmp_path / "out")
     assert [r.status for r in partial.rows] == ["ok", "failed", "failed"]
-    assert "run the same command again" in partial.rows[1].error
+    assert "repeat the comparison" in partial.rows[1].error
     finished = list((tmp_path / "out/runs/s0/slow").glob("*.safetensors"))
     assert len(finished) == after
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs").rglob("*.safetensors")}
@@ -225,6 +231,87 @@ def test_damaged_cells_are_made_again(data, tmp_path):
         content = (tmp_path / path).read_bytes()
         (tmp_path / path).write_bytes(content[: len(content) // 2])
     assert plain(conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}))) == plain(whole)
+
+
+def damaged(path, how):
+    """Change a file of scores or features, which stays one that can be opened."""
+    from safetensors.torch import save_file
+
+    from nac_openood import files
+
+    content = path.read_bytes()
+    with safe_open(path, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        metadata = opened.metadata()
+    about = json.loads(metadata["about"])
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+        return
+    if how == "empty":
+        path.write_bytes(b"")
+        return
+    if how == "no tensors":
+        tensors = {"other": torch.zeros(3)}
+    if how == "a tensor less":
+        del tensors["prediction"]
+    if how == "a row less":
+        tensors = {name: tensor[:-1].clone() for name, tensor in tensors.items()}
+    if how == "uneven":
+        tensors["label"] = tensors["label"][:-1].clone()
+    if how == "other type":
+        tensors["label"] = tensors["label"].to(torch.bfloat16)
+    if how == "scalar":
+        tensors = {name: torch.zeros((), dtype=t.dtype) for name, t in tensors.items()}
+    if how == "no times":
+        about.pop("cost", None), about.pop("timing", None)
+    if how == "strange times":
+        about.update(cost=[[[[0, 1]], 0, 0], "?", None], timing=[[["x"]], 0, 0])
+    if how == "no json":
+        metadata["about"] = metadata["about"][:-5]
+    if how == "a list":
+        about = [1]
+    if how != "no json":
+        metadata = files.metadata_of(metadata["kind"], int(metadata["version"]), about)
+    save_file(tensors, path, metadata=metadata)
+
+
+DAMAGES = [
+    "truncated", "empty", "no tensors", "a tensor less", "a row less", "uneven", "other type",
+    "scalar", "no times", "strange times", "no json", "a list",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    return out, conduct(study(data, out, {"toy": Toy}))
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("path", ["toy/tin.safetensors", "features/tin.safetensors"])
+def test_a_damaged_file_counts_as_missing(data, finished, tmp_path, path, how):
+    whole, expected = finished
+    out = shutil.copytree(whole, tmp_path / "out")
+    path = out / "runs/s0" / path
+    damaged(path, how)
+    if "features" in str(path):  # or else nobody would ask for them
+        shutil.rmtree(out / "runs/s0/toy")
+    assert plain(conduct(study(data, out, {"toy": Toy}))) == plain(expected)
+    kept = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
+    conduct(study(data, out, {"toy": Toy}))  # and it has healed
+    assert kept == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"made_with": 3}', '"text"', None])
+def test_a_damaged_setup_counts_as_missing(data, finished, tmp_path, content):
+    whole, expected = finished
+    out = shutil.copytree(whole, tmp_path / "out")
+    path = out / "runs/s0/toy/setup.json"
+    note = json.loads(path.read_text())
+    del note["hyperparameters"]
+    path.write_text(json.dumps(note) if content is None else content)
+    assert plain(conduct(study(data, out, {"toy": Toy}))) == plain(expected)
+    assert json.loads(path.read_text())["hyperparameters"] == {"knob": 3}
 
 
 def test_several_runs_give_mean_and_deviation(data, tmp_path):
@@ -265,7 +352,7 @@ def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
     with pytest.raises(NACError, match=r"tin: 1 of 10 images are missing.*tin/test/3.png") as told:
         conduct(asked)
     assert "mnist/1.png" in str(told.value) and "train: 1 of 100" in str(told.value)
-    assert "--skip-bad" in str(told.value) and not (tmp_path / "out/runs").exists()
+    assert "pass `skip_bad=True`" in str(told.value) and not (tmp_path / "out/runs").exists()
 
 
 def test_bad_images_are_skipped_where_asked(tmp_path):
@@ -331,7 +418,7 @@ def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
     document.write_text(document.read_text()[:100])
     with pytest.raises(NACError, match="damaged"):
         Results.load(tmp_path)
-    with pytest.raises(NACError, match="compare --out"):
+    with pytest.raises(NACError, match="expected the folder of a comparison"):
         Results.load(tmp_path / "nowhere")
 
 
@@ -385,7 +472,7 @@ def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
 
 
 def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
-    import nac_openood.bench.images as images
+    import nac_openood.sources.images as images
 
     root = write_data(tmp_path / "data")
     real = images._opened
@@ -404,7 +491,7 @@ def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
 def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeypatch):
     from PIL import ImageFile
 
-    from nac_openood.bench.images import bad_images, folder_images
+    from nac_openood.sources.images import bad_images, folder_images
 
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -438,10 +525,62 @@ def test_a_wrong_network_leaves_earlier_results_alone(data, tmp_path):
     assert Results.load(tmp_path) == before == Results.load(tmp_path / "results.json")
 
 
+@pytest.mark.parametrize("label", [77, -1])
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_labels_that_are_no_class_are_refused(tmp_path, part, label):
+    root = write_data(tmp_path / "data")
+    path = root / f"benchmark_imglist/cifar10/{part}_cifar10.txt"
+    lines = path.read_text().splitlines()
+    lines[3] = f"{lines[3].split()[0]} {label}"
+    path.write_text("\n".join(lines) + "\n")
+    told = rf"{part}.*{part}_cifar10.txt\): labels must be in 0..9.*found {label}"
+    with pytest.raises(NACError, match=told):
+        conduct(study(root, tmp_path / "out", {"toy": Toy}))
+    assert not (tmp_path / "out/runs").exists()
+
+
+def test_times_are_those_of_the_median_batch(data, tmp_path):
+    """One batch that takes long does not decide, and the results say that there was one."""
+
+    class Stalling(Toy):
+        stalled = False
+
+        def score(self, loader):
+            def slowly():
+                for batch in loader:
+                    time.sleep(2.0 if not Stalling.stalled else 0.002)
+                    Stalling.stalled = True
+                    yield batch
+
+            return super().score(slowly())
+
+    results = conduct(study(data, tmp_path, {"stalling": Stalling, "toy": Toy}))
+    row = results.rows[0]
+    assert row.ms_per_image < 1000 * 2.0 / 70 / 2  # the stall alone is twice that for 70 images
+    assert row.disturbed
+    assert Results.load(tmp_path) == results
+
+
+def test_results_of_an_earlier_version_still_load(data, tmp_path):
+    results = conduct(study(data, tmp_path, {"toy": Toy}))
+    path = tmp_path / "results.json"
+    content = json.loads(path.read_text())
+    del content["surrogates"]
+    for row in content["rows"]:
+        del row["disturbed"]
+        for metrics in row["metrics"].values():
+            del metrics["FPR@95_IN"]
+    path.write_text(json.dumps(content))
+    old = Results.load(tmp_path)
+    assert old.value("toy", "tin", "FPR@95_IN") is None
+    assert old.value("toy", "tin", "FPR@95") == results.value("toy", "tin", "FPR@95")
+    assert all(line["FPR@95_IN"] is None for line in old.table())
+
+
 def test_a_network_that_refuses_the_images_is_an_error_of_ours(data, tmp_path):
     class Picky(torch.nn.Module):
         def forward(self, x):
             raise AssertionError("Input height (32) does not match (224)")
 
-    with pytest.raises(NACError, match=r"cannot be run on these images: .*Input height \(32\)"):
+    with pytest.raises(NACError, match=r"cannot be run on this data: .*Input height \(32\)"):
         conduct(study(data, tmp_path, {"toy": Toy}, network=lambda run: Picky()))

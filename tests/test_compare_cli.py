@@ -7,22 +7,19 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from openood_tiny import write_benchmark
 from PIL import Image
+from processes import Command, run
 
-from nac_openood.bench.networks import build, network_of
+from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
-from nac_openood.compare.results import Results
 from nac_openood.errors import NACError
+from nac_openood.sources.networks import build, network_of
 
-ROOT = Path(__file__).parents[1]
 ARCH = "resnet_embedded"
 CONFIG = """
 postprocessor:
@@ -59,7 +56,7 @@ def options(place, out, *methods):
 
 def plain(out):
     """Tables, without times and memory."""
-    timed = {"setup_seconds": None, "ms_per_image": None, "peak_mb": None}
+    timed = {"setup_seconds": None, "ms_per_image": None, "peak_mb": None, "disturbed": None}
     rows = []
     for row in Results.load(out).rows:
         entry = {**dataclasses.asdict(row), **timed}
@@ -97,10 +94,21 @@ def test_images_of_ones_own(place, tmp_path):
     assert next(s.images for s in results.sets if s.name == "mine") == 5
 
 
-def test_without_ood_validation_nothing_is_searched(place, tmp_path):
-    arguments = [*options(place, tmp_path / "out", "knn", "nac"), "--ood-val", "none"]
-    assert main(arguments) == 0
-    assert all(row.search is None for row in Results.load(tmp_path / "out").rows)
+def test_without_a_search_the_defaults_are_used(place, tmp_path):
+    assert main([*options(place, tmp_path / "out", "knn", "nac"), "--no-search"]) == 0
+    results = Results.load(tmp_path / "out")
+    assert all(row.search is None for row in results.rows) and not results.surrogates
+    assert results.rows[0].hyperparameters == {"K": 50}
+    assert any("default hyperparameters" in note for note in results.notes)
+
+
+def test_without_ood_validation_surrogates_are_searched_against(place, tmp_path):
+    arguments = options(place, tmp_path / "out", "react", "odin", "nac")
+    assert main([*arguments, "--ood-val", "none"]) == 0
+    results = Results.load(tmp_path / "out")
+    assert all(row.search["points"] > 1 for row in results.rows) and results.surrogates
+    assert any("surrogate OOD, not real OOD" in note for note in results.notes)
+    assert "surrogate OOD" in (tmp_path / "out" / "results.md").read_text()
 
 
 def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
@@ -119,9 +127,9 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--methods", "mps"], "unknown methods ['mps']"),
         (["--against", "paper"], "the paper has no results for cifar10 with resnet_embedded"),
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
-        (["--near", "mnist"], "['mnist'] will not do, or not more than once"),
-        (["--fsood", "--far", "cifar10c=."], "['cifar10c'] will not do"),
-        (["--far", "texturs"], "test_texturs.txt; beside it are test_cifar10, "),
+        (["--near", "mnist"], "got ['mnist'] more than once"),
+        (["--fsood", "--far", "cifar10c=."], "got ['cifar10c'] more than once"),
+        (["--far", "texturs"], "test_texturs.txt; the lists in that folder are test_cifar10, "),
         (["--near", "a="], "expected NAME or NAME=FOLDER"),
         (["--far", "mine=nowhere"], "there is no folder nowhere"),
         (["--data-root", "nowhere"], "Expected OpenOOD's layout"),
@@ -168,39 +176,27 @@ def test_published_weights_by_name(tmp_path, monkeypatch):
 METHODS = ("msp", "knn", "react", "gen", "nac")
 
 
-def start(place, out):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "nac_openood", *options(place, out, *METHODS)],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
 def kill_after(place, out, files):
     """Start, and kill without mercy as soon as so many results lie there; False if it was done."""
-    process = start(place, out)
-    while process.poll() is None:
+    command = Command(options(place, out, *METHODS))
+    while command.poll() is None:
         found = [p for p in out.glob("runs/*/*/*") if not p.name.startswith(".")]
         if len(found) >= files:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return True
+            os.kill(command.pid, signal.SIGKILL)
+            return command.wait().returncode == -signal.SIGKILL
         time.sleep(0.002)
-    process.communicate()
     return False
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(place, whole)
-    told = process.communicate()[0]
-    assert process.returncode == 0, told
+    done = run(options(place, whole, *METHODS))
+    assert done.returncode == 0, done.stderr
     kills = [kill_after(place, killed, files) for files in (1, 7, 15, 24, 38)]
     assert sum(kills) >= 4  # the last may come too late
-    process = start(place, killed)
-    told = process.communicate()[0]
-    assert process.returncode == 0, told
-    assert "done before" in told
+    done = run(options(place, killed, *METHODS))
+    assert done.returncode == 0, done.stderr
+    assert "done before" in done.stdout
     assert plain(killed) == plain(whole)
     kept = json.loads((killed / "results.json").read_text())
     assert kept["sets"] == json.loads((whole / "results.json").read_text())["sets"]

@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from nac_openood import LayerConfig, NACConfig, NACError, read_config
-from nac_openood.presets import CONFIG_ROOT, preset, presets
+from nac_openood.detector.presets import CONFIG_ROOT, preset, presets
 
 
 def test_reference_spellings_are_read():
@@ -24,7 +24,7 @@ def test_reference_spellings_are_read():
         ({"weight": "heavy"}, "weight must be a number, got 'heavy'"),
         ({"state": "tanh"}, r"state must be one of \['output\*gradient'"),
         ({"layout": "nhwc"}, "layout must be one of"),
-        ({"bins": 50}, r"unknown layer setting \['bins'\]; known are"),
+        ({"bins": 50}, r"unknown layer setting \['bins'\]; expected one of"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
@@ -83,7 +83,7 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     ("text", "message"),
     [
         ("postprocessor: {postprocessor_args: {layer: {}}}", r"unknown key \['layer'\]"),
-        ("postprocessor: {postprocessor_args: {}}", "no layers in the config"),
+        ("postprocessor: {postprocessor_args: {}}", "the config has no layers"),
         ("postprocessor: 3", "expected a mapping 'postprocessor:'"),
         ("[1, 2]", "expected a YAML mapping"),
         ("{", "nac.yml: while parsing"),
@@ -107,7 +107,7 @@ def test_bad_files_are_named(tmp_path, text, message):
 def test_missing_files_and_presets():
     with pytest.raises(NACError, match="there is no config file nowhere.yml"):
         read_config("nowhere.yml")
-    with pytest.raises(NACError, match="no preset 'mnist'; there are"):
+    with pytest.raises(NACError, match="no preset 'mnist' for rule 'nac'; there are"):
         preset("mnist", "resnet")
     with pytest.raises(
         NACError, match=r"preset 'cifar10' has settings for .*'resnet'.*, not for 'densenet'"

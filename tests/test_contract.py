@@ -141,7 +141,7 @@ def test_a_stale_pickle_is_reported_and_not_used(make, small_net, loaders, tmp_p
         )
     )
     again = pickle.loads(pickle.dumps(postprocessor))
-    with pytest.warns(UserWarning, match="its settings are not the config's: it is fitted again"):
+    with pytest.warns(UserWarning, match="its settings differ from the config: it is fitted again"):
         again.setup(small_net, *loaders)
     assert again.layers == {"avgpool": LayerConfig(n_bins=20, full_count=7)}
 
@@ -165,8 +165,8 @@ def test_augmented_training_data_are_read_under_the_test_transform(make, small_n
     inside = {**inside, "train": DataLoader(augmented, batch_size=16, shuffle=True)}
     postprocessor = make(aps=False)
     postprocessor.setup(small_net, inside, outside)  # NaN in `data` would have been refused
-    for name, histogram in expected._coverage.histograms.items():
-        assert torch.equal(histogram.counts, postprocessor._coverage.histograms[name].counts)
+    for name, histogram in expected._rule.histograms.items():
+        assert torch.equal(histogram.counts, postprocessor._rule.histograms[name].counts)
 
 
 def test_errors_say_what_to_do(make, small_net, loaders):
@@ -177,9 +177,9 @@ def test_errors_say_what_to_do(make, small_net, loaders):
         postprocessor.set_hyperparam([2, 20, 1, 2, 10])
     with pytest.raises(NACError, match=r"expected 5 values, for \['avgpool.full_count'.* got 1"):
         postprocessor.set_hyperparam([2])
-    with pytest.raises(NACError, match="NAC needs a 'val' loader.*APS_mode: False"):
-        postprocessor.setup(small_net, loaders[0], {"near": {}})
-    with pytest.raises(NACError, match="no shipped NAC settings for ID data 'aircraft'"):
+    with pytest.raises(NACError, match="NAC needs an ID 'val' loader.*APS_mode: False"):
+        postprocessor.setup(small_net, {"train": loaders[0]["train"]}, loaders[1])
+    with pytest.raises(NACError, match="no preset 'aircraft' for rule 'nac'"):
         other = type(postprocessor)(
             {"postprocessor": {"name": "nac"}, "dataset": {"name": "aircraft"}}
         )
@@ -203,9 +203,36 @@ def test_broken_validation_images_are_named(make, small_net, loaders, search_in)
 
 
 def test_settings_are_chosen_from_data_and_network(make, small_net):
-    from nac_openood.plugin.settings import shipped
-    from nac_openood.presets import preset
+    from nac_openood.detector.presets import preset, preset_for
 
-    assert shipped("cifar100", small_net) == preset("cifar100", "resnet")
-    with pytest.raises(NACError, match="no shipped settings fit: Sequential is not in the"):
-        shipped("cifar10", torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    assert preset_for(small_net, "cifar100") == preset("cifar100", "resnet")
+    with pytest.raises(NACError, match="preset 'cifar10' cannot be used: Sequential is not in the"):
+        preset_for(torch.nn.Sequential(torch.nn.Linear(2, 2)), "cifar10")
+
+
+def test_without_ood_validation_data_surrogates_are_used_and_said(make, small_net, loaders):
+    inside, outside = loaders
+    postprocessor = make()
+    with pytest.warns(UserWarning, match="searched against surrogate OOD, not real OOD"):
+        postprocessor.setup(small_net, inside, {"near": outside["near"]})
+    assert postprocessor.search_result.surrogate
+    assert postprocessor.hyperparam_search_done
+
+
+def test_the_overfitting_guard_is_measured(make, small_net, loaders):
+    postprocessor = make()
+    postprocessor.setup(small_net, *loaders)
+    found = postprocessor.search_result
+    assert 0 < found.best.guard < 1 and found.guard is None and not found.overfits
+
+
+def test_ties_are_broken_as_openood_breaks_them(make, small_net, loaders):
+    """Dead layers score everything the same, so every point of the sweep is as good."""
+    with torch.no_grad():
+        for parameter in small_net.parameters():
+            parameter.zero_()
+    ours, theirs = make(), make(search_in="openood")
+    StandInEvaluator(small_net, ours, *loaders)
+    StandInEvaluator(small_net, theirs, *loaders)
+    assert ours.search_result.best.auroc == 0.5
+    assert ours.get_hyperparam() == theirs.get_hyperparam() == [2, 20, 1, 2, 10]

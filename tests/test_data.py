@@ -11,14 +11,15 @@ from torch.utils.data import (
 )
 
 from nac_openood import NACError
-from nac_openood.data import (
+from nac_openood.detector.batches import (
     Batch,
     as_batch,
     balanced_indices,
+    batches,
     dataset_labels,
     fitting_loader,
 )
-from nac_openood.fitting import Quota
+from nac_openood.detector.fitting import Quota
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 
@@ -103,7 +104,7 @@ def test_too_few_samples_for_the_classes():
         balanced_indices(Y, 1)
     with pytest.raises(NACError, match="less than one sample for each of the 10 classes"):
         Quota(9, 10)
-    with pytest.raises(NACError, match="the data set is empty"):
+    with pytest.raises(NACError, match="the dataset is empty"):
         balanced_indices([], 1)
 
 
@@ -153,3 +154,25 @@ def test_quota_without_labels_takes_the_first():
     assert not quota.full
     assert quota.take(Batch(torch.rand(3, 1), None)).data.shape[0] == 1
     assert quota.full
+
+
+def test_errors_of_loading_processes_are_plain():
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise NACError("there is no image x.png.")
+    except NACError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+
+    def failing(error):
+        yield torch.zeros(1, 2)
+        error()
+
+    with pytest.raises(NACError, match=r"^there is no image x\.png\.$"):
+        list(batches(failing(wrapped.reraise)))
+
+    def plain():
+        raise NACError("unchanged")
+
+    with pytest.raises(NACError, match="^unchanged$"):
+        list(batches(failing(plain)))

@@ -9,22 +9,25 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from processes import Command, run
 
-from nac_openood.bench.methods import METHODS, NAC
+from nac_openood import files
+from nac_openood.benchmark.methods.table import METHODS, NAC
+from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
-from nac_openood.compare.results import Results
-from nac_openood.core import files
+from nac_openood.demo.training import RECIPES
 
 pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
-BASELINES = [m for m in METHODS if m not in (NAC, "opengan")]
-SLOW = ("odin", "mds_ensemble", "gram", "rankfeat", "opengan")
+BASELINES = [name for name, method in METHODS.items() if method.adapter is not None]
+OURS = [name for name, method in METHODS.items() if method.rule is not None]
+SLOW = [name for name, method in METHODS.items() if method.slow]
 DEMO = ("demo", "--backend", "pytorch-ood")
 WRITTEN = ("results.json", "results.csv", "results.md", "report.html")
 
@@ -61,7 +64,9 @@ def found(out):
     """Everything but times, memory and the folder."""
     results = Results.load(out)
     rows = [
-        dataclasses.replace(r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None)
+        dataclasses.replace(
+            r, setup_seconds=None, ms_per_image=None, peak_mb=None, search=None, disturbed=False
+        )
         for r in results.rows
     ]
     return {r.method: r for r in rows}, results.sets, results.runs, results.gallery
@@ -88,7 +93,7 @@ def test_it_does_the_whole_job(whole):
     results = Results.load(whole)
     status = {r.method: r.status for r in results.rows}
     assert list(status) == list(METHODS)
-    assert {m for m, s in status.items() if s == "ok"} == {*BASELINES, NAC}
+    assert {m for m, s in status.items() if s == "ok"} == {*BASELINES, *OURS}
     assert status["opengan"] == "absent"
     assert results.runs[0].accuracy > 95
     assert results.value(NAC, "farood", "AUROC").mean > 95
@@ -108,7 +113,9 @@ def test_a_second_time_everything_is_there(copy, capsys):
     assert json.loads((out / "results.json").read_text()) == json.loads(document)
     assert (out / "report.html").read_text() == page
     text = capsys.readouterr().out
-    assert text.count("done before") == 21 and "Written to" in text and "Done in" in text
+    assert (
+        text.count("done before") == len(METHODS) - 1 and "Written to" in text and "Done in" in text
+    )
 
 
 def test_the_quick_ones(copy, capsys):
@@ -123,7 +130,9 @@ def test_the_quick_ones(copy, capsys):
     assert "ODIN" not in capsys.readouterr().out
 
 
-def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys):
+def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys, monkeypatch):
+    short = dataclasses.replace(RECIPES["vit_embedded"], epochs=10)
+    monkeypatch.setitem(RECIPES, "vit_embedded", short)
     assert demo(tmp_path, "--arch", "vit") == 0
     results = Results.load(tmp_path)
     absent = {r.method: r.error for r in results.rows if r.status == "absent"}
@@ -144,7 +153,7 @@ def test_openoods_own_baselines(copy):
     out, pytorch = copy
     assert demo(out, base=("demo", "--backend", "openood")) == 0
     results = Results.load(out)
-    assert [r.status for r in results.rows if r.method != "opengan"] == ["ok"] * 21
+    assert [r.status for r in results.rows if r.method != "opengan"] == ["ok"] * (len(METHODS) - 1)
     assert {r.implementation for r in results.rows[:5]} == {"OpenOOD 1.5"}
     assert "best_DNet.ckpt" in next(r.error for r in results.rows if r.method == "opengan")
     for method in ("msp", "ebo", "mls", "odin", "react", "gen"):  # where both do the same
@@ -229,16 +238,7 @@ def test_a_full_disk_at_the_end(copy, whole, name, capsys, monkeypatch):
     assert found(out) == found(whole)
 
 
-def command(out, *more):
-    return [sys.executable, "-m", "nac_openood", *DEMO, "--out", str(out), *more]
-
-
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-from nac_openood.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on the size of files")
@@ -246,10 +246,7 @@ def test_a_disk_that_really_refuses(whole, tmp_path):
     """Features of the training images are too large: the pass that all share fails."""
     pytest.importorskip("resource")
     out = tmp_path / "out"
-    arguments = [*DEMO, "--quick", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *arguments], capture_output=True, text=True, check=False
-    )
+    done = run([*DEMO, "--quick", "--out", out], before=LIMITED)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
     assert "File too large" in done.stderr and str(out / "runs/resnet-s0/features") in done.stderr
@@ -261,11 +258,11 @@ def test_a_disk_that_really_refuses(whole, tmp_path):
 
 @pytest.mark.parametrize("moment", ["setup", "score"])
 def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypatch):
-    from nac_openood.bench.torch_ood import TorchOOD
+    from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
 
     out, _ = copy
     forget(out, "msp", "knn", NAC)
-    real, calls = getattr(TorchOOD, moment), []
+    real, calls = getattr(PytorchOODScorer, moment), []
 
     def stopped(self, *args):
         calls.append(self.method)
@@ -274,7 +271,7 @@ def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypat
         return real(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TorchOOD, moment, stopped)
+        patch.setattr(PytorchOODScorer, moment, stopped)
         assert demo(out) == 130
     captured = capsys.readouterr()
     assert f"interrupted. What was finished is in {out}" in captured.err
@@ -285,39 +282,28 @@ def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypat
     assert len([p for p in kept if p.parts[2] == "knn"]) == (2 if moment == "score" else 0)
     assert demo(out) == 0
     after = cell_times(out)
-    assert all(after[path] == time for path, time in kept.items())
+    assert all(after[path] == before for path, before in kept.items())
     assert found(out) == found(whole)
-
-
-def interruptible():
-    """A job in the background of a shell ignores Ctrl-C, and hands that down."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_a_real_ctrl_c(whole, tmp_path):
     out = tmp_path / "out"
-    with subprocess.Popen(
-        command(out, "--quick"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=interruptible,
-    ) as running:  # fmt: skip
-        lines = []
-        for line in running.stdout:
-            lines.append(line)
-            if "[4/" in line:
-                running.send_signal(signal.SIGINT)
-                break
-        rest, told = running.communicate(timeout=300)
-    assert running.returncode == 130, told
-    assert "Traceback" not in told and "run the same command again" in told
-    assert "#  method" in rest and no_leftovers(out)
+    command = Command([*DEMO, "--quick", "--out", out])
+    while "[4/" not in command.out.read_text() and command.poll() is None:
+        time.sleep(0.01)
+    os.kill(command.pid, signal.SIGINT)
+    done = command.wait()
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr and "run the same command again" in done.stderr
+    assert "#  Method" in done.stdout and no_leftovers(out)
     kept = cell_times(out)
     assert kept
-    again = subprocess.run(command(out, "--quick"), capture_output=True, text=True, check=False)
+    again = run([*DEMO, "--quick", "--out", out])
     assert again.returncode == 0, again.stderr
     assert "done before" in again.stdout
     after = cell_times(out)
-    assert all(after[path] == time for path, time in kept.items())
+    assert all(after[path] == before for path, before in kept.items())
     rows, undisturbed = found(out)[0], found(whole)[0]
     for method, row in rows.items():
         assert row.status == "ok"
@@ -342,7 +328,7 @@ def test_without_matplotlib_there_are_tables(copy, capsys, monkeypatch):
 def hide_libraries(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
-    monkeypatch.setattr("nac_openood.compare.backends.has_openood", lambda: False)
+    monkeypatch.setattr("nac_openood.plugin.source.has_openood", lambda: False)
 
 
 def test_without_any_baselines_there_is_nac(copy, capsys, monkeypatch):
@@ -350,15 +336,18 @@ def test_without_any_baselines_there_is_nac(copy, capsys, monkeypatch):
     hide_libraries(monkeypatch)
     assert demo(out, base=("demo",)) == 0
     text = capsys.readouterr().out
-    hint = next(line for line in text.splitlines() if "without baselines" in line)
+    hint = next(line for line in text.splitlines() if "no baselines" in line)
     assert "pip install 'nac-openood[baselines]'" in hint
-    assert text.index(hint) < text.index("[1/22]")
+    assert text.index(hint) < text.index(f"[1/{len(METHODS)}]")
     alone = Results.load(out)
-    assert {r.method for r in alone.rows if r.status == "ok"} == {NAC}
+    assert {r.method for r in alone.rows if r.status == "ok"} == {*OURS}
     assert {r.status for r in alone.rows} == {"ok", "absent"}
     assert "pip install" in alone.rows[0].error
-    nac = next(r for r in results.rows if r.method == NAC)
-    assert alone.rows[-1].metrics == nac.metrics
+    for method in OURS:
+        with_baselines, by_itself = (
+            next(r for r in found.rows if r.method == method) for found in (results, alone)
+        )
+        assert by_itself.metrics == with_baselines.metrics
 
 
 def test_a_backend_that_is_asked_for_and_not_there(tmp_path, capsys, monkeypatch):

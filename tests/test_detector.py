@@ -54,7 +54,7 @@ def test_score_loader(detector, loader, images, labels):
     np.testing.assert_allclose(result.score, detector.score(images).numpy(), atol=0.05)
     assert result.label.tolist() == labels.tolist()
     assert result.prediction.tolist() == detector.net(images).argmax(1).tolist()
-    mean = (result.layers["avgpool"] + result.layers["layer2"]) / 2
+    mean = (result.by_layer["avgpool"] + result.by_layer["layer2"]) / 2
     np.testing.assert_allclose(result.score, mean, rtol=1e-12)
     assert detector.score_loader([images]).label.tolist() == [-1] * 24
 
@@ -119,7 +119,7 @@ def test_unfitted_use_says_what_to_do(small_net, images, tmp_path):
         (lambda x, y: [], None, "yielded no samples"),
         (lambda x, y: [(x, y)], 3, "less than one sample for each of the 4 classes"),
         (lambda x, y: DataLoader(TensorDataset(x, y)), 3, "for each of the 4 classes"),
-        (lambda x, y: [(x, y)], 0, "n_samples must be at least 1 or None, got 0"),
+        (lambda x, y: [(x, y)], 0, "n_samples must be at least 1, got 0"),
         (lambda x, y: [(x, y + 1)], None, r"labels must be in 0..3.*found 4"),
         (lambda x, y: [(x, y - 1)], None, "found -1. -1 marks out-of-distribution"),
         (lambda x, y: [(x * float("nan"), y)], None, "24 of 24 fitting samples have NaN or Inf"),
@@ -130,7 +130,7 @@ def test_bad_fitting_data_is_named(small_net, images, labels, make, n_samples, m
     detector = NACDetector(small_net, LAYERS)
     with pytest.raises(NACError, match=message):
         detector.fit(make(images, labels), n_samples)
-    assert detector.coverage_ is None
+    assert detector.rule_ is None
 
 
 def test_a_failed_fit_keeps_the_earlier_one(detector, images):

@@ -1,10 +1,14 @@
 """The code in the docs runs as it stands, and what they say about errors is so."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
+
+import nac_openood
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "own_model.md").read_text(encoding="utf-8")
@@ -32,7 +36,7 @@ def test_own_model_runs_from_top_to_bottom(names):
     assert names["scores"].shape == names["trusted"].shape == (50,)
     assert names["trusted"].dtype == torch.bool
     assert names["det"].threshold_ is not None and names["found"].best.auroc > 0.5
-    assert set(names["result"].layers) == {"avgpool", "layer3", "layer2", "layer1"}
+    assert set(names["result"].by_layer) == {"avgpool", "layer3", "layer2", "layer1"}
 
 
 def test_its_ten_lines_are_ten_at_most():
@@ -45,6 +49,43 @@ def test_its_errors_are_the_real_ones(names):
     assert len(told) == len(names["messages"])
     for text, message in zip(told, names["messages"]):
         assert text in message
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """What the examples of `nac_openood.compare` take for granted."""
+    pytest.importorskip("pytorch_ood", reason="the examples run its baselines")
+    torchvision = pytest.importorskip("torchvision")
+
+    def dataset(n, shift):
+        draw = torch.Generator().manual_seed(n)
+        images = torch.randn(n, 3, 32, 32, generator=draw) + shift
+        return TensorDataset(images, torch.arange(n) % 10)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = torchvision.models.resnet18(weights=None, num_classes=10)
+    sizes = {"train_set": 60, "val_set": 41, "test_set": 42, "tin": 31, "svhn": 32, "cifar100": 33}
+    outside = ("tin", "svhn", "cifar100")
+    return {"net": net, **{name: dataset(n, name in outside) for name, n in sizes.items()}}
+
+
+@pytest.mark.filterwarnings("ignore:the fitting set is uneven")
+@pytest.mark.parametrize("page", ["README.md", "docs/compare.md"])
+def test_the_examples_of_compare_run(page, compared, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="the examples write a page")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with_pytorch_ood = partial(nac_openood.compare, backend="pytorch-ood")
+    monkeypatch.setattr(nac_openood, "compare", with_pytorch_ood)
+    Path("nac.yml").write_text(
+        "postprocessor: {postprocessor_args: {n_samples: 60, layers: {avgpool: {n_bins: 50}}}}"
+    )
+    for block in blocks((DOCS.parent / page).read_text(encoding="utf-8")):
+        if "compare(" in block or "Results.load" in block:
+            exec(compile(block, page, "exec"), compared)
+    rows = compared["results"].rows
+    assert {row.method: row.status for row in rows} == {"msp": "ok", "knn": "ok", "nac": "ok"}
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)

@@ -1,14 +1,17 @@
-"""The diagnosis: what is there, what is not, and the command that mends it."""
+"""The diagnosis: what is installed, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
-from nac_openood.plugin import compat, doctor
+from nac_openood.plugin import doctor
 from nac_openood.plugin.doctor import MISSING, OK, WARNING, Finding
 
 
@@ -25,72 +28,59 @@ def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
 
-def test_every_dependency_and_folder_is_looked_at(tmp_path: Path) -> None:
+def dependency(module: str) -> doctor.Dependency:
+    [found] = [d for d in doctor.DEPENDENCIES if d.module == module]
+    return found
+
+
+def test_every_dependency_and_folder_is_checked(tmp_path: Path) -> None:
     findings = doctor.examine(data_root=tmp_path, results_root=tmp_path)
-    names = {"python", "torch", "cuda", "torchvision", "numpy", "openood", "checkpoints"}
-    names |= {"faiss", "cv2", "imgaug", "libmr", "diffdist", "json5", "gdown", "statsmodels"}
-    names |= {"foolbox", "git", "timm", "pandas", "scipy", "matplotlib"}
+    names = {"python", "torch", "GPU", "numpy", "OpenOOD", "pytorch-ood", "checkpoints"}
+    names |= {"faiss", "cv2", "imgaug", "libmr", "diffdist", "gdown", "statsmodels"}
+    names |= {"foolbox", "timm", "pandas", "scipy"}
     names |= {"data: benchmark_imglist", "data: images_classic", "data: images_largescale"}
-    assert names <= set(by_name(findings))
+    assert names == set(by_name(findings))
     assert {finding.status for finding in findings} <= {OK, MISSING, WARNING}
-    assert all(finding.fix for finding in findings if finding.status != OK)
+    assert all(bool(finding.fix) == (finding.status != OK) for finding in findings)
 
 
-@pytest.mark.parametrize(
-    ("module", "command"),
-    [
-        ("faiss", "-m pip install faiss-cpu"),
-        ("cv2", "-m pip install opencv-python-headless"),
-        ("imgaug", "-m pip install imgaug==0.4.0"),
-        ("git", "-m pip install GitPython"),
-        ("libmr", "-m pip install --no-build-isolation libmr"),
-    ],
-)
-def test_a_missing_dependency_comes_with_its_command(
-    monkeypatch: pytest.MonkeyPatch, module: str, command: str
-) -> None:
-    hide(monkeypatch, module)
-    [dependency] = [d for d in doctor.DEPENDENCIES if d.module == module]
-    finding = doctor.examine_dependency(dependency)
+def test_the_extra_installs_what_the_doctor_looks_for() -> None:
+    """All but libmr, which has to be built by hand; the extra has what its build needs."""
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[1] / "setup.cfg")
+    extra = set(config["options.extras_require"]["openood"].split())
+    wanted = {d.requirement for d in doctor.DEPENDENCIES if d.module != "libmr"}
+    assert extra == wanted | {"Cython", "setuptools>=70.1"}
+    assert all("'nac-openood[openood]'" in dependency(d).fix for d in ("faiss", "scipy"))
+
+
+def test_a_missing_dependency_says_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "faiss")
+    finding = doctor.examine_dependency(dependency("faiss"))
     assert finding.status == MISSING
-    assert finding.fix.endswith(command)
+    assert finding.detail == "not installed; needed for KNN and others"
+    assert finding.fix.endswith("-m pip install 'nac-openood[openood]'")
 
 
-def test_libmr_is_built_with_what_it_forgets_to_declare() -> None:
-    [libmr] = [d for d in doctor.DEPENDENCIES if d.module == "libmr"]
-    first, then = libmr.command.split(" && ")
-    assert "Cython numpy" in first
-    assert "--no-build-isolation libmr" in then
-
-
-def test_one_command_installs_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "faiss", "imgaug", "libmr")
-    wanted = [d for d in doctor.DEPENDENCIES if d.module in ("faiss", "imgaug", "libmr", "scipy")]
-    command = doctor.install_command([doctor.examine_dependency(d) for d in wanted])
-    assert "pip install faiss-cpu imgaug==0.4.0 && " in command
-    assert command.endswith("--no-build-isolation libmr")
-    assert "scipy" not in command
-
-
-def test_nothing_missing_needs_no_command() -> None:
-    assert doctor.install_command([Finding("faiss", OK, "1.0")]) == ""
+def test_libmr_is_built_with_what_it_forgets_to_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "libmr")
+    first, then = doctor.examine_dependency(dependency("libmr")).fix.split(" && ")
+    assert "pip install Cython numpy" in first
+    assert then.endswith("pip install --no-build-isolation libmr")
 
 
 def test_an_installed_dependency_shows_its_version() -> None:
-    [scipy] = [d for d in doctor.DEPENDENCIES if d.module == "scipy"]
-    finding = doctor.examine_dependency(scipy)
-    assert finding.status == OK
-    assert finding.fix == ""
-    assert finding.detail.endswith("(scipy)")
+    finding = doctor.examine_dependency(dependency("scipy"))
+    assert (finding.status, finding.detail) == (OK, metadata.version("scipy"))
 
 
 def test_openood_is_found_by_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide(monkeypatch, "openood")
     (tmp_path / "openood").mkdir()
     (tmp_path / "openood" / "__init__.py").touch()
-    finding = doctor.examine_openood({"OPENOOD_SRC": str(tmp_path)})
-    assert finding.status == OK
-    assert str(tmp_path) in finding.detail
+    monkeypatch.setenv("OPENOOD_SRC", str(tmp_path))
+    finding = doctor.examine_openood()
+    assert (finding.status, finding.detail) == (OK, str(tmp_path))
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -98,36 +88,52 @@ def test_a_missing_openood_comes_with_its_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
 ) -> None:
     hide(monkeypatch, "openood")
-    finding = doctor.examine_openood({"OPENOOD_SRC": str(tmp_path)} if named else {})
+    monkeypatch.delenv("OPENOOD_SRC", raising=False)
+    if named:
+        monkeypatch.setenv("OPENOOD_SRC", str(tmp_path))
+    finding = doctor.examine_openood()
     assert finding.status == MISSING
     assert finding.fix.startswith("git clone https://github.com/Jingkang50/OpenOOD")
     assert ("OPENOOD_SRC=" in finding.detail) == named
 
 
-def test_numpy_that_needs_compat_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_missing", lambda names: list(names))
-    assert doctor.examine_numpy().status == WARNING
-    monkeypatch.setattr(compat, "_missing", lambda names: [])
-    assert doctor.examine_numpy().status == OK
+@pytest.mark.parametrize("version", ["1.23.5", "1.24.0", "2.4.1"])
+def test_numpy_that_needs_compat_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    finding = doctor.examine_numpy()
+    assert finding.status == (OK if version == "1.23.5" else WARNING)
+    assert version in finding.detail
 
 
-def test_numpy_needs_compat_also_while_compat_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "applied_patches", lambda: ("numpy-sctypes",))
-    monkeypatch.setattr(compat, "_missing", lambda names: [])
-    assert doctor.examine_numpy().status == WARNING
+def test_pytorch_ood_is_an_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.4.0")
+    assert doctor.examine_pytorch_ood() == Finding("pytorch-ood", OK, "0.4.0")
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    finding = doctor.examine_pytorch_ood()
+    assert finding.status == WARNING
+    assert finding.fix.endswith("'nac-openood[baselines]'")
+
+
+def test_a_broken_torch_does_not_break_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = by_name(doctor.examine_platform())["torch"]
+    assert found.status == MISSING
+    assert "cannot be imported" in found.detail
 
 
 def test_cuda_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"GPU {i}")
-    cuda = by_name(doctor.examine_platform())["cuda"]
+    cuda = by_name(doctor.examine_platform())["GPU"]
     assert (cuda.status, cuda.detail, cuda.fix) == (OK, "GPU 0, GPU 1", "")
 
 
 def test_no_cuda_is_a_warning_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    cuda = by_name(doctor.examine_platform())["cuda"]
+    cuda = by_name(doctor.examine_platform())["GPU"]
     assert cuda.status == WARNING
     assert "nac-openood run" in cuda.fix
 
@@ -157,24 +163,36 @@ def test_data_and_checkpoints_that_are_not(tmp_path: Path) -> None:
 
 
 def test_an_import_that_fails_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_EVALUATION", "import no_such_module_anywhere")
+    monkeypatch.setattr(doctor, "_IMPORT", "import no_such_module_anywhere")
     finding = doctor.examine_import()
     assert finding.status == MISSING
     assert finding.detail == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
 
 
 def test_an_import_that_works_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_EVALUATION", "import json")
+    monkeypatch.setattr(doctor, "_IMPORT", "import json")
     assert doctor.examine_import().status == OK
 
 
-def test_the_columns_are_aligned() -> None:
+def test_a_table_with_each_fix_once_below_it() -> None:
     table = doctor.render(
-        [Finding("a", OK, "1.0"), Finding("long name", MISSING, "gone", "pip install it")]
+        [
+            Finding("a", OK, "1.0"),
+            Finding("long name", MISSING, "gone", "pip install both"),
+            Finding("b", WARNING, "old", "pip install both"),
+            Finding("c", MISSING, "empty", "fill it"),
+        ]
     )
     assert table.splitlines() == [
         "ok       a          1.0",
         "missing  long name  gone",
-        "                    -> pip install it",
+        "warning  b          old",
+        "missing  c          empty",
+        "",
+        "How to fix it:",
+        "  long name, b:",
+        "      pip install both",
+        "  c:",
+        "      fill it",
     ]
-    assert doctor.render([]) == ""
+    assert doctor.render([Finding("a", OK, "1.0")]) == "ok       a  1.0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nac_openood.bench.published import METHODS, tables
+from nac_openood.benchmark.methods.table import METHODS
+from nac_openood.benchmark.paper.published import tables
 from nac_openood.cli import _parser
-from nac_openood.config import read_config
 from nac_openood.core.states import STATES
+from nac_openood.detector.config import read_config
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("table_*.sh"))
-PARSER = _parser()
-COMMANDS = next(a for a in PARSER._actions if isinstance(a, argparse._SubParsersAction)).choices
+PARSER, COMMANDS = _parser()
 
 #: Writes its arguments to a file, one a line, an empty line behind each call.
 STANDIN = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$CALLS"\necho >> "$CALLS"\n'

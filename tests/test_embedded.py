@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-import nac_openood.bench.embedded_files as embedded_files
-import nac_openood.bench.trained as trained_module
-from nac_openood.bench.embedded import embedded_sets, embedded_std
-from nac_openood.bench.embedded_files import lists_of, read_roles, write_openood
-from nac_openood.bench.embedded_training import train
-from nac_openood.bench.imglist import benchmark_named
-from nac_openood.bench.networks import build
-from nac_openood.bench.trained import cache_folder, cached_file, trained
-from nac_openood.core.fingerprint import fingerprint
-from nac_openood.core.layers import known_layers
-from nac_openood.data import dataset_labels
+import nac_openood.demo.embedded_files as embedded_files
+import nac_openood.demo.trained as trained_module
+from nac_openood.demo.embedded import embedded_sets, embedded_std
+from nac_openood.demo.embedded_files import lists_of, read_roles, write_openood
+from nac_openood.demo.trained import cache_folder, cached_file, trained
+from nac_openood.demo.training import train
+from nac_openood.detector.batches import dataset_labels
 from nac_openood.errors import FileError, NACError
+from nac_openood.network.architectures import known_layers
+from nac_openood.network.fingerprint import fingerprint
+from nac_openood.sources.imglist import benchmark_named
+from nac_openood.sources.networks import build
 
 OPTIONAL = ("skimage", "mlxtend")
 
@@ -88,8 +88,8 @@ def test_an_item_is_the_benchmarks_transform_of_its_picture(sets):
 
 HASH = """
 import hashlib
-from nac_openood.bench.embedded import embedded_sets
-from nac_openood.bench.embedded_files import lists_of
+from nac_openood.demo.embedded import embedded_sets
+from nac_openood.demo.embedded_files import lists_of
 digest = hashlib.sha256()
 for name, images in lists_of(embedded_sets()).items():
     digest.update("".join([name, *images.names]).encode())
@@ -223,7 +223,7 @@ def test_the_table_knows_both_networks():
 
 
 def trained_archs():
-    from nac_openood.bench.embedded_training import RECIPES
+    from nac_openood.demo.training import RECIPES
 
     return list(RECIPES)
 
@@ -302,8 +302,8 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, quick, monkeypatch,
         def full(*args, **kwargs):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("nac_openood.core.files.save_file", full)
-    with pytest.warns(UserWarning, match="is not kept .* Set NAC_CACHE"):
+        monkeypatch.setattr("nac_openood.files.save_file", full)
+    with pytest.warns(UserWarning, match="cannot be saved .* Set NAC_CACHE"):
         net = trained("resnet_embedded", cache=cache)
     assert isinstance(net, torch.nn.Module)
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p != cache]

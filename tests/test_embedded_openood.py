@@ -8,9 +8,9 @@ import torch
 from openood_tiny import need_openood, write_configs
 
 import nac_openood
-from nac_openood.bench.embedded import embedded_sets
-from nac_openood.bench.embedded_files import write_openood
-from nac_openood.bench.trained import trained
+from nac_openood.demo.embedded import embedded_sets
+from nac_openood.demo.embedded_files import write_openood
+from nac_openood.demo.trained import trained
 from nac_openood.errors import FileError, NACError
 
 pytestmark = [
@@ -41,7 +41,7 @@ def net(sets, embedded_cache):
 @pytest.fixture
 def registered(data_root):
     nac_openood.register(compat=True)
-    from nac_openood.plugin.embedded import register_embedded, unregister_embedded
+    from nac_openood.demo.openood import register_embedded, unregister_embedded
 
     register_embedded(data_root)
     yield
@@ -89,7 +89,7 @@ def test_registration_is_undone_and_never_overwrites(data_root, tmp_path):
     try:
         from openood.evaluation_api import datasets, preprocessor
 
-        from nac_openood.plugin.embedded import register_embedded, unregister_embedded
+        from nac_openood.demo.openood import register_embedded, unregister_embedded
 
         tables = (datasets.DATA_INFO, datasets.benchmarks_dict)
         with pytest.raises(FileError, match="Write it first"):
@@ -98,7 +98,7 @@ def test_registration_is_undone_and_never_overwrites(data_root, tmp_path):
         assert all("embedded" in table for table in tables)
         unregister_embedded()
         preprocessor.default_preprocessing_dict["embedded"] = "own"
-        with pytest.raises(NACError, match="a benchmark 'embedded' of its own"):
+        with pytest.raises(NACError, match="already has a benchmark 'embedded'"):
             register_embedded(data_root)
         assert preprocessor.default_preprocessing_dict.pop("embedded") == "own"
         assert not any("embedded" in table for table in tables)

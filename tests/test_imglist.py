@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
-from nac_openood.bench.collect import plain_worker_errors, split_training
-from nac_openood.bench.imglist import BENCHMARKS, ListedImages, benchmark_named
-from nac_openood.bench.networks import CifarResNet18, build, load_checkpoint, transform_for
+from nac_openood.sources.imglist import BENCHMARKS, ListedImages, benchmark_named
+from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint, transform_for
 
 
 @pytest.mark.parametrize(("name", "side"), [("cifar10", 32), ("imagenet", 224)])
@@ -50,19 +48,6 @@ def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.txt").write_text(text)
     with pytest.raises(NACError, match=message):
         ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
-
-
-def test_training_is_split_without_overlap() -> None:
-    labels = np.arange(100) % 10
-    fit, held = split_training(labels, 30, 20)
-    assert len(fit) == 30 and len(held) == 20 and not set(fit) & set(held)
-    assert set(np.bincount(labels[held])) == {2}
-    assert len(split_training(labels, 30, 7)[1]) == 7
-    assert len(split_training(labels, 30, 1000)[1]) == 70
-    assert len(split_training(labels, 30, 0)[1]) == 0
-    for everything in (None, 100, 500):
-        fit, held = split_training(labels, everything, 20)
-        assert len(fit) == 100 and len(held) == 0
 
 
 def test_networks_by_name() -> None:
@@ -118,19 +103,6 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(NACError, match=r"x\.ckpt"):
             load_checkpoint(CifarResNet18(), path)
-
-
-def test_errors_of_loading_processes_are_plain() -> None:
-    from torch._utils import ExceptionWrapper
-
-    try:
-        raise NACError("there is no image x.png.")
-    except NACError:
-        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
-    with pytest.raises(NACError, match=r"^there is no image x\.png\.$"), plain_worker_errors():
-        wrapped.reraise()
-    with pytest.raises(NACError, match="^as it is$"), plain_worker_errors():
-        raise NACError("as it is")
 
 
 def test_timm_networks_see_imagenet_as_they_were_trained() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ from openood_tiny import (
     write_checkpoint,
     write_imagenet,
 )
+from processes import Done, run
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat, launch
@@ -167,7 +167,7 @@ def test_compat_is_there_if_wanted(
 def test_a_missing_script_is_told(tmp_path: Path) -> None:
     with pytest.raises(NACError, match=r"such as scripts/eval_ood.py, but no/such.py does not"):
         run_script("no/such.py", [])
-    with pytest.raises(NACError, match=r"is a folder .* give the whole path"):
+    with pytest.raises(NACError, match=r"is a folder .* give the full path"):
         run_script(str(tmp_path), [])
 
 
@@ -187,20 +187,8 @@ def test_the_tree_is_found_from_the_script(tmp_path: Path) -> None:
 # ---- OpenOOD's own scripts
 
 
-def python(
-    tree: Path, script: str, *args: object, before: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run a script of `tree` in a process of its own, with the real `register` if there is one."""
-    code = f"import sys\n{before}\nfrom nac_openood.plugin.launch import run_script\n"
-    code += "sys.exit(run_script(sys.argv[1], sys.argv[2:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, script, *map(str, args)],
-        cwd=tree,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def nac_openood(tree: Path, *args: object, before: str = "") -> Done:
+    return run(["run", *args], cwd=tree, before=before)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +226,7 @@ EVAL = ("scripts/eval_ood.py", "--root", "results/run", "--id-data", "cifar10")
 
 @pytest.mark.openood
 def test_eval_ood_writes_its_table_and_scores(tree: Path) -> None:
-    done = python(tree, *EVAL, "--postprocessor", "msp", "--save-csv", "--save-score")
+    done = nac_openood(tree, *EVAL, "--postprocessor", "msp", "--save-csv", "--save-score")
     assert done.returncode == 0, done.stderr
     table = rows(tree / "results" / "run" / "ood" / "msp.csv")
     assert table["farood"][-1] == "100.00 ± 0.00"
@@ -252,7 +240,7 @@ def test_eval_ood_reads_its_pickle_again_also_without_forks(tree: Path) -> None:
     spawn = "import multiprocessing; multiprocessing.set_start_method('forkserver')"
     tables = []
     for _ in range(2):
-        done = python(tree, *EVAL, "--postprocessor", "knn", "--save-csv", before=spawn)
+        done = nac_openood(tree, *EVAL, "--postprocessor", "knn", "--save-csv", before=spawn)
         assert done.returncode == 0, done.stderr
         assert (tree / "results" / "run" / "s0" / "postprocessors" / "knn.pkl").is_file()
         tables.append(rows(tree / "results" / "run" / "ood" / "knn.csv"))
@@ -261,10 +249,12 @@ def test_eval_ood_reads_its_pickle_again_also_without_forks(tree: Path) -> None:
 
 @pytest.mark.openood
 def test_a_wrong_argument_ends_as_the_script_says(tree: Path) -> None:
-    done = python(tree, "scripts/eval_ood.py", "--root", "results/run", "--id-data", "nonsense")
+    done = nac_openood(
+        tree, "scripts/eval_ood.py", "--root", "results/run", "--id-data", "nonsense"
+    )
     assert done.returncode == 2
     assert "usage: eval_ood.py" in done.stderr
-    done = python(tree, "scripts/eval_ood.py", "--root", "results/none")
+    done = nac_openood(tree, "scripts/eval_ood.py", "--root", "results/none")
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: No subfolders found in results/none\n")
 
@@ -277,7 +267,7 @@ def test_main_runs_a_pipeline(tree: Path) -> None:
         *("configs/preprocessors/base_preprocessor.yml", "configs/postprocessors/msp.yml"),
     ]
     options = ["--num_workers", 0, "--network.checkpoint", "results/run/s0/best.ckpt"]
-    done = python(tree, "main.py", "--config", *configs, *options)
+    done = nac_openood(tree, "main.py", "--config", *configs, *options)
     assert done.returncode == 0, done.stderr
     assert "Accuracy 100.00%" in done.stdout
     assert list((tree / "results").glob("cifar10_*msp*/s0/ood/ood.csv"))
@@ -286,7 +276,7 @@ def test_main_runs_a_pipeline(tree: Path) -> None:
 @pytest.mark.openood
 def test_eval_ood_imagenet_runs(imagenet_tree: Path) -> None:
     args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "msp", "--save-csv")
-    done = python(imagenet_tree, "scripts/eval_ood_imagenet.py", *args)
+    done = nac_openood(imagenet_tree, "scripts/eval_ood_imagenet.py", *args)
     assert done.returncode == 0, done.stderr
     assert set(rows(imagenet_tree / "results" / "ood" / "msp.csv")) >= {
         "nearood",
@@ -295,18 +285,7 @@ def test_eval_ood_imagenet_runs(imagenet_tree: Path) -> None:
     }
 
 
-# ---- NAC through OpenOOD's own scripts, on the command line
-
-
-def nac_openood(tree: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nac_openood", "run", *map(str, args)],
-        cwd=tree,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+# ---- NAC through OpenOOD's own scripts
 
 
 @pytest.mark.openood
@@ -327,7 +306,7 @@ def test_nac_through_eval_ood_twice(tree: Path) -> None:
 
 @pytest.mark.openood
 def test_nac_through_main(tree: Path) -> None:
-    from nac_openood.presets import CONFIG_ROOT
+    from nac_openood.detector.presets import CONFIG_ROOT
 
     configs = [
         *("configs/datasets/cifar10/cifar10.yml", "configs/datasets/cifar10/cifar10_ood.yml"),
@@ -356,5 +335,8 @@ def test_nac_through_eval_ood_imagenet(imagenet_tree: Path) -> None:
 
 @pytest.mark.openood
 def test_the_command_passes_exit_codes_through(tree: Path) -> None:
-    assert nac_openood(tree, "scripts/eval_ood.py", "--root", "x", "--id-data", "y").returncode == 2
+    wrong = ("scripts/eval_ood.py", "--root", "x", "--id-data", "y")
+    command = [sys.executable, "-m", "nac_openood", "run", *wrong]  # as a user starts it
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
     assert nac_openood(tree, "scripts/none.py").returncode == 1

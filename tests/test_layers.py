@@ -7,9 +7,9 @@ import torchvision
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
-from nac_openood.core.layers import ARCHITECTURES, find_layer, known_layers, recognise
 from nac_openood.core.layouts import LAYOUTS, pooling_for
-from nac_openood.core.probe import read
+from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognise
+from nac_openood.network.taps import read
 
 RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
 VIT = ["ln", "block2", "block1", "block0"]
@@ -58,8 +58,8 @@ def test_the_table_reads_real_networks(name):
     assert recognise(net)[0].name == row
     layers = {layer.alias: layer for layer in known_layers(net)}
     probed = read(net, torch.randn(2, 3, side, side), layers)
-    assert [r.activation.shape[1] for r in probed.layers.values()] == widths
-    for alias, reading in probed.layers.items():
+    assert [r.activation.shape[1] for r in probed.values()] == widths
+    for alias, reading in probed.items():
         assert reading.gradient.shape == reading.activation.shape, alias
         assert reading.gradient.abs().sum() > 0, alias
 
@@ -90,11 +90,11 @@ def test_wrappers_are_seen_through_and_keep_the_pooling_rule(chain):
     for name in reversed(chain):
         wrapped = Wrapper(name, wrapped)
     x = torch.randn(2, 3, 64, 64)
-    plain = read(net, x, {n: find_layer(net, n) for n in VIT}).layers
+    plain = read(net, x, {n: find_layer(net, n) for n in VIT})
     for names in (VIT, ["encoder.ln"]):
         seen = {n: find_layer(wrapped, n) for n in names}
         assert all(layer.path.startswith(chain[0]) for layer in seen.values())
-    through = read(wrapped, x, {n: find_layer(wrapped, n) for n in VIT}).layers
+    through = read(wrapped, x, {n: find_layer(wrapped, n) for n in VIT})
     for name in VIT:
         assert torch.equal(plain[name].gradient, through[name].gradient)
 
@@ -104,8 +104,8 @@ def test_a_network_of_ones_own_works_by_path():
     assert recognise(net) is None
     detector = NACDetector(net, {"0": LayerConfig(), "2": LayerConfig()})
     detector.fit([torch.randn(8, 3, 5, 5)])
-    assert detector.coverage_.histograms["0"].neurons == 4
-    assert detector.coverage_.histograms["2"].neurons == 36
+    assert detector.rule_.histograms["0"].neurons == 4
+    assert detector.rule_.histograms["2"].neurons == 36
 
 
 def test_an_unknown_network_lists_its_modules():
@@ -147,13 +147,13 @@ def test_layouts():
 
 
 def test_layouts_that_do_not_fit():
-    with pytest.raises(ProbeError, match=r"layer 'x' puts out a tensor of shape \[3\]"):
+    with pytest.raises(ProbeError, match=r"layer 'x' outputs a tensor of shape \[3\]"):
         pooling_for(None, torch.Size([3]), "x")
-    with pytest.raises(ProbeError, match="layout 'tokens', which takes"):
+    with pytest.raises(ProbeError, match="layout 'tokens', which is for outputs of"):
         pooling_for("tokens", torch.Size([1, 2, 3, 4]), "x")
 
 
 def test_a_layout_can_be_named(small_net, images):
     detector = NACDetector(small_net, {"layer3": LayerConfig(layout="maps_last")})
     detector.fit([images])
-    assert detector.coverage_.histograms["layer3"].neurons == 4  # the width, taken for channels
+    assert detector.rule_.histograms["layer3"].neurons == 4  # the width, taken for channels

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nac_openood.bench.trained import trained
+from nac_openood.demo.trained import trained
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"

@@ -1,12 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torchvision
+from conftest import SmallNet
 from test_probe import NAMES, equal, expected_readings, layers, same, snapshot
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.core.plan import PassPlan
-from nac_openood.core.probe import read
+from nac_openood.network.calling import classify
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.taps import read
 
 
 def test_the_same_numbers_up_to_rounding(small_net, images):
@@ -29,7 +33,7 @@ def test_every_batchnorm_of_a_resnet_is_folded():
     assert len(fast.pairs) == 20
     plain, folded = (read(net, x, layers(net), f) for f in (None, fast))
     for name in NAMES:  # in double precision rounding is all that could differ
-        for a, b in zip(plain.layers[name], folded.layers[name]):
+        for a, b in zip(plain[name], folded[name]):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
@@ -74,11 +78,11 @@ def test_only_what_is_safe_is_folded():
     plain = read(net, x, layers(net, names))
     folded = read(net, x, layers(net, names), fast)  # a probed convolution is not folded either
     for name in names:
-        torch.testing.assert_close(plain.layers[name], folded.layers[name], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(plain[name], folded[name], rtol=1e-9, atol=1e-9)
 
 
 def test_large_batches_run_in_parts(small_net, images, monkeypatch):
-    monkeypatch.setattr("nac_openood.core.plan._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
+    monkeypatch.setattr("nac_openood.network.plan._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
     plan = PassPlan(small_net, images)
     assert [len(part) for part in plan.parts(images)] == [5, 5, 5, 5, 4]
     expected = expected_readings(small_net, images)
@@ -108,3 +112,166 @@ def test_wrapped_and_transformer_networks(small_net, images):
     linear = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     detector = NACDetector(linear, ["0"], fast=True).fit([torch.rand(5, 4)])
     assert detector.score(torch.rand(5, 4)).shape == (5,)
+
+
+# -- what must not be folded, or not as it was at first -------------------------------------------
+
+
+def assert_fast_is_exact(net, x, names=NAMES, plan=None):
+    """Fast and exact readings agree, in double precision up to rounding alone."""
+    plan = plan or PassPlan(net, x, fast=True)
+    exact, fast = (read(net, x, layers(net, names), p) for p in (None, plan))
+    for name in names:
+        torch.testing.assert_close(tuple(fast[name]), tuple(exact[name]), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(fast.logits, exact.logits, rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture
+def wide(small_net):
+    return small_net.double()
+
+
+class Functional(nn.Module):
+    """Runs another network with weights of its own."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.tensors = {n: t.detach() * 1.5 for n, t in net.named_parameters()}
+        self.tensors |= {n: t + 1 for n, t in net.named_buffers()}
+
+    def forward(self, x):
+        return torch.func.functional_call(self.net, self.tensors, (x,))
+
+
+def test_functional_call(wide, images):
+    net, plain = Functional(wide), wide(images.double())
+    plan = PassPlan(net, images, fast=True)
+    assert len(plan.pairs) == 3
+    assert_fast_is_exact(net, images, ["net.layer1", "net.layer3", "net.avgpool"], plan)
+    assert not torch.equal(classify(net, images), plain)  # those weights do matter
+    assert torch.equal(wide(images.double()), plain)
+
+
+def other_norm(n):
+    norm = nn.BatchNorm2d(n).double()
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    return norm.eval()
+
+
+@pytest.mark.parametrize("change", ["norm", "conv", "between", "identity", "statistics", "forward"])
+def test_modules_replaced_after_the_first_pass(wide, images, change):
+    plan = PassPlan(wide, images, fast=True)
+    assert_fast_is_exact(wide, images, plan=plan)
+    if change == "norm":
+        wide.layer1[1] = other_norm(6)
+    elif change == "conv":
+        wide.layer2[0] = nn.Conv2d(6, 8, 3, stride=2).double()
+    elif change == "between":
+        wide.layer1.insert(1, nn.Tanh())
+    elif change == "identity":
+        wide.layer1[1] = nn.Identity()
+    elif change == "statistics":
+        wide.layer1[1].running_mean = wide.layer1[1].running_var = None
+    else:
+        wide.layer1.forward = lambda x: wide.layer1[2](wide.layer1[1](wide.layer1[0](x).tanh()))
+    assert_fast_is_exact(wide, images, plan=plan)
+    folded = {"norm": 3, "conv": 3, "statistics": 3}.get(change, 2)
+    assert len(plan.pairs) == folded
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_global_forward_hooks(wide, images, when):
+    plan = PassPlan(wide, images, fast=True)
+    seen = []
+
+    def clamp(module, inputs, output):
+        seen.append(module)
+        return output.clamp(max=0.5) if isinstance(module, nn.Conv2d) else None
+
+    handle = nn.modules.module.register_module_forward_hook(clamp)
+    try:
+        assert_fast_is_exact(wide, images, plan=plan if when == "after" else None)
+    finally:
+        handle.remove()
+    assert any(isinstance(module, nn.BatchNorm2d) for module in seen)
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+@pytest.mark.parametrize("path", ["layer1.0", "layer1.1"])
+def test_hooked_modules_are_not_folded(wide, images, kind, path):
+    plan, seen = PassPlan(wide, images, fast=True), []
+    plain, folded = [], []
+    module = wide.get_submodule(path)
+    handle = getattr(module, f"register_{kind}")(lambda *given: seen.append(given[-1]))
+    for passes, p in ((plain, None), (folded, plan)):
+        read(wide, images, layers(wide, ["layer1.0", "avgpool"][1:]), p)
+        passes += [t[0].detach() if isinstance(t, tuple) else t.detach() for t in seen]
+        seen.clear()
+    handle.remove()
+    torch.testing.assert_close(plain, folded, rtol=1e-9, atol=1e-11)
+
+
+def test_a_forward_of_the_users_own_stays(wide, images):
+    plan = PassPlan(wide, images, fast=True)
+    conv = wide.layer2[0]
+
+    def forward(x):
+        return conv._conv_forward(x, conv.weight, conv.bias) * 3
+
+    conv.forward = forward
+    assert_fast_is_exact(wide, images, plan=plan)
+    assert_fast_is_exact(wide, images)
+    assert vars(conv)["forward"] is forward
+    assert [pair[0] for pair in plan.pairs] == [wide.layer1[0], wide.layer3[0]]
+
+
+class Exposed(nn.Module):
+    """A convolution whose output is also that of the block around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.norm, self.fc = (
+            nn.Sequential(nn.Conv2d(3, 3, 1)),
+            other_norm(3),
+            nn.Flatten(),
+        )
+
+    def forward(self, x):
+        return self.fc(self.norm(self.block(x)).mean((2, 3), keepdim=True))
+
+
+def test_blocks_that_show_the_convolution(images):
+    net = Exposed().double().eval()
+    assert len(PassPlan(net, images, fast=True).pairs) == 1
+    assert_fast_is_exact(net, images, ["block", "norm"])
+    net.block.register_forward_hook(lambda m, i, o: o * 2)
+    assert_fast_is_exact(net, images, ["norm"])
+
+
+def test_modules_are_never_changed(small_net, images):
+    fast = PassPlan(small_net, images, fast=True)
+    before = snapshot(small_net)
+    during, callers = [], SimpleNamespace(net=small_net)  # not followed to the replica
+    small_net.avgpool.register_forward_hook(lambda *_: during.append(snapshot(callers.net)))
+    before["hooks"] = snapshot(small_net)["hooks"]
+    read(small_net, images, layers(small_net), fast)
+    for key in before.keys() - {"modes"}:
+        assert equal(before[key], during[0][key]), key
+
+
+# -- networks that draw in evaluation mode ---------------------------------------------------------
+
+
+class Draws(SmallNet):
+    def forward(self, x):
+        return super().forward(x + torch.randn_like(x))
+
+
+def test_what_a_network_draws_leaves_no_trace(images):
+    net = Draws().eval()
+    plan, state = PassPlan(net, images), torch.get_rng_state()
+    first, second = (read(net, images, layers(net), plan).logits for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -130,9 +130,9 @@ def test_pickles_give_the_same_scores_and_stale_ones_are_reported(net, data_root
     a, b = (e.postprocessor.inference(net, data, progress=False)[1] for e in (first, second))
     assert a.tolist() == b.tolist()
     write_config(tmp_path, aps=False, n_samples=50)
-    with pytest.warns(UserWarning, match="its settings are not the config's"):
+    with pytest.warns(UserWarning, match="its settings differ from the config"):
         third = evaluator(net, data_root, config, postprocessor=pickle.loads(content))
-    assert third.postprocessor._coverage.n_samples == 50
+    assert third.postprocessor._rule.n_samples == 50
 
 
 def test_registration_is_idempotent_and_undone(data_root):
@@ -235,7 +235,7 @@ def test_the_authors_auroc_in_the_real_evaluator(registered, bench, tmp_path):
     net.load_state_dict(torch.load(checkpoint, map_location="cpu"))
     config = tmp_path / "postprocessors" / "nac.yml"
     config.parent.mkdir()
-    shipped = nac_openood.presets.preset("cifar10", "resnet").to_dict()
+    shipped = nac_openood.detector.presets.preset("cifar10", "resnet").to_dict()
     shipped["postprocessor"]["APS_mode"] = False
     config.write_text(yaml.safe_dump(shipped, sort_keys=False))
     found = evaluator(net.eval(), root, tmp_path, batch_size=100)

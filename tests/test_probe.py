@@ -11,10 +11,10 @@ import torchvision
 from torch import nn
 
 from nac_openood import ProbeError
-from nac_openood.core.layers import Layer, find_layer, known_layers
 from nac_openood.core.layouts import pooling_for
-from nac_openood.core.network import classify
-from nac_openood.core.probe import read
+from nac_openood.network.architectures import Layer, find_layer, known_layers
+from nac_openood.network.calling import classify
+from nac_openood.network.taps import read
 
 NAMES = ["avgpool", "layer3", "layer2", "layer1"]
 
@@ -43,7 +43,7 @@ def one_at_a_time(net, x, layer):
 def test_numbers_worked_out_by_hand(hand_net):
     # x = (2, 1): hidden = (3, 1), softmax = (e^2, 1) / (e^2 + 1), gradient = softmax - 1/2
     probed = read(hand_net, torch.tensor([[2.0, 1.0], [-1.0, 3.0]]), layers(hand_net, ["hidden"]))
-    reading = probed.layers["hidden"]
+    reading = probed["hidden"]
     assert reading.activation.tolist() == [[3.0, 1.0], [2.0, -4.0]]  # before the in-place ReLU
     assert probed.logits.tolist() == [[3.0, 1.0], [2.0, 0.0]]
     p = np.exp(2) / (np.exp(2) + 1) - 0.5
@@ -60,7 +60,7 @@ def test_states_equal_one_layer_at_a_time_autograd(arch):
     probed = read(net, x, layers(net, names))
     for name, layer in layers(net, names).items():
         z, g, logits = one_at_a_time(net, x, layer)
-        ours = probed.layers[name]
+        ours = probed[name]
         # steep enough that states spread over (0, 1), flat enough that none saturates
         steepness = 4.0 / (z * g).abs().max()
         state, expected = (torch.sigmoid(steepness * a * b) for a, b in (ours, (z, g)))
@@ -75,8 +75,8 @@ def expected_readings(net, x):
 
 def same(probed, expected, rtol=1e-4, atol=1e-6):
     for name, (z, g) in expected.items():
-        torch.testing.assert_close(probed.layers[name].activation, z, rtol=rtol, atol=atol)
-        torch.testing.assert_close(probed.layers[name].gradient, g, rtol=rtol, atol=atol)
+        torch.testing.assert_close(probed[name].activation, z, rtol=rtol, atol=atol)
+        torch.testing.assert_close(probed[name].gradient, g, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_any_caller_and_frozen_networks(small_net, images, caller, frozen):
     with caller():
         probed = read(small_net, images.clone(), layers(small_net))
     same(probed, expected, rtol=0, atol=0)
-    for reading in probed.layers.values():
+    for reading in probed.values():
         assert not reading.activation.requires_grad
         assert not reading.gradient.requires_grad
 
@@ -121,7 +121,7 @@ def test_autocast(small_net, images, dtype):
         small_net(images).sum().backward()
     assert small_net.fc.weight.grad is not None
     for name, (z, g) in expected.items():
-        ours = probed.layers[name]
+        ours = probed[name]
         assert ours.activation.dtype == ours.gradient.dtype == torch.float32
         for mine, theirs in ((ours.activation, z), (ours.gradient, g)):
             assert torch.corrcoef(torch.stack([mine.flatten(), theirs.flatten()]))[0, 1] > 0.99
@@ -134,14 +134,14 @@ def test_half_gradients_do_not_underflow(small_net, images):
         small_net.fc.bias.copy_(torch.tensor([4e-4, 0, 0, 0]))
     with autocast(torch.float16):
         probed = read(small_net, images, layers(small_net, ["avgpool"]))
-    assert (probed.layers["avgpool"].gradient == 0).float().mean() < 0.5
+    assert (probed["avgpool"].gradient == 0).float().mean() < 0.5
 
 
 def test_double_and_half_networks(small_net, images):
     double = read(small_net.double(), images, layers(small_net))
-    assert double.layers["layer3"].activation.dtype == torch.float64
+    assert double["layer3"].activation.dtype == torch.float64
     bfloat = read(small_net.bfloat16(), images, layers(small_net))
-    assert bfloat.layers["layer3"].activation.dtype == torch.float32
+    assert bfloat["layer3"].activation.dtype == torch.float32
 
 
 def test_compiled_networks(small_net, images):
@@ -185,8 +185,8 @@ def test_batches_do_not_matter(small_net, images):
     whole = read(small_net, images, layers(small_net))
     parts = [read(small_net, part, layers(small_net)) for part in images.split(7)]
     for name in NAMES:
-        joined = torch.cat([p.layers[name].gradient for p in parts])
-        torch.testing.assert_close(joined, whole.layers[name].gradient, rtol=1e-4, atol=1e-6)
+        joined = torch.cat([p[name].gradient for p in parts])
+        torch.testing.assert_close(joined, whole[name].gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_no_graph_before_the_earliest_layer(small_net, images):
@@ -304,8 +304,8 @@ class Odd(nn.Module):
         ("pair", "layer 'pair' .*LSTM.* returns tuple, expected one tensor"),
         ("side", "do not depend on the output of layer 'side'"),
         ("unused", "layer 'unused' did not run"),
-        ("whole", "layer 'whole' .* puts out torch.int64"),
-        ("rows", "layer 'rows' puts out 4 rows for a batch of 2"),
+        ("whole", "layer 'whole' .* outputs torch.int64"),
+        ("rows", "layer 'rows' outputs 4 rows for a batch of 2"),
     ],
 )
 def test_layers_that_cannot_be_read_are_named(name, message):
@@ -344,11 +344,9 @@ class Named:
 @pytest.mark.parametrize("wrap", [lambda y: (y, y), lambda y: {"logits": y}, Named])
 def test_outputs_that_hold_logits(hand_net, wrap):
     x = torch.rand(2, 2)
-    expected = read(hand_net, x, layers(hand_net, ["hidden"])).layers["hidden"]
+    expected = read(hand_net, x, layers(hand_net, ["hidden"]))["hidden"]
     hand_net.register_forward_hook(lambda m, i, o: wrap(o))
-    assert torch.equal(
-        read(hand_net, x, layers(hand_net, ["hidden"])).layers["hidden"][1], expected[1]
-    )
+    assert torch.equal(read(hand_net, x, layers(hand_net, ["hidden"]))["hidden"][1], expected[1])
 
 
 def test_bad_inputs(hand_net):

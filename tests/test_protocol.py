@@ -1,21 +1,31 @@
 """OpenOOD's numbers and its hyperparameter protocol, and what a method costs."""
 
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from nac_openood.bench import meter
-from nac_openood.bench.meter import Meter
-from nac_openood.bench.methods import METHODS, Absent, checked_methods
-from nac_openood.bench.metrics import METRICS, accuracy, ood_metrics, table_of
-from nac_openood.bench.scorer import Scored
-from nac_openood.bench.sweep import best_point, grid, vim_dims
+from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.benchmark.methods.sweep import best_point, grid, vim_dims
+from nac_openood.benchmark.methods.table import (
+    METHODS,
+    NAC,
+    Absent,
+    Method,
+    chosen_methods,
+)
+from nac_openood.benchmark.run import meter
+from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing, is_disturbed
+from nac_openood.benchmark.run.metrics import METRICS, metrics_by_set, ood_metrics
 from nac_openood.errors import NACError
 
 
-def scored(values, prediction=(), label=()):
-    return Scored(np.asarray(values, float), np.asarray(prediction), np.asarray(label))
+def scored(values):
+    return Scored(np.asarray(values, float), np.zeros(len(values), int), np.zeros(len(values), int))
 
 
 # ---- metrics
@@ -27,9 +37,42 @@ def test_numbers_by_hand():
     assert found["AUROC"] == pytest.approx(100 * 13 / 16)
     assert found["FPR@95"] == 50.0
     perfect = ood_metrics(np.array([2.0, 3]), np.array([0.0, 1]))
-    assert perfect == {"FPR@95": 0.0, "AUROC": 100.0, "AUPR_IN": 100.0, "AUPR_OUT": 100.0}
+    assert perfect == {
+        "FPR@95": 0.0, "FPR@95_IN": 0.0, "AUROC": 100.0, "AUPR_IN": 100.0, "AUPR_OUT": 100.0,
+    }  # fmt: skip
     inverted = ood_metrics(np.array([0.0, 1]), np.array([2.0, 3]))
-    assert inverted["AUROC"] == 0.0 and inverted["FPR@95"] == 100.0
+    assert inverted["AUROC"] == 0.0
+    assert inverted["FPR@95"] == inverted["FPR@95_IN"] == 100.0
+
+
+def test_both_kinds_of_fpr_by_hand():
+    inside = np.r_[np.full(19, 10.0), 1.0]  # 95 % of them are 10
+    outside = np.r_[np.full(18, 0.0), 5.0, 11.0]
+    found = ood_metrics(inside, outside)
+    assert found["FPR@95_IN"] == 5.0  # the threshold 10 keeps 19 of 20; 1 of 20 OOD lies above
+    assert found["FPR@95"] == 5.0  # to find 19 of 20 OOD the threshold is 5, which rejects 1 of 20
+    lower = ood_metrics(np.r_[np.full(18, 10.0), 1.0, 1.0], outside)
+    assert lower["FPR@95_IN"] == 10.0 and lower["FPR@95"] == 10.0
+    # one OOD outlier at the top: 95 % of OOD are found far below it, but it is accepted
+    high = ood_metrics(np.arange(20.0) + 1, np.r_[np.zeros(9), 30.0])
+    assert high["FPR@95"] == 100.0 and high["FPR@95_IN"] == 10.0
+
+
+def test_the_two_kinds_of_fpr_can_rank_methods_differently():
+    rng = np.random.default_rng(0)
+    inside = rng.normal(2, 1, 1000)
+    wide, tailed = rng.normal(0, 1.4, 1000), np.r_[rng.normal(-1, 1, 900), rng.normal(4, 1, 100)]
+    first, second = ood_metrics(inside, wide), ood_metrics(inside, tailed)
+    assert first["FPR@95"] < second["FPR@95"] and first["FPR@95_IN"] > second["FPR@95_IN"]
+
+
+def test_the_threshold_is_that_of_calibrate():
+    from nac_openood.detector.thresholds import threshold_at
+
+    rng = np.random.default_rng(1)
+    inside, outside = rng.normal(1, 1, 211).round(1), rng.normal(0, 1, 97).round(1)
+    accepted = (outside >= threshold_at(inside, 0.95)).mean()
+    assert ood_metrics(inside, outside)["FPR@95_IN"] == pytest.approx(100 * accepted)
 
 
 def test_ties_count_half_and_constants_tell_nothing():
@@ -55,29 +98,51 @@ def test_auroc_is_scikit_learns_either_way_round(decimals):
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_scores_that_are_no_numbers_are_counted(broken):
-    with pytest.raises(NACError, match="finite scores, got NaN or Inf for 2 of 5 images"):
+    with pytest.raises(NACError, match="finite scores, got NaN or Inf for 2 of 5 samples"):
         ood_metrics(np.array([1.0, broken, 2]), np.array([broken, 0.0]))
 
 
 def test_the_table_has_means_and_one_accuracy():
-    inside = scored([3.0, 2, 1], [0, 1, 2], [0, 1, 1])
-    assert accuracy(inside) == pytest.approx(200 / 3)
     near = {"a": scored([0.0, 0.5]), "b": scored([2.5, 0.0])}
-    table = table_of(inside, near, {}, accuracy(inside))
+    table = metrics_by_set(np.array([3.0, 2, 1]), near, {}, 66.0)
     assert list(table) == ["a", "b", "nearood"]  # no mean of nothing
     assert all(tuple(line) == METRICS for line in table.values())
     for metric in METRICS[:-1]:
         mean = (table["a"][metric] + table["b"][metric]) / 2
         assert table["nearood"][metric] == pytest.approx(mean)
-    assert {line["ACC"] for line in table.values()} == {accuracy(inside)}
+    assert {line["ACC"] for line in table.values()} == {66.0}
 
 
-def test_methods_are_known_by_name():
-    assert len(METHODS) == 22 and list(METHODS)[-1] == "nac"
-    assert checked_methods(["knn", "msp", "knn"]) == ["knn", "msp"]
-    with pytest.raises(NACError, match=r"unknown methods \['kn'\]; there are openmax, msp"):
-        checked_methods(["kn", "msp"])
+# ---- the method table
+
+
+def test_methods_are_chosen_by_name():
+    assert chosen_methods() == list(METHODS.values())
+    assert chosen_methods(["knn", "MSP", "knn"]) == [METHODS["knn"], METHODS["msp"]]
+    own = Method("mine", "Mine")
+    assert chosen_methods([own, "nac"]) == [own, METHODS[NAC]]
+    with pytest.raises(NACError, match=r"unknown methods \['kn'\]; expected some of openmax, msp"):
+        chosen_methods(["kn", "msp"])
+    with pytest.raises(NACError, match="at least one method"):
+        chosen_methods([])
     assert issubclass(Absent, NACError)
+
+
+def test_every_row_says_who_implements_it():
+    for method in METHODS.values():
+        assert method.rule or method.openood or method.adapter, method.name
+        assert method.needs in ("features", "network")
+        assert set(method.sweep) in (set(), set(method.defaults))
+    assert METHODS[NAC].rule == "nac"
+
+
+def test_the_table_is_there_without_torch():
+    code = (
+        "import sys, nac_openood.benchmark.methods.table as t; assert len(t.METHODS) > 1;"
+        "print([m for m in ('torch', 'numpy', 'pytorch_ood', 'openood') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 # ---- sweep
@@ -121,7 +186,64 @@ def test_vims_dimensions_leave_something():
     assert vim_dims([256, 1000], 128) == [64]
 
 
-# ---- meter
+# ---- times
+
+
+def test_one_disturbed_batch_does_not_decide():
+    calm = Timing([(100, 0.1)] * 9)
+    one = Timing([*calm.batches, (100, 5.0)])
+    assert calm.typical == pytest.approx(0.9) == calm.measured and not is_disturbed(calm)
+    assert one.typical == pytest.approx(1.0) and one.measured == pytest.approx(5.9)
+    assert is_disturbed(one)
+    # beside a long pass it does not matter
+    assert not is_disturbed(one, Timing([(100, 10.0)] * 10))
+
+
+def test_short_batches_hardly_count_and_the_rest_counts_once():
+    timing = Timing([(100, 0.1), (3, 3.0), (100, 0.1), (4, 4.0)], extra=2.0)
+    assert timing.typical == pytest.approx(2.0 + 207 * 0.001)
+    assert Timing(extra=0.5).typical == Timing(extra=0.5).measured == 0.5
+    assert Timing().typical == 0.0 and not is_disturbed(Timing())
+
+
+def test_a_thread_that_waits_is_disturbed():
+    """On a busy machine all batches are slow, so their spread need not tell."""
+    assert is_disturbed(Timing([(100, 1.0)] * 8, waited=5.0))
+    assert not is_disturbed(Timing([(100, 1.0)] * 8, waited=1.0))
+    with Meter() as sleeping:
+        time.sleep(0.1)
+    assert sleeping.waited > 0.08
+
+
+def test_batches_of_several_processes_come_in_bursts():
+    timing = Timing([(10, 2.0), (10, 0.0)] * 4 + [(5, 1.0)], extra=0.25, waited=7.0)
+    joined = timing.by_workers(2)
+    assert joined.batches == [(20, 2.0)] * 4 + [(5, 1.0)] and joined.waited == 0.0
+    assert joined.typical == pytest.approx(0.25 + 8.5) and timing.by_workers(0) is timing
+
+
+def test_timings_are_joined_and_read_back():
+    both = Timing.joined([Timing([(2, 1.0)], 0.5, 0.1), Timing([(3, 1.5)], 0.25, 0.2)])
+    assert both == Timing([(2, 1.0), (3, 1.5)], 0.75, pytest.approx(0.3))
+    assert Timing.read([[[2, 1.0]], 0.5, 0.1]) == Timing([(2, 1.0)], 0.5, 0.1)
+    for broken in (None, [], [[[0, 1.0]], 0, 0], [[[1]], 0, 0], [[["a", 1]], 0, 0], {"a": 1}):
+        with pytest.raises((TypeError, ValueError)):
+            Timing.read(broken)
+
+
+def test_a_loader_times_its_user():
+    loader = TimedLoader([torch.zeros(4, 1), torch.zeros(2, 1)])
+    with Meter() as meter:
+        for batch in loader:
+            time.sleep(0.02 * len(batch))
+        time.sleep(0.1)
+    timing = loader.timing(meter)
+    assert [samples for samples, _ in timing.batches] == [4, 2] and len(loader) == 2
+    assert timing.batches[0][1] >= 0.08 and timing.batches[1][1] >= 0.04 and timing.extra >= 0.1
+    assert timing.measured == pytest.approx(meter.seconds)
+
+
+# ---- memory
 
 
 @pytest.mark.skipif(meter._resident() is None, reason="the system does not tell resident memory")

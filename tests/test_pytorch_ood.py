@@ -1,4 +1,4 @@
-"""The baselines out of pytorch-ood: on a toy network, and beside OpenOOD's own."""
+"""The baselines from pytorch-ood: on a toy network, and beside OpenOOD's own."""
 
 import random
 import sys
@@ -11,16 +11,18 @@ from test_head import assert_untouched, state_of, tiny_vit
 from torch import nn
 from torch.nn import functional as F
 
-from nac_openood.bench.head import Head, head_of, with_features
-from nac_openood.bench.methods import Absent
-from nac_openood.bench.scorer import Given
-from nac_openood.bench.torch_ood import METHODS, TorchOOD, make
-from nac_openood.bench.torch_ood.table import Row
+from nac_openood.benchmark.methods import table
+from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.sweep import grid
+from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.core.ranking import auroc
 from nac_openood.errors import NACError, NotFittedError
-from nac_openood.ranking import auroc
+from nac_openood.network.head import Head, head_of, with_features
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 
+METHODS = {name: row for name, row in table.METHODS.items() if row.adapter is not None}
 NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
 WIDE, CLASSES = 300, 4
 
@@ -32,6 +34,10 @@ class ToyNet(SmallNet):
         super().__init__(CLASSES)
         self.layer4 = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, WIDE, 3, padding=1))
         self.fc = nn.Linear(WIDE, CLASSES)
+
+
+def make(method):
+    return PytorchOODScorer(METHODS[method])
 
 
 def images_of(n, seed, shift=0.0):
@@ -82,7 +88,7 @@ def featured(net, batches):
 def given_for(method, toy, **changes):
     """What the comparison gives the method, and the test sets it scores."""
     net, sets = toy
-    if METHODS[method].adapter.needs == "features":
+    if METHODS[method].needs == "features":
         sets = {name: featured(net, batches) for name, batches in sets.items()}
         net = Head(head_of(net, toy[1]["test"][0]["data"])[1])
     parts = {k: sets[k] for k in ("train", "id_val", "ood_val")}
@@ -97,18 +103,18 @@ def run(method, toy, chosen=None, **changes):
 
 
 def test_the_table_holds_the_papers_baselines():
-    assert len(METHODS) == 20 and "opengan" not in METHODS
-    assert {m for m in METHODS if make(m).needs == "network"} == set(NETWORK)
+    baselines = {name for name, row in table.METHODS.items() if row.paper and not row.rule}
+    assert baselines - set(METHODS) == {"opengan"}
+    assert set(NETWORK) <= {m for m, row in METHODS.items() if row.needs == "network"}
     assert make("msp").implementation.startswith("pytorch-ood 0.")
-    for row in METHODS.values():
-        assert set(row.sweep) in (set(), set(row.defaults))
 
 
 def test_points_come_in_openoods_order():
-    row = Row(METHODS["gen"].adapter, {}, {"gamma": (1, 2), "M": (10, 20)})
-    expected = [(1, 10), (2, 10), (1, 20), (2, 20)]
-    assert [tuple(point.values()) for point in row.points()] == expected
-    assert list(row.points()[0]) == ["gamma", "M"]
+    points = grid(METHODS["gen"].sweep)
+    assert [tuple(point.values()) for point in points[:8]] == [
+        (0.01, 10), (0.1, 10), (0.5, 10), (1, 10), (2, 10), (5, 10), (10, 10), (0.01, 50),
+    ]  # fmt: skip
+    assert list(points[0]) == ["gamma", "M"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -191,11 +197,11 @@ def test_the_search_finds_the_first_best_point(method, toy):
     scorer = make(method)
     fit = scorer.setup(given)
     found = []
-    for point in METHODS[method].points():
+    for point in grid(METHODS[method].sweep):
         try:
             scorer.setup(given, point)
         except NACError as error:
-            assert "exceeds the" in str(error) or "leaves nothing" in str(error)
+            assert "exceeds the" in str(error) or "is not smaller than" in str(error)
             continue
         scores = [scorer.score(sets[name]).score for name in ("id_val", "ood_val")]
         found.append((float(auroc(*scores)), point))
@@ -210,20 +216,20 @@ def test_without_ood_validation_the_defaults_are_used(toy):
 
 
 def test_errors_say_what_to_do(toy, monkeypatch):
-    with pytest.raises(NACError, match="no method 'opengan'. Expected one of openmax, msp"):
-        make("opengan")
-    with pytest.raises(NotFittedError, match="before setup"):
+    with pytest.raises(NACError, match="pytorch-ood has no method 'opengan'"):
+        PytorchOODScorer(table.METHODS["opengan"])
+    with pytest.raises(NotFittedError, match="call `setup` before `score`"):
         make("msp").score([])
     with pytest.raises(NACError, match="knn has no hyperparameter k; it has K"):
         run("knn", toy, {"k": 3})
-    with pytest.raises(NACError, match="K=500 exceeds the 320 training images"):
+    with pytest.raises(NACError, match="K=500 exceeds the 320 training samples"):
         run("knn", toy, {"K": 500})
-    with pytest.raises(NACError, match="K=50 exceeds the 32 training images, and so do all"):
+    with pytest.raises(NACError, match="K=50 exceeds the 32 training samples; no other value fits"):
         run("knn", toy, train=given_for("knn", toy)[0].train[:1])
-    with pytest.raises(NACError, match="dim=300 leaves nothing of features with 300"):
+    with pytest.raises(NACError, match="dim=300 is not smaller than the 300 dimensions"):
         run("vim", toy, {"dim": WIDE})
     for method in ("mds", "dice", "gram", "knn", "mds_ensemble"):
-        with pytest.raises(NACError, match="the training or validation data are empty"):
+        with pytest.raises(NACError, match="the training or validation data is empty"):
             run(method, toy, train=[])
     given, _ = given_for("msp", toy)
     scorer = make("msp")
@@ -249,7 +255,7 @@ def test_a_class_that_is_missing_is_named(method, toy):
         run(method, (net, {**sets, "train": kept}))
     assert_untouched(net, before)
     strange = in_batches(data, torch.where(label == 2, 17, label))
-    what = "right answer" if method == "openmax" else "labels from 0 to 3, got 17"
+    what = "correct prediction" if method == "openmax" else "labels from 0 to 3, got 17"
     with pytest.raises(NACError, match=what):
         run(method, (net, {**sets, "train": strange}))
 
@@ -297,14 +303,53 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
 
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
     given, _ = given_for("gram", toy)
-    monkeypatch.setattr("nac_openood.bench.torch_ood.gram._Pairs.__len__", lambda self: 10**9)
+    monkeypatch.setattr(
+        "nac_openood.benchmark.methods.pytorch_ood.gram._Pairs.__len__", lambda self: 10**9
+    )
     with pytest.raises(NACError, match="GB; this machine has"):
         make("gram").setup(given)
 
 
+def test_an_adapter_that_computes_the_score_itself_needs_no_library(toy, monkeypatch):
+    """A baseline that came later: a row, and an adapter with its own arithmetic."""
+    import types
+
+    from nac_openood.benchmark.methods.pytorch_ood.adapter import OnFeatures
+
+    class Norm(OnFeatures):
+        """The norm of the features."""
+
+        @staticmethod
+        def implementation():
+            return "our own 1"
+
+        def use(self, point):
+            self.power = point["power"]
+
+        def outlier(self, features, logits):
+            return -(features.norm(dim=1) ** self.power)
+
+    monkeypatch.setitem(
+        sys.modules,
+        "nac_openood.benchmark.methods.pytorch_ood.norm",
+        types.SimpleNamespace(Norm=Norm),
+    )
+    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
+    row = Method(
+        "norm", "Norm", adapter="norm:Norm", defaults={"power": 1}, sweep={"power": (1, 2)}
+    )
+    given, sets = given_for("msp", toy)
+    scorer = PytorchOODScorer(row)
+    assert scorer.implementation == "our own 1"
+    assert scorer.setup(given).search["points"] == 2
+    features = torch.cat([batch["data"] for batch in sets["test"]])
+    np.testing.assert_allclose(scorer.score(sets["test"]).score, features.norm(dim=1), rtol=1e-6)
+
+
 def test_a_scorer_that_failed_is_not_fitted(toy):
     given, _ = given_for("knn", toy)
-    scorer = TorchOOD("knn")
+    scorer = make("knn")
     scorer.setup(given)
     with pytest.raises(NACError):
         scorer.setup(given, {"K": 10**6})
@@ -319,8 +364,10 @@ def test_a_scorer_that_failed_is_not_fitted(toy):
 def thinned(bench):
     """Features of the thinned miniature benchmark, of one pass: (head, sets by name)."""
     from minibench import loader, trained
+    from openood_tiny import need_openood
     from torch.utils.data import DataLoader, Subset
 
+    need_openood()  # before the long part
     folder, root = bench
     net = trained(folder)
     sizes = {"train_cifar10": 1000, "val_cifar10": 200, "val_tin": 200}

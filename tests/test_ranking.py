@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from nac_openood import NACError, ranking
-from nac_openood.ranking import auroc, fpr_at
+from nac_openood import NACError
+from nac_openood.core import ranking
+from nac_openood.core.ranking import auroc, fpr_at
 
 
 def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[float, float]:
@@ -119,8 +120,8 @@ def test_cuda_equals_cpu() -> None:
     [
         (torch.rand(2, 0), torch.rand(2, 3), "no ID scores"),
         (torch.rand(2, 3), torch.rand(2, 0), "no OOD scores"),
-        (torch.tensor([[1.0, float("nan")]]), torch.rand(1, 2), "ID scores hold NaN"),
-        (torch.rand(1, 2), torch.tensor([[float("inf")]]), "OOD scores hold NaN or Inf"),
+        (torch.tensor([[1.0, float("nan")]]), torch.rand(1, 2), "ID scores contain NaN"),
+        (torch.rand(1, 2), torch.tensor([[float("inf")]]), "OOD scores contain NaN or Inf"),
         (torch.rand(2, 3), torch.rand(3, 3), "expected scores of shapes"),
         (torch.rand(2, 3), torch.rand(3), "expected scores of shapes"),
     ],

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nac_openood import FileError, NACError, Reading, Readings
-from nac_openood.core.spool import Spool
 from nac_openood.search.stored import ReadingSet
+from nac_openood.spool import Spool
 
 ROWS, NEURONS, PARTS = 1000, 2000, 8
 MB = 2**20

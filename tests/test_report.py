@@ -19,21 +19,22 @@ from report_example import ERROR, METHODS, RUNS, SETS, build, without_rows
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACError
-from nac_openood.bench.scorer import Scored
+from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.benchmark.run.cells import cell_folder, write_scores
+from nac_openood.benchmark.run.metrics import METRICS
+from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, SetInfo
 from nac_openood.cli import main
-from nac_openood.compare.cells import cell_folder, write_scores
-from nac_openood.compare.results import FAR, NEAR, Results, Row, SetInfo
+from nac_openood.report.csv_file import csv_table
 from nac_openood.report.figures.layers import COMBINED, layer_aurocs
 from nac_openood.report.figures.roc import roc_points
 from nac_openood.report.figures.sample import sample_of
 from nac_openood.report.markdown import markdown
-from nac_openood.report.markup import Html, el
-from nac_openood.report.order import METRICS, find, standings
+from nac_openood.report.order import Standing, standings
 from nac_openood.report.page import page
-from nac_openood.report.tables import csv_table
+from nac_openood.report.sections.headline import verdict
 from nac_openood.report.terminal import summary_table
-from nac_openood.report.words import number, ordinal, verdict
-from nac_openood.report.write import write_report
+from nac_openood.report.words import SHOWN, metric, number, ordinal
+from nac_openood.report.write import write_page, write_tables
 
 FEW = ("msp", "knn", "nac", "gram")
 TWO = (SETS[0], SETS[2], SETS[4])  # pictures take their time: a near and a far set will do
@@ -111,27 +112,32 @@ def test_csv_holds_every_number(results: Results) -> None:
     assert len(worked) == len(cells) == 20 * 2 * 8
     for line in worked:
         row, metrics = cells[line["method"], line["run"], line["dataset"]]
-        assert all(float(line[m]) == metrics[m] for m in METRICS)
+        assert all(float(line[str(metric(m))]) == metrics[m] for m in (*METRICS, "FPR@95_IN"))
         assert float(line["ms_per_image"]) == row.ms_per_image
         assert line["implementation"] == row.implementation
     failed = [line for line in lines if line["method"] == "gram"]
     assert [line["error"] for line in failed] == [ERROR, ERROR]
     assert {line["AUROC"] for line in failed} == {""}
+    assert {"FPR@95 (OOD found)", "FPR@95 (ID kept)"} < set(lines[0])
 
 
 def test_markdown_ranks_and_tells_all(results: Results) -> None:
     text = markdown(results)
-    summary = text.split("## Summary")[1].split("##")[0]
+    summary = text.split("## Ranking")[1].split("##")[0]
     order = [s for s in standings(results) if s.status == "ok"]
     lines = [line for line in summary.splitlines() if line.startswith("| ")][2:]
     assert len(lines) == len(order) == 20
     for place, (line, s) in enumerate(zip(lines, order), 1):
         cells = [c.strip(" *") for c in line.strip("|").split("|")]
-        wanted = [number(results.value(s.method, g, m)) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]  # fmt: skip
-        assert cells[:6] == [str(place), s.title, *wanted]
+        wanted = [number(results.value(s.method, g, m)) for g in (NEAR, FAR) for m in SHOWN]
+        assert cells[:8] == [str(place), s.title, *wanted]
     assert "<script>" not in text and "&lt;script&gt;" in text
     for part in (results.command, "K = 50", "OpenGAN needs a trained GAN", "51.20 %", "84.60"):
         assert part in text
+
+
+def find(order: list[Standing], method: str) -> Standing:
+    return next(s for s in order if s.method == method)
 
 
 def test_standings(results: Results) -> None:
@@ -142,7 +148,7 @@ def test_standings(results: Results) -> None:
     assert [s.ranks[NEAR] for s in order[:20]] == list(range(1, 21))
     assert [s.method for s in order[20:]] == ["gram", "opengan"]
     nac = find(order, "nac")
-    assert nac is not None and nac.ranks[NEAR] == 2 and nac.ranks[FAR] == 3
+    assert nac.ranks[NEAR] == 2 and nac.ranks[FAR] == 3
     assert verdict(results, order).startswith("NAC is 2nd of 20 on near-OOD (AUROC 87.06, 2.21")
 
 
@@ -150,8 +156,8 @@ def test_equal_values_share_a_place(results: Results) -> None:
     twin = [replace(r, method="twin", title="Twin") for r in results.rows if r.method == "nac"]
     more = replace(results, rows=(*results.rows, *twin))
     order = standings(more)
-    assert [find(order, m).ranks[NEAR] for m in ("nac", "twin", "rmds")] == [2, 2, 4]  # type: ignore[union-attr]
-    assert "NAC is shared 2nd of 21 on near-OOD" in verdict(more, order)
+    assert [find(order, m).ranks[NEAR] for m in ("nac", "twin", "rmds")] == [2, 2, 4]
+    assert "NAC is tied for 2nd of 21 on near-OOD" in verdict(more, order)
 
 
 def test_ordinals() -> None:
@@ -162,8 +168,8 @@ def test_ordinals() -> None:
 def test_the_terminal_table_fits(results: Results) -> None:
     text = summary_table(results)
     assert max(map(len, text.splitlines())) <= 100
-    assert re.search(r"^ 2  > NAC-UE +87\.06 ± 0\.52", text, re.M)
-    assert "Gram: failed, RuntimeError" in text
+    assert re.search(r"^ 2  > NAC +87\.06 ± 0\.52", text, re.M)
+    assert "Gram failed (OpenOOD 1.5): RuntimeError" in text
     long = build_rows(results, title="A method with a very long name", error="x" * 300)
     assert max(map(len, summary_table(long).splitlines())) <= 100
 
@@ -176,10 +182,10 @@ def test_the_page_shows_everything(whole_page: str, results: Results) -> None:
     seen = check_page(whole_page)
     for title, _, _ in METHODS.values():
         assert title in seen.text
-    for key in ("ranking", "bars", "sets", "scores", "roc", "times", "layers", "gallery",
+    for key in ("ranking", "bars", "datasets", "scores", "roc", "times", "layers", "gallery",
                 "settings", "paper", "about"):  # fmt: skip
         assert f'<section id="{key}"' in whole_page
-    assert len(seen.all("svg")) == 4 + 6 + 6 + 2 + 1 + 4
+    assert len(seen.all("svg")) == 6 + 6 + 6 + 2 + 1 + 4
     assert len(seen.all("img")) == 12
     assert results.command in seen.text
     assert "51.20 %, within 50 ± 5 %" in seen.text
@@ -191,8 +197,8 @@ def test_numbers_of_the_page_are_those_of_the_results(whole_page: str, results: 
     for s in standings(results)[:20]:
         row = table.split(f'data-value="{s.title}"')[1].split("</tr>")[0]
         found = re.findall(r'data-value="([^"]*)"', row)
-        wanted = [results.value(s.method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
-        assert [float(v) for v in found[:4]] == [w.mean for w in wanted if w is not None]
+        wanted = [results.value(s.method, g, m) for g in (NEAR, FAR) for m in SHOWN]
+        assert [float(v) for v in found[:6]] == [w.mean for w in wanted if w is not None]
         assert s.implementation in row
     assert re.findall(r'medal m\d">(\w+)<', table) == ["1st", "1st", "2nd", "3rd", "3rd", "2nd"]
 
@@ -217,20 +223,15 @@ def test_names_of_any_kind(tmp_path: Path, evil: str) -> None:
     assert "<b>" not in outside_the_code_block and "<svg" not in outside_the_code_block
 
 
-def test_elements_escape_what_is_no_markup() -> None:
-    assert el("p", "<&", Html("<br>"), None, cls='"') == '<p class="&quot;">&lt;&amp;<br></p>'
-    assert el("img", alt="a", hidden="", title=None) == '<img alt="a" hidden>'
-
-
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     found = build(tmp_path / "a", methods=FEW, sets=TWO)
-    written = write_report(found)
+    written = [*write_tables(found), write_page(found)]
     assert [p.name for p in written] == ["results.csv", "results.md", "report.html"]
     first = [p.read_bytes() for p in written]
     code = (
-        "import sys; from nac_openood.compare.results import Results;"
-        "from nac_openood.report.write import write_report;"
-        "write_report(Results.load(sys.argv[1]))"
+        "import sys; from nac_openood.benchmark.run.results import Results;"
+        "from nac_openood.report.write import write_page, write_tables;"
+        "results = Results.load(sys.argv[1]); write_tables(results); write_page(results)"
     )
     subprocess.run([sys.executable, "-c", code, str(found.folder)], check=True)
     assert [p.read_bytes() for p in written] == first
@@ -263,8 +264,8 @@ EDGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no NAC": ({"change": lambda r: without_rows(r, "nac")}, "NAC is not among them"),
     "only NAC": ({"methods": ("nac",)}, "It is the only method with a result"),
-    "all failed": ({"change": failed}, "No method gave a result"),
-    "no rows": ({"change": drop("rows")}, "No method gave a result"),
+    "all failed": ({"change": failed}, "No method produced a result"),
+    "no rows": ({"change": drop("rows")}, "No method produced a result"),
     "no gallery": ({"change": drop("gallery", "paper", "notes")}, "NAC is"),
     "missing scores": ({"scores": False}, "The scores are not in this folder"),
     "not a number": ({"change": not_numbers}, "NAC is"),
@@ -288,7 +289,7 @@ def test_nac_failed_is_said(tmp_path: Path) -> None:
         return replace(r, rows=tuple(rows))
 
     found = build(tmp_path, change, methods=FEW, sets=TWO)
-    assert "NAC has no result here (no <gpu>); 2 methods do." in check_page(page(found)).text
+    assert "NAC has no result (no <gpu>); 2 methods do." in check_page(page(found)).text
 
 
 def test_a_run_that_failed_is_told(tmp_path: Path) -> None:
@@ -297,8 +298,9 @@ def test_a_run_that_failed_is_told(tmp_path: Path) -> None:
         return replace(r, rows=tuple(rows))
 
     found = build(tmp_path, change, methods=FEW, sets=TWO)
-    assert "1 of 2 runs (s1: too hot)" in check_page(page(found)).text
-    assert "| KNN | 1 of 2 | ok | s1: too hot |" in markdown(found)
+    told = "KNN: 1 of 2 runs succeeded (s1: too hot)"
+    assert told in check_page(page(found)).text
+    assert f"- {told}" in markdown(found)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e8, 1e-30])
@@ -387,9 +389,9 @@ def test_without_matplotlib_the_tables_are_written(
     found = build(tmp_path, methods=FEW, sets=TWO)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(NACError, match=r"pip install 'nac-openood\[plot\]'"):
-        write_report(found)
-    assert (tmp_path / "results.csv").is_file() and (tmp_path / "results.md").is_file()
+        write_page(found)
     assert main(["report", str(tmp_path)]) == 1
+    assert (tmp_path / "results.csv").is_file() and (tmp_path / "results.md").is_file()
     told = capsys.readouterr()
     assert "results.csv, results.md" in told.out and "no report.html" in told.err
 
@@ -403,15 +405,15 @@ def test_the_command(
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
     told = capsys.readouterr().out
-    assert "> NAC-UE" in told and "results.csv, results.md, report.html" in told
+    assert "> NAC" in told and "results.csv, results.md, report.html" in told
     monkeypatch.setattr("webbrowser.open", lambda url: False)
     assert main(["report", str(tmp_path), "--open"]) == 0
-    assert "found no browser" in capsys.readouterr().err
+    assert "no browser found" in capsys.readouterr().err
 
 
 def test_the_command_without_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 1
-    assert "expected a folder that `nac-openood compare --out` wrote" in capsys.readouterr().err
+    assert "expected the folder of a comparison" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -429,3 +431,109 @@ def test_rows_need_no_more_than_their_names(tmp_path: Path) -> None:
 
     text = check_page(page(build(tmp_path, change, methods=FEW, sets=TWO, scores=False))).text
     assert "1 method compared; NAC is not among them." in text
+
+
+CONVENTIONS = ("FPR@95 (OOD found) is the share of ID", "FPR@95 (ID kept) is the share of OOD")
+
+
+def renderings(found: Results) -> list[str]:
+    """Page, Markdown and terminal as running text."""
+    texts = (check_page(page(found)).text, markdown(found), summary_table(found))
+    return [" ".join(text.split()) for text in texts]
+
+
+def without_metric(r: Results, name: str, methods: tuple[str, ...]) -> Results:
+    rows = []
+    for row in r.rows:
+        kept = {d: {k: v for k, v in m.items() if k != name} for d, m in row.metrics.items()}
+        rows.append(replace(row, metrics=kept) if row.method in methods else row)
+    return replace(r, rows=tuple(rows))
+
+
+def test_both_conventions_of_fpr_are_named(tmp_path: Path) -> None:
+    for text in renderings(build(tmp_path, methods=FEW, sets=TWO)):
+        assert all(told in text for told in CONVENTIONS)
+    head = markdown(Results.load(tmp_path)).split("| # |")[1].splitlines()[0]
+    assert "Near-OOD FPR@95 (OOD found) | Near-OOD FPR@95 (ID kept)" in head
+
+
+def test_old_results_have_one_convention(tmp_path: Path) -> None:
+    found = build(
+        tmp_path, lambda r: without_metric(r, "FPR@95_IN", FEW), methods=FEW, sets=TWO, scores=False
+    )
+    for text in renderings(found):
+        assert CONVENTIONS[0] in text and "ID kept" not in text
+
+
+def test_a_method_without_a_metric_has_a_dash(tmp_path: Path) -> None:
+    found = build(
+        tmp_path, lambda r: without_metric(r, "FPR@95_IN", ("knn",)), methods=FEW, sets=TWO
+    )
+    check_page(page(found))
+    row = next(line for line in markdown(found).splitlines() if "| KNN |" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert [cells[i] for i in (4, 7)] == ["\u2013", "\u2013"] and "\u2013" not in cells[2]
+
+
+def test_notes_come_first(tmp_path: Path) -> None:
+    note = "OOD validation: surrogates <made> of ID images"
+    found = build(tmp_path, lambda r: replace(r, notes=(note,)), methods=FEW, sets=TWO)
+    html = page(found)
+    assert note in check_page(html).text.split("Ranking")[0]
+    assert "surrogates &lt;made&gt;" in html.split("<nav")[0]
+    assert "surrogates &lt;made&gt;" in markdown(found).split("## Ranking")[0]
+    assert f"Note: {note}" in summary_table(found)
+    assert "uncertain" not in html
+
+
+def test_a_disturbed_run_is_said_beside_the_times(tmp_path: Path) -> None:
+    found = build(tmp_path, methods=FEW, sets=TWO)
+    knn = next(r for r in found.rows if r.method == "knn")
+    object.__setattr__(knn, "disturbed", True)  # `Row` may be older than that
+    told = "Times marked ~ are uncertain: the machine was busy"
+    for text in renderings(found):
+        assert told in text and re.search(r"KNN .*~2\.92 ", text)
+        assert not re.search(r"(MSP|NAC)[^~]* ~", text.split("KNN")[0])
+    html = page(found)
+    for key in ("ranking", "times"):
+        section = html.split(f'<section id="{key}"')[1].split("</section>")[0]
+        assert told in section and section.count("~") == 2
+
+
+def test_samples_without_a_picture(tmp_path: Path) -> None:
+    def change(r: Results) -> Results:
+        return replace(r, gallery=tuple(replace(e, file=None) for e in r.gallery))  # type: ignore[arg-type]
+
+    found = build(tmp_path, change, methods=FEW, sets=TWO)
+    seen = check_page(page(found))
+    assert not seen.all("img")
+    for example in found.gallery:
+        assert example.name in seen.text and f"{example.score:.3f}" in seen.text
+
+
+def test_every_method_of_ours_is_highlighted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nac_openood.report.order.OURS", {"nac", "knn"})
+    found = build(tmp_path, methods=FEW, sets=TWO)
+    html = page(found)
+    table = html.split('<section id="ranking"')[1].split("</section>")[0]
+    assert table.count('<tr class="ours">') == 2
+    told = verdict(found, standings(found))
+    assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", told)
+    head = check_page(html).text.split("Ranking")[0]
+    assert told in head and len(re.findall(r"Near-OOD rank", head)) == 2
+    assert re.search(r"^1  > KNN .*^2  > NAC ", summary_table(found), re.M | re.S)
+    assert "**KNN**" in markdown(found) and "**NAC**" in markdown(found)
+
+
+def test_modules_of_the_report_import_no_matplotlib() -> None:
+    code = (
+        "import pkgutil, importlib, sys, nac_openood.report as report;"
+        "names = [m.name for m in pkgutil.walk_packages(report.__path__, 'nac_openood.report.')];"
+        "[importlib.import_module(name) for name in names];"
+        "print(len(names), 'matplotlib' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    number_of_modules, drawn = done.stdout.split()
+    assert int(number_of_modules) > 20 and drawn == "False"

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import itertools
 from typing import Any, Mapping, Optional
 
 import numpy as np
+import openood_standin
 import pytest
 import torch
 import yaml
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
 from nac_openood.core.coverage import combine
-from nac_openood.presets import preset, presets
-from nac_openood.ranking import auroc, fpr_at
+from nac_openood.core.ranking import auroc, fpr_at
+from nac_openood.detector.presets import preset, presets
 from nac_openood.search import (
     PAPER_SPACE,
     STRATEGIES,
@@ -49,10 +49,10 @@ def sets(layers: Any, seed: int = 0, n: int = 60) -> dict[str, Readings]:
 
 
 def points_of(layers: Mapping[str, LayerConfig], sweep: Any) -> list[dict[str, LayerConfig]]:
-    """Every joint point in the order of OpenOOD's sweep: one product over all lists at once."""
-    names = [(layer, key) for layer, lists in sweep.items() for key in lists]
+    """Every joint point in the order of OpenOOD's sweep, in which the first list is fastest."""
+    names = [(layer, key) for layer in layers for key in sweep.get(layer, {})]
     found = []
-    for values in itertools.product(*(sweep[layer][key] for layer, key in names)):
+    for values in openood_standin.combinations([sweep[layer][key] for layer, key in names]):
         settings_of: dict[str, dict[str, Any]] = {n: c.to_dict() for n, c in layers.items()}
         for (layer, key), value in zip(names, values):
             settings_of[layer][key] = value
@@ -76,7 +76,7 @@ class Oracle:
         if key not in self.cache:
             coverage = Coverage({name: unweighted})
             coverage.update(self.fit)
-            self.cache[key] = coverage.layer_scores(samples)[name]
+            self.cache[key] = coverage.parts(samples)[name]
         return self.cache[key]
 
 
@@ -156,7 +156,8 @@ def test_many_blocks_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     whole = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50)
     monkeypatch.setattr(strategies, "_BLOCK", 37)
     monkeypatch.setattr("nac_openood.search.joint._PIECE", 300)
-    monkeypatch.setattr("nac_openood.search.tables._BATCH", 7)
+    in_slices = Readings.batches
+    monkeypatch.setattr(Readings, "batches", lambda self, size=7: in_slices(self, size))
     assert search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50) == whole
     values = [candidate.objective for candidate in whole.ranking]
     assert values == sorted(values, reverse=True) and len(values) == 50
@@ -244,6 +245,18 @@ def test_ties_go_to_the_first_point_in_any_strategy() -> None:
         found = search(dead, dead, dead, layers=SMALL, sweep=SWEEP, strategy=strategy)
         assert found.best.auroc == 0.5
         assert found.layers == {n: LayerConfig(n_bins=50, full_count=1) for n in SMALL}
+
+
+def test_of_equal_points_the_one_that_openood_visits_first_wins() -> None:
+    """Two layers whose scores are the same: (0, 1) and (1, 0) tie, and OpenOOD sees (1, 0) first."""
+    layers = {"a": LayerConfig(), "b": LayerConfig()}
+    same = {k: Readings({"a": r["a"], "b": r["a"]}, r.prediction, r.label)
+            for k, r in sets(["a"]).items()}  # fmt: skip
+    sweep = {name: {"full_count": [1, 9]} for name in layers}
+    ranking = search(**same, layers=layers, sweep=sweep, strategy="grid").ranking
+    counts = [tuple(c.full_count for c in found.layers.values()) for found in ranking]
+    assert counts.index((9, 1)) + 1 == counts.index((1, 9))
+    assert brute_force(layers, sweep, same)[0] == dict(ranking[0].layers)
 
 
 @pytest.mark.parametrize("objective", ["fpr95", "mean"])
@@ -338,15 +351,15 @@ def broken() -> Readings:
         ({"sweep": {"a": {"bins": [1]}}}, "layer 'a': unknown setting 'bins'"),
         ({"sweep": {"a": {"layout": ["flat"]}}}, "unknown setting 'layout'"),
         ({"sweep": {"z": {}}}, r"names layers \['z'\]"),
-        ({"sweep": {"a": {"n_bins": []}}}, "expected a list of values for 'n_bins'"),
-        ({"sweep": {"a": {"state": "output"}}}, "expected a list of values for 'state'"),
+        ({"sweep": {"a": {"n_bins": []}}}, "expected a non-empty list of values for 'n_bins'"),
+        ({"sweep": {"a": {"state": "output"}}}, "expected a non-empty list of values for 'state'"),
         ({"sweep": {"a": {"n_bins": [2]}}}, "n_bins must be at least"),
-        ({"sweep": {n: {"weight": [0]} for n in SMALL}}, "weights are all zero"),
+        ({"sweep": {n: {"weight": [0]} for n in SMALL}}, "layer weights are zero in every"),
         ({"layers": {}}, "no layers to search"),
         ({"strategy": "magic"}, "unknown strategy 'magic'"),
         ({"objective": "luck"}, "unknown objective 'luck'"),
         ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
-        ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "guard is a distance from 0.5"),
+        ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "`guard` must be a distance from 0.5"),
         ({"guard": "tight", "held_out": readings(5, SMALL, 0)}, "got 'tight'"),
         ({"top": 0}, "top must be at least 1"),
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),

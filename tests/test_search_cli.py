@@ -16,9 +16,9 @@ import yaml
 from PIL import Image
 
 from nac_openood import NACDetector, read_config
-from nac_openood.bench.networks import CifarResNet18
 from nac_openood.cli import main
 from nac_openood.search.stored import ReadingSet
+from nac_openood.sources.networks import CifarResNet18
 
 SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}
 LABEL = "searched against surrogate OOD, not real OOD"
@@ -217,7 +217,7 @@ def test_errors_are_sentences(
     [
         (lambda p: p.write_bytes(p.read_bytes()[:60]), "7.png cannot be read"),
         (lambda p: p.write_bytes(b"no image"), "7.png cannot be read"),
-        (lambda p: p.unlink(), "7.png, which .*val_cifar10.txt names"),
+        (lambda p: p.unlink(), "7.png, which is named in .*val_cifar10.txt"),
     ],
 )
 def test_bad_images_are_named(

@@ -6,8 +6,7 @@ import torch
 from safetensors.torch import save_file
 from test_detector import LAYERS
 
-from nac_openood import FileError, LayerConfig, NACDetector
-from nac_openood.core import files
+from nac_openood import FileError, LayerConfig, NACDetector, files
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def test_round_trip(detector, saved, small_net, images):
     again = NACDetector.load(saved, small_net)
     assert torch.equal(again.score(images), detector.score(images))
     assert torch.equal(again.predict(images), detector.predict(images))
-    assert again.configs == detector.configs
+    assert again.layers == detector.layers
     assert again.fit_summary_ == detector.fit_summary_
     assert again.threshold_ == detector.threshold_
 
@@ -73,11 +72,29 @@ def test_files_that_are_not_ours(tmp_path, small_net):
 
 
 def test_a_newer_format_is_refused(tmp_path, small_net):
-    files.write(tmp_path / "x", "nac_openood detector", 2, {}, {})
+    files.write(tmp_path / "x", "nac_openood detector", 3, {}, {})
     with pytest.raises(
-        FileError, match="format version 2; this nac_openood reads up to 1. Upgrade"
+        FileError, match="format version 3; this nac_openood reads up to 2. Upgrade"
     ):
         NACDetector.load(tmp_path / "x", small_net)
+
+
+def test_files_of_version_1_still_load(detector, saved, small_net, images):
+    tensors, about = files.read(saved, "nac_openood detector", 2)
+    old = {**about, **about["settings"]}
+    del old["rule"], old["settings"]
+    plain = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("rule/")}
+    files.write(saved, "nac_openood detector", 1, plain, old)
+    again = NACDetector.load(saved, small_net)
+    assert torch.equal(again.score(images), detector.score(images))
+    assert again.threshold_ == detector.threshold_
+
+
+def test_an_unknown_rule_is_named(detector, saved, small_net):
+    tensors, about = files.read(saved, "nac_openood detector", 2)
+    files.write(saved, "nac_openood detector", 2, dict(tensors), {**about, "rule": "magic"})
+    with pytest.raises(FileError, match="unknown rule 'magic'; expected one of"):
+        NACDetector.load(saved, small_net)
 
 
 def test_damaged_files(saved, small_net):
@@ -90,9 +107,9 @@ def test_damaged_files(saved, small_net):
     saved.write_bytes(flipped)
     with pytest.raises(FileError, match="counts of layer '.*' do not add up"):
         NACDetector.load(saved, small_net)
-    tensors, about = files.read(_restore(saved, whole), "nac_openood detector", 1)
+    tensors, about = files.read(_restore(saved, whole), "nac_openood detector", 2)
     del about["network"]
-    files.write(saved, "nac_openood detector", 1, dict(tensors), about)
+    files.write(saved, "nac_openood detector", 2, dict(tensors), about)
     with pytest.raises(FileError, match="damaged: 'network' is missing"):
         NACDetector.load(saved, small_net)
 
@@ -126,7 +143,9 @@ def test_the_file_is_readable_by_anybody_and_holds_no_pickle(saved):
     content = saved.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"]["kind"] == "nac_openood detector"
-    assert json.loads(header["__metadata__"]["about"])["layers"]["avgpool"]["n_bins"] == 20
+    assert (
+        json.loads(header["__metadata__"]["about"])["settings"]["layers"]["avgpool"]["n_bins"] == 20
+    )
 
 
 def _umask():

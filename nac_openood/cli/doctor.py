@@ -1,27 +1,44 @@
-"""`nac-openood doctor`: what is installed and what is missing."""
+"""`nac-openood doctor`: show what is installed, what is missing and how to fix it."""
 
 from __future__ import annotations
 
 import argparse
 
+from nac_openood.cli.output import show
+
+_EXAMPLES = """\
+examples:
+  nac-openood doctor
+      check Python, torch, OpenOOD, its dependencies, its data and its checkpoints
+  nac-openood doctor --deep
+      also import OpenOOD, the surest test of its dependencies
+"""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    doctor = commands.add_parser(
-        "doctor", help="what is installed, what is missing, and how to mend it"
+    parser = commands.add_parser(
+        "doctor",
+        help="show what is installed, what is missing and how to fix it",
+        description="Check everything that NAC inside OpenOOD needs. Nothing is changed.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    doctor.add_argument("--data-root", default="data", help="OpenOOD's data folder (./data)")
-    doctor.add_argument("--results-root", default="results", help="of checkpoints (./results)")
-    doctor.add_argument("--deep", action="store_true", help="also try to import OpenOOD")
-    doctor.set_defaults(run=_doctor)
+    parser.add_argument(
+        "--data-root", default="data", metavar="DIR",
+        help="folder with OpenOOD's benchmarks (default: ./%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results-root", default="results", metavar="DIR",
+        help="folder with checkpoints (default: ./%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--deep", action="store_true", help="also import OpenOOD (some seconds)")
+    parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from nac_openood.plugin.doctor import examine, install_command, render
+    from nac_openood.plugin.doctor import MISSING, examine, render
 
     findings = examine(data_root=args.data_root, results_root=args.results_root, deep=args.deep)
-    print(render(findings))
-    command = install_command(findings)
-    if command:
-        print(f"\nAll of OpenOOD's missing dependencies at once:\n{command}")
-    return 1 if any(finding.status == "missing" for finding in findings) else 0
+    show(render(findings))
+    return 1 if any(finding.status == MISSING for finding in findings) else 0

@@ -1,7 +1,8 @@
-"""Options that several commands have, and how they are checked."""
+"""Options that several commands have: their names, help texts and checks."""
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Optional
 
 from nac_openood.errors import NACError
@@ -9,9 +10,35 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from torch import nn
 
+# The names that options accept, here because their homes import torch. tests/test_cli.py checks
+# that they are the names of the tables at home.
+STRATEGIES = ("grid", "layerwise", "random")
+OBJECTIVES = ("auroc", "fpr95", "mean")
+
+
+def add_loading(group: argparse._ArgumentGroup) -> None:
+    """Add the options that say how images are loaded and where the network runs."""
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="images per batch (default: 100)"
+    )
+    group.add_argument(
+        "--workers", type=int, metavar="N",
+        help="processes that load images (default: 0, load them in the main process)",
+    )  # fmt: skip
+    group.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda if available)"
+    )
+
+
+def add_seed(group: argparse._ActionsContainer) -> None:
+    """Add the option for the random seed."""
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed (default: %(default)s)"
+    )
+
 
 def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
-    """The network on the device of that name, by default a GPU where there is one."""
+    """Move a network to the device of that name, by default to a GPU if there is one."""
     import torch
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -26,10 +53,10 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
 
 
 def at_least(name: str, value: object, default: int, least: int) -> int:
-    """A number, or the default where none was given."""
+    """A number that is large enough, or the default if none was given."""
     number = default if value is None else int(str(value))
     if number < least:
-        raise NACError(f"{option(name)} must be at least {least}, got {number}.")
+        raise NACError(f"`{name}` must be at least {least}, got {number}.")
     return number
 
 

@@ -1,29 +1,41 @@
-"""`nac-openood run`: OpenOOD's own scripts with NAC registered."""
+"""`nac-openood run`: run OpenOOD's own scripts with NAC registered."""
 
 from __future__ import annotations
 
 import argparse
 
+_EXAMPLES = """\
+examples (in the folder of your OpenOOD clone):
+  nac-openood run scripts/eval_ood.py --id-data cifar10 --postprocessor nac --save-csv \\
+      --root results/cifar10_resnet18_32x32_base_e100_lr0.1_default
+  nac-openood run scripts/eval_ood_imagenet.py --tvs-pretrained --arch resnet50 \\
+      --postprocessor nac --save-csv
+"""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    run = commands.add_parser(
+    parser = commands.add_parser(
         "run",
         help="run one of OpenOOD's own scripts with NAC registered",
         usage="nac-openood run [--no-compat] SCRIPT [ARGS...]",
         description="Run an unmodified script of OpenOOD (scripts/eval_ood.py, "
-        "scripts/eval_ood_imagenet.py, main.py) with the postprocessor 'nac' registered. "
-        "Everything after SCRIPT goes to the script; its exit code is ours.",
+        "scripts/eval_ood_imagenet.py, main.py) with the postprocessor 'nac' registered, and "
+        "return its exit code. Everything after SCRIPT is passed to the script.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument(
+    parser.add_argument(
         "--no-compat",
         dest="compat",
         action="store_false",
-        help="do not apply what OpenOOD needs on NumPy 2 and on machines without a GPU",
+        help="do not apply the patches that OpenOOD needs on NumPy 2 and without a GPU",
     )
-    run.add_argument("script", metavar="SCRIPT", help="e.g. scripts/eval_ood.py")
-    run.add_argument("args", metavar="ARGS", nargs=argparse.REMAINDER, help="passed through")
-    run.set_defaults(run=_run)
+    parser.add_argument("script", metavar="SCRIPT", help="e.g. scripts/eval_ood.py")
+    parser.add_argument(
+        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
+    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from nac_openood.cli.options import at_least, on_device, option
 from nac_openood.errors import NACError
-from nac_openood.search.stored import ReadingSet
 
+if TYPE_CHECKING:
+    from nac_openood.search.stored import ReadingSet
+
+#: `--ood-val none`: there is no OOD validation data.
+NO_OOD = "none"
 #: Options that say how to read a network, and so do not go with --readings.
 NEEDS_A_NETWORK = (
     "checkpoint", "arch", "id_data", "data_root", "ood_val", "n_samples", "held_out",
-    "batch_size", "workers", "device", "fast", "save_readings",
+    "batch_size", "workers", "device", "fast", "save_readings", "skip_bad",
 )  # fmt: skip
 
 
@@ -30,6 +34,8 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
                 f"--readings needs no network: {', '.join(given)} cannot change readings that are "
                 "already made. Leave them out, or leave out --readings."
             )
+        from nac_openood.search.stored import ReadingSet
+
         return ReadingSet.load(args.readings)
     lacking = [option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
     if lacking:
@@ -41,31 +47,49 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
 
 
 def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet:
-    from nac_openood.bench.collect import Source, collect
-    from nac_openood.bench.imglist import benchmark_named
-    from nac_openood.bench.networks import build, load_checkpoint, transform_for
-    from nac_openood.detector import NACDetector
-    from nac_openood.search.choice import about_network, default_layers, default_samples
+    from torch.utils.data import DataLoader
+
+    from nac_openood.detector.detector import NACDetector
+    from nac_openood.search.choice import about_network, config_for
+    from nac_openood.search.recipe import HELD_OUT, gather
+    from nac_openood.sources.imglist import benchmark_named
+    from nac_openood.sources.networks import network_of, transform_for
 
     benchmark = benchmark_named(args.id_data)
-    net = load_checkpoint(build(args.arch, benchmark.n_classes), args.checkpoint)
-    net = on_device(net, args.device)
-    layers = default_layers(net, benchmark.name, args.layers)
-    source = Source(
-        benchmark,
-        args.data_root or "data",
-        transform_for(args.arch, benchmark),
-        batch_size=at_least("batch_size", args.batch_size, 100, 1),
-        workers=at_least("workers", args.workers, 0, 0),
-    )
-    return collect(
-        NACDetector(net, layers, fast=args.fast),
-        source,
-        n_samples=at_least("n_samples", args.n_samples, default_samples(net, benchmark.name), 1),
-        held_out=at_least("held_out", args.held_out, 1000, 0),
-        ood_val=args.ood_val,
+    net = on_device(network_of(args.arch, benchmark.n_classes, args.checkpoint), args.device)
+    config = config_for(net, benchmark.name, args.layers)
+    batch_size = at_least("batch_size", args.batch_size, 100, 1)
+    workers = at_least("workers", args.workers, 0, 0)
+    transform = transform_for(args.arch, benchmark, args.checkpoint)
+
+    def loader(part: str) -> DataLoader[Any]:
+        images = benchmark.images(args.data_root or "data", part, transform)
+        if args.skip_bad:
+            images = _readable(images, workers, part, say)
+        return DataLoader(images, batch_size=batch_size, num_workers=workers)
+
+    against = args.ood_val or benchmark.ood_val
+    names = {"id_val": f"val_{benchmark.name}", "ood_val": f"val_{against}"}
+    train, inside = loader(f"train_{benchmark.name}"), loader(names["id_val"])
+    outside = None if against == NO_OOD else loader(names["ood_val"])
+    about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": benchmark.name}
+    return gather(
+        NACDetector(net, config.layers, fast=args.fast), train, inside, outside,
+        n_samples=at_least("n_samples", args.n_samples, config.n_samples or 1000, 1),
+        held_out=at_least("held_out", args.held_out, HELD_OUT, 0),
         folder=args.save_readings,
+        names=names,
+        about={**about, **about_network(net)},
         seed=args.seed,
-        about={"arch": args.arch, "checkpoint": args.checkpoint, **about_network(net)},
         say=say,
-    )
+    )  # fmt: skip
+
+
+def _readable(images: Any, workers: int, title: str, say: Callable[[str], None]) -> Any:
+    """The images without those that cannot be read."""
+    from nac_openood.sources.images import bad_images, told
+
+    bad = bad_images(images, workers=workers, title=title)
+    if bad:
+        say(f"left out of {title}: {told(images, bad)}")
+    return images.without(list(bad)) if bad else images

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any, Mapping, Optional
 
 from nac_openood.search import SURROGATE_LABEL, SearchResult
-from nac_openood.search.output import is_surrogate
 
 _SHOWN = 5
 
 
-def show(result: SearchResult, about: Mapping[str, Any]) -> None:
+def show_result(result: SearchResult, about: Mapping[str, Any]) -> None:
     """The best candidates, and the winner's settings layer by layer."""
     against = about.get("ood_val", {}).get("name", "OOD validation")
     print(f"\n{result.evaluated:,} joint points in {result.seconds:.1f} s, against {against}")
     if "accuracy" in about:
         print(f"The network is right on {about['accuracy']:.1%} of ID validation.")
-    if is_surrogate(about):
+    if result.surrogate:
         print(f"NOTE: {SURROGATE_LABEL}.")
     print(f"\n{'':4}{'AUROC':>8}{'FPR@95':>9}{'guard':>8}  layers (weight)")
     for place, candidate in enumerate(result.ranking[:_SHOWN], start=1):

@@ -1,29 +1,34 @@
-"""A histogram a layer, and the score of a sample: how well covered its neuron states are.
+"""Reference NAC as a rule: the score of a sample is how well covered its neuron states are.
 
-Knows no network: it takes a dict `layer -> (activation, gradient)`, both `[batch, neurons]`.
+One histogram per layer counts the states of the training data; see `docs/method.md`.
 """
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
-from nac_openood.config import LayerConfig
+from nac_openood.core.bins import count_bins
 from nac_openood.core.histogram import Histogram
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.reading import Reading
+from nac_openood.core.rule import Needs, Rule
 from nac_openood.core.states import STATES
 from nac_openood.errors import NACError, NotFittedError
 
-Pair = Tuple[Tensor, Tensor]
 
-
-class Coverage:
-    """Fitted coverage of one or more layers.
+class Coverage(Rule):
+    """Coverage of one or more layers.
 
     Args:
         layers: settings by layer name; the order is the order of reports, not of importance.
     """
+
+    name = "nac"
+    layer_settings = LayerConfig
+    reads_head_input = True
 
     def __init__(self, layers: Mapping[str, LayerConfig]) -> None:
         if not layers:
@@ -35,21 +40,27 @@ class Coverage:
         self._broken: dict[str, Tensor] = {}
 
     @property
+    def needs(self) -> Needs:
+        """Activations of all layers, gradients of those whose state looks at them."""
+        gradients = {n for n, config in self.layers.items() if STATES[config.state].uses_gradient}
+        return Needs(tuple(self.layers), frozenset(gradients))
+
+    @property
     def n_samples(self) -> int:
         """How many samples were counted."""
         return min((h.n_samples for h in self.histograms.values()), default=0)
 
-    def update(self, readings: Mapping[str, Pair]) -> None:
-        """Count a batch. Not-finite readings are remembered and refused by `check`."""
+    def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
+        """Count a batch. Readings that are not finite are remembered and refused by `check`."""
         for name, config in self.layers.items():
-            activation, gradient = self._pair(readings, name)
-            states = states_of(activation, gradient, config)
+            reading = self._reading(readings, name)
+            states = states_of(reading, config)
             if name not in self.histograms:
                 self.histograms[name] = Histogram.empty(
                     states.shape[1], config.n_bins, states.device
                 )
             self.histograms[name].to(states.device).update(states)
-            broken = not_finite(activation, gradient).sum()
+            broken = not_finite(reading).sum()
             # added up on the device: reading the number here would stall every batch
             self._broken[name] = self._broken[name] + broken if name in self._broken else broken
 
@@ -65,23 +76,37 @@ class Coverage:
         if self.n_samples == 0:
             raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
-    def layer_scores(self, readings: Mapping[str, Pair]) -> dict[str, Tensor]:
+    def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """Coverage by layer, `[batch]` each, in [0, 1]; NaN where a reading is not finite."""
         if self.n_samples == 0:
             raise NotFittedError("this coverage has no counts yet: call fit first.")
         scores = {}
         for name, config in self.layers.items():
-            activation, gradient = self._pair(readings, name)
-            histogram = self.histograms[name].to(activation.device)
-            hits = histogram.covered(states_of(activation, gradient, config), config.full_count)
+            reading = self._reading(readings, name)
+            histogram = self.histograms[name].to(reading.activation.device)
+            hits = histogram.covered(states_of(reading, config), config.full_count)
             score = layer_score(hits, config.full_count, histogram.neurons)
-            broken = not_finite(activation, gradient)
-            scores[name] = score.masked_fill(broken, float("nan"))
+            scores[name] = score.masked_fill(not_finite(reading), float("nan"))
         return scores
 
-    def score(self, readings: Mapping[str, Pair]) -> Tensor:
-        """Weighted mean of the layer scores, `[batch]`; higher is more in-distribution."""
-        return combine(self.layer_scores(readings), self.layers)
+    def combine(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Weighted mean of the layer scores, `[batch]`."""
+        return combine(parts, self.layers)
+
+    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Each layer's weighted score over the total weight."""
+        total = total_weight([config.weight for config in self.layers.values()])
+        return {name: self.layers[name].weight * part / total for name, part in parts.items()}
+
+    def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
+        """Coverage of every neuron, by layer, in [0, 1]."""
+        found = {}
+        for name, config in self.layers.items():
+            reading = self._reading(readings, name)
+            histogram = self.histograms[name].to(reading.activation.device)
+            hits = histogram.hits(states_of(reading, config)).t()
+            found[name] = hits.clamp(max=config.full_count) / config.full_count
+        return found
 
     def to(self, device: torch.device) -> Coverage:
         """Move the counts; scoring moves them to its readings by itself."""
@@ -108,19 +133,43 @@ class Coverage:
             mine = self._broken.get(name)
             self._broken[name] = broken if mine is None else mine + broken.to(mine.device)
 
-    def _pair(self, readings: Mapping[str, Pair], name: str) -> Pair:
+    def tensors(self) -> dict[str, Tensor]:
+        """The counts by layer."""
+        return {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of each layer, and how many samples it counted."""
+        return {
+            "layers": {name: config.to_dict() for name, config in self.layers.items()},
+            "n_samples": {name: h.n_samples for name, h in self.histograms.items()},
+        }
+
+    @classmethod
+    def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coverage:
+        """The coverage that `settings` and `tensors` came from."""
+        coverage = cls({n: LayerConfig.from_dict(c) for n, c in settings["layers"].items()})
+        for name, config in coverage.layers.items():
+            counts, n_samples = tensors[f"counts/{name}"].clone(), settings["n_samples"][name]
+            _check_counts(name, counts, config, n_samples)
+            coverage.histograms[name] = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
+        return coverage
+
+    def _reading(self, readings: Mapping[str, Reading], name: str) -> Reading:
         if name not in readings:
-            raise NACError(
-                f"readings of layer '{name}' are missing; got {sorted(readings)}. "
-                "Collect them with the layers that are fitted and scored."
-            )
+            raise missing_layer(name, readings)
         activation, gradient = readings[name]
-        if activation.ndim != 2 or activation.shape != gradient.shape:
+        if gradient is None and name in self.needs.gradients:
+            raise NACError(
+                f"layer '{name}': state '{self.layers[name].state}' needs gradients, but these "
+                "readings have none. Read the network again with this state."
+            )
+        if activation.ndim != 2 or (gradient is not None and activation.shape != gradient.shape):
+            shape = None if gradient is None else list(gradient.shape)
             raise NACError(
                 f"layer '{name}': expected activation and gradient of one shape [batch, neurons], "
-                f"got {list(activation.shape)} and {list(gradient.shape)}."
+                f"got {list(activation.shape)} and {shape}."
             )
-        return activation, gradient
+        return Reading(activation, gradient)
 
 
 def layer_score(hits: Tensor, full_count: int, neurons: int) -> Tensor:
@@ -152,11 +201,34 @@ def total_weight(weights: Sequence[float]) -> float:
     return total
 
 
-def states_of(activation: Tensor, gradient: Tensor, config: LayerConfig) -> Tensor:
-    """States `[batch, neurons]` of readings under the settings of a layer."""
-    return STATES[config.state](activation, gradient, config.steepness)
+def states_of(reading: Reading, config: LayerConfig) -> Tensor:
+    """States `[batch, neurons]` of a reading under the settings of a layer."""
+    return STATES[config.state](*reading, config.steepness)
 
 
-def not_finite(activation: Tensor, gradient: Tensor) -> Tensor:
-    """Which samples `[batch]` have a NaN or Inf in either reading."""
-    return ~(activation.isfinite() & gradient.isfinite()).all(dim=1)
+def not_finite(reading: Reading) -> Tensor:
+    """Which samples `[batch]` have a NaN or Inf in what was read of a layer."""
+    finite = reading.activation.isfinite()
+    if reading.gradient is not None:
+        finite = finite & reading.gradient.isfinite()
+    return ~finite.all(dim=1)
+
+
+def missing_layer(name: str, readings: Mapping[str, Reading]) -> NACError:
+    """The error of readings that lack a layer."""
+    return NACError(
+        f"readings of layer '{name}' are missing; got {sorted(readings)}. "
+        "Collect them with the layers that are fitted and scored."
+    )
+
+
+def _check_counts(name: str, counts: Tensor, config: LayerConfig, n_samples: int) -> None:
+    """Every neuron must have been counted once for each sample, or the counts are not whole."""
+    whole = (
+        counts.ndim == 2
+        and counts.dtype == torch.int32
+        and counts.shape[1] == count_bins(config.n_bins)
+        and bool((counts.sum(dim=1) == n_samples).all())
+    )
+    if not whole:
+        raise NACError(f"the counts of layer '{name}' do not add up.")

@@ -1,4 +1,4 @@
-"""How a module's output becomes one number a neuron: `[batch, ...] -> [batch, neurons]`.
+"""Pool a module's output to one number per neuron: `[batch, ...] -> [batch, neurons]`.
 
 Activations and gradients go through the same function, before they are multiplied. Positions are
 summed, not averaged: the published steepness values assume sums.
@@ -6,6 +6,7 @@ summed, not averaged: the published steepness values assume sums.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable, Mapping, Optional
 
 import torch
@@ -58,18 +59,32 @@ _DIMS = {"maps": (3, 4, 5), "maps_last": (3, 4, 5), "tokens": (3,), "class_token
 _BY_DIMS = {2: "flat", 3: "tokens", 4: "maps", 5: "maps"}
 
 
-def pooling_for(name: Optional[str], shape: torch.Size, layer: str) -> Pool:
-    """The function that pools an output of `shape`; `name=None` goes by its dimensions."""
+def pooling_for(name: Optional[str], shape: torch.Size, layer: str, *, mean: bool = False) -> Pool:
+    """The function that pools a layer's output.
+
+    Args:
+        name: one of `LAYOUTS`; None chooses by the number of dimensions.
+        shape: of the output.
+        layer: its name, for errors.
+        mean: whether to average over positions instead of summing.
+    """
     chosen = name or _BY_DIMS.get(len(shape))
     if chosen is None:
         raise ProbeError(
-            f"layer '{layer}' puts out a tensor of shape {list(shape)}: expected [batch, neurons], "
+            f"layer '{layer}' outputs a tensor of shape {list(shape)}: expected [batch, neurons], "
             "[batch, tokens, neurons] or [batch, channels, height, width]. Choose another module, "
             f"or name its layout: LayerConfig(layout=...), one of {sorted(LAYOUTS)}."
         )
     if chosen in _DIMS and len(shape) not in _DIMS[chosen]:
         raise ProbeError(
-            f"layer '{layer}' has layout '{chosen}', which takes {_DIMS[chosen]} dimensions, but "
-            f"puts out shape {list(shape)}. Set LayerConfig(layout=...) to what fits it."
+            f"layer '{layer}' has layout '{chosen}', which is for outputs of {_DIMS[chosen]} "
+            f"dimensions, but outputs shape {list(shape)}. Set LayerConfig(layout=...) to one of "
+            f"{sorted(LAYOUTS)}, or to None to choose by the number of dimensions."
         )
-    return LAYOUTS[chosen]
+    return partial(_averaged, chosen) if mean else LAYOUTS[chosen]
+
+
+def _averaged(name: str, tensor: Tensor) -> Tensor:
+    total = LAYOUTS[name](tensor)
+    positions = 1 if name == "class_token" else tensor[0].numel() // max(1, total.shape[1])
+    return total / positions if positions > 1 else total

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from dataclasses import dataclass
+from typing import Callable, Mapping, Optional
 
 import torch
 from torch import Tensor
 
-State = Callable[[Tensor, Tensor, float], Tensor]
+
+@dataclass(frozen=True)
+class State:
+    """A form of the neuron state.
+
+    Args:
+        squashed: what the sigmoid is taken of, `(activation, gradient) -> [batch, neurons]`.
+        uses_gradient: whether it looks at the gradient, which costs a backward pass.
+    """
+
+    squashed: Callable[[Tensor, Optional[Tensor]], Tensor]
+    uses_gradient: bool
+
+    def __call__(self, activation: Tensor, gradient: Optional[Tensor], steepness: float) -> Tensor:
+        """States `[batch, neurons]`."""
+        return torch.sigmoid(steepness * self.squashed(activation, gradient))
 
 
-def output_times_gradient(activation: Tensor, gradient: Tensor, steepness: float) -> Tensor:
-    """The paper's state: how active a neuron is, weighed by its say in the decision."""
-    return torch.sigmoid(steepness * (activation * gradient))
+def _product(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
+    assert gradient is not None
+    return activation * gradient
 
 
-def output(activation: Tensor, gradient: Tensor, steepness: float) -> Tensor:
-    """Ablation: the activation alone."""
-    return torch.sigmoid(steepness * activation)
+def _gradient(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
+    assert gradient is not None
+    return gradient
 
 
-def gradient(activation: Tensor, gradient: Tensor, steepness: float) -> Tensor:
-    """Ablation: the gradient alone."""
-    return torch.sigmoid(steepness * gradient)
-
-
+#: The paper's state, how active a neuron is weighed by its say in the decision, and its ablations.
 STATES: Mapping[str, State] = {
-    "output*gradient": output_times_gradient,
-    "output": output,
-    "gradient": gradient,
+    "output*gradient": State(_product, uses_gradient=True),
+    "output": State(lambda activation, gradient: activation, uses_gradient=False),
+    "gradient": State(_gradient, uses_gradient=True),
 }

@@ -1,1 +1,1 @@
-"""NAC inside OpenOOD: the only rooms that import it."""
+"""NAC inside OpenOOD: the only room that imports it."""

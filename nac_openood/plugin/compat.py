@@ -1,9 +1,9 @@
-"""OpenOOD on NumPy 2, on new Pythons and without a GPU: every patch named, each one undoable.
+"""Patches that let OpenOOD run on NumPy 2, on new Pythons and without a GPU.
 
-Nothing here happens by itself. `apply_compat()` applies the patches of `PATCHES` that this machine
-needs, `remove_compat()` takes them back, and `compat()` does both around a block. No file of
-OpenOOD is touched: the patches give back names that NumPy dropped, and send to the CPU what
-OpenOOD sends to a GPU that is not there.
+Nothing is patched on import. `apply_compat()` applies those of `PATCHES` that this machine needs,
+`remove_compat()` removes them, and `compat()` does both around a block. OpenOOD's files are not
+changed: the patches restore names that NumPy dropped, and redirect to the CPU what OpenOOD sends
+to a GPU that does not exist.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from nac_openood.errors import NACError
 
 @dataclass(frozen=True)
 class Patch:
-    """One thing that is changed, why, when, and how it is taken back.
+    """One change, why it is made, when it is needed and how it is undone.
 
     Attributes:
-        name: what `apply_compat` and `remove_compat` call it.
+        name: its name in `apply_compat` and `remove_compat`.
         reason: what fails without it.
-        needed: whether this machine needs it; asked at the time of applying.
-        apply: makes the change and returns what `undo` needs to take it back.
-        undo: takes the change back, given what `apply` returned.
+        needed: whether this machine needs it; called when patches are applied.
+        apply: makes the change and returns what `undo` needs.
+        undo: undoes the change, given what `apply` returned.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Patch:
 
 
 def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
-    """Apply the patches that are needed and not in place yet, all of them or none.
+    """Apply the patches that are needed and not applied yet, either all of them or none.
 
     Args:
-        on_cpu: send OpenOOD to the CPU also where there is a GPU.
+        on_cpu: keep OpenOOD on the CPU even if there is a GPU.
 
     Returns:
-        The names of the patches applied by this call; give them to `remove_compat` to take back
+        The names of the patches applied by this call; pass them to `remove_compat` to remove
         exactly these. A second call applies nothing and returns `()`.
     """
     new: list[str] = []
@@ -66,7 +66,7 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
 
 
 def remove_compat(names: Optional[Iterable[str]] = None) -> None:
-    """Take back the patches `names` (all by default), the latest first."""
+    """Remove the patches `names` (default: all), the latest first."""
     known = [patch.name for patch in PATCHES]
     wanted = set(known if names is None else names)
     if wanted - set(known):
@@ -81,7 +81,7 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
 
 @contextmanager
 def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
-    """Apply what is needed for a block; patches that were in place before stay in place."""
+    """Apply what is needed until the block ends; patches applied before it stay."""
     names = apply_compat(on_cpu)
     try:
         yield names
@@ -90,7 +90,7 @@ def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
 
 
 def applied_patches() -> tuple[str, ...]:
-    """The names of the patches in place now."""
+    """The names of the patches that are applied now."""
     return tuple(patch.name for patch in PATCHES if patch.name in _applied)
 
 
@@ -111,7 +111,7 @@ _ALIASES = {"float": float, "int": int, "product": np.prod}
 
 
 def _missing(names: Iterable[str]) -> list[str]:
-    """Those of `names` that NumPy lacks; old NumPys warn when merely asked."""
+    """Those of `names` that NumPy lacks; NumPy 1.20 to 1.23 warn when asked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [name for name in names if not hasattr(np, name)]
@@ -129,24 +129,24 @@ def _drop_from_numpy(names: list[str]) -> None:
         delattr(np, name)
 
 
-# ---- a GPU that is not there
+# ---- no GPU
 
 
 def _on_cpu(device: Any) -> Any:
-    """A CUDA device, however it is spelled, becomes the CPU; everything else stays what it is."""
+    """Replace a CUDA device, however it is spelled, by the CPU; return anything else unchanged."""
     if isinstance(device, torch.device):
         return torch.device("cpu") if device.type == "cuda" else device
     if isinstance(device, str):
         return "cpu" if device.split(":")[0] == "cuda" else device
-    # torch reads a bare integer as the index of a GPU (True and False are no devices).
+    # torch reads a bare integer as the index of a GPU; booleans are not devices
     return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
 
 
 class _CudaToCpu(overrides.TorchFunctionMode):
-    """Sees each call of torch on this thread and sends to the CPU what asks for CUDA.
+    """Redirect calls of torch that ask for CUDA to the CPU, on this thread.
 
-    One mechanism instead of a patch a postprocessor: `.cuda()` of tensors and modules, `.to()`
-    and `device=` of every function of torch pass through here. The results are the CPU's own.
+    One mechanism instead of a patch per postprocessor: `.cuda()` and `.to()` of tensors and
+    modules and `device=` of every function of torch pass through here.
     """
 
     def __torch_function__(
@@ -172,7 +172,7 @@ def _enter_mode() -> _CudaToCpu:
 
 
 def _leave_mode(mode: _CudaToCpu) -> None:
-    """Take `mode` out of torch's stack, also from below modes that were entered after it."""
+    """Remove `mode` from torch's stack, even from below modes that were entered after it."""
     above = []
     while overrides._len_torch_function_stack() > 0:
         top = overrides._pop_mode()
@@ -184,7 +184,7 @@ def _leave_mode(mode: _CudaToCpu) -> None:
 
 
 class _CpuFloatTensor:
-    """Stands for `torch.cuda.FloatTensor`: makes CPU tensors; no tensor is an instance of it."""
+    """Replaces `torch.cuda.FloatTensor`: makes CPU tensors, and no tensor is an instance of it."""
 
     def __new__(cls, *args: Any) -> Any:
         return torch.FloatTensor(*args)
@@ -198,7 +198,7 @@ def _replace(owner: Any, name: str, value: Any) -> tuple[Any, str, Any, Any]:
 
 def _put_back(change: tuple[Any, str, Any, Any]) -> None:
     owner, name, value, original = change
-    # Somebody who replaced it after us keeps their replacement.
+    # a later replacement by somebody else is kept
     if getattr(owner, name) is value:
         setattr(owner, name, original)
 
@@ -219,7 +219,7 @@ def _patch_load() -> tuple[Any, str, Any, Any]:
 
 def _workers_are_spawned() -> bool:
     method = multiprocessing.get_start_method(allow_none=True)
-    # The first of the list is what Python chooses when nobody did.
+    # the first of the list is Python's default
     return (method or multiprocessing.get_all_start_methods()[0]) != "fork"
 
 
@@ -227,10 +227,6 @@ def _fork_workers() -> Optional[str]:
     method = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
     return method
-
-
-def _start_method(method: Optional[str]) -> None:
-    multiprocessing.set_start_method(method, force=True)
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -250,28 +246,28 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "fork-workers",
-        "OpenOOD's scripts have no __main__ guard, so workers that are not forked run them again",
+        "OpenOOD's scripts have no __main__ guard: workers that are not forked run them again",
         lambda: sys.platform == "linux" and _workers_are_spawned(),
         _fork_workers,
-        _start_method,
+        lambda method: multiprocessing.set_start_method(method, force=True),
     ),
     Patch(
         "cuda-to-cpu",
-        "OpenOOD calls .cuda() and allocates on 'cuda' whether or not there is a GPU",
+        "OpenOOD calls .cuda() and allocates on 'cuda' even if there is no GPU",
         _no_gpu,
         _enter_mode,
         _leave_mode,
     ),
     Patch(
         "cuda-float-tensor",
-        "MDSEns and GMM build torch.cuda.FloatTensor, a type and so beyond 'cuda-to-cpu'",
+        "MDSEns and GMM use torch.cuda.FloatTensor, a type, which 'cuda-to-cpu' cannot redirect",
         _no_gpu,
         lambda: _replace(torch.cuda, "FloatTensor", _CpuFloatTensor),
         _put_back,
     ),
     Patch(
         "load-on-cpu",
-        "checkpoints and pickled postprocessors saved on a GPU name it as the place to load to",
+        "checkpoints and pickled postprocessors saved on a GPU are loaded to that GPU",
         _no_gpu,
         _patch_load,
         _put_back,

@@ -1,4 +1,4 @@
-"""OpenOOD's own scripts, unmodified, in this process: with `compat` applied and NAC registered."""
+"""Run OpenOOD's own scripts, unmodified, with `compat` applied and NAC registered."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from nac_openood.plugin.register import register, unregister
 
 
 def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
-    """Run `python script args...` here, with NAC known to OpenOOD, and restore everything after.
+    """Run `python script args...` in this process with NAC registered, then restore everything.
 
-    The script sees `__name__ == '__main__'`, its own `sys.argv` and the `sys.path` Python would
-    have given it, with the root of the OpenOOD tree it lies in added. The working directory is
-    the caller's. Its output goes where the caller's goes.
+    The script sees `__name__ == '__main__'`, its own `sys.argv`, and the `sys.path` that Python
+    would give it plus the root of its OpenOOD tree. The working directory stays the caller's.
 
     Args:
-        script: the path of the script, as one would give it to `python`.
+        script: the path of the script.
         args: its arguments.
         compat: apply the patches of `nac_openood.plugin.compat` that this machine needs.
 
     Returns:
-        The exit code: 0, what the script gave to `sys.exit`, or 1 after an exception, whose
-        traceback goes to stderr as Python would write it.
+        The exit code: 0, what the script passed to `sys.exit`, or 1 after an exception, whose
+        traceback is written to stderr.
 
     Raises:
-        NACError: there is no such script, or OpenOOD cannot be imported.
+        NACError: the script does not exist, or OpenOOD cannot be imported.
     """
     path = _existing(script)
     with ExitStack() as restored:
-        # Patches first: on NumPy 2, OpenOOD cannot be imported without them.
+        # first, because OpenOOD cannot be imported on NumPy 2 without it
         if compat:
             restored.enter_context(compat_patches.compat())
         restored.enter_context(_as_python_would(path, args))
@@ -53,10 +52,10 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
 
 
 def openood_root(script: Path) -> Optional[Path]:
-    """The OpenOOD tree that `script` lies in, or None.
+    """The OpenOOD tree that contains `script`, or None.
 
-    The path as given goes first, then the one behind symbolic links: OpenOOD's scripts look for
-    their data beside the path as given.
+    The path as given is tried first, then the one behind symbolic links, because OpenOOD's
+    scripts look for their data relative to the path as given.
     """
     given = Path(os.path.abspath(script))  # noqa: PTH100 (resolve() would follow the links)
     for path in (given, given.resolve()):
@@ -72,21 +71,21 @@ def _existing(script: str) -> Path:
         return path
     what = "is a folder" if path.is_dir() else "does not exist"
     raise NACError(
-        f"Expected a script of OpenOOD such as scripts/eval_ood.py, but {script} {what} (looked in "
-        f"{Path.cwd()}). Change to the folder of your OpenOOD clone, or give the whole path."
+        f"Expected a script of OpenOOD such as scripts/eval_ood.py, but {script} {what} (in "
+        f"{Path.cwd()}). Change to the folder of your OpenOOD clone, or give the full path."
     )
 
 
 @contextmanager
 def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
-    """`sys.argv` and `sys.path` of `python path args...`, until the block ends."""
+    """Set `sys.argv` and `sys.path` as `python path args...` does, until the block ends."""
     argv, search = sys.argv, list(sys.path)
     sys.argv = [str(path), *args]
     if not getattr(sys.flags, "safe_path", False):  # python -P; the flag is new in 3.11
         sys.path.insert(0, str(path.resolve().parent))
     root = openood_root(path)
     if root is not None and str(root) not in sys.path:
-        # Last, as OpenOOD's scripts do it themselves: an installed OpenOOD keeps its precedence.
+        # last, as OpenOOD's scripts do it themselves: an installed OpenOOD takes precedence
         sys.path.append(str(root))
     try:
         yield
@@ -97,7 +96,7 @@ def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _registered() -> Iterator[None]:
-    """NAC is in OpenOOD's tables until the block ends; a caller's own registration stays."""
+    """Register NAC until the block ends, unless the caller has registered it already."""
     changed = register()
     try:
         yield
@@ -107,7 +106,7 @@ def _registered() -> Iterator[None]:
 
 
 def _exit_code(stop: SystemExit) -> int:
-    """What `python` would exit with: None is 0, a number itself, a message goes to stderr."""
+    """The exit code of `sys.exit(code)`: None is 0; a message goes to stderr and is 1."""
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
@@ -117,7 +116,7 @@ def _exit_code(stop: SystemExit) -> int:
 
 
 def _from_script(trace: Optional[TracebackType], script: str) -> Optional[TracebackType]:
-    """The part of a traceback that begins in `script`, without the frames that started it."""
+    """The part of a traceback that starts in `script`, without our own frames above it."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace

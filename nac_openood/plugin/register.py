@@ -1,4 +1,4 @@
-"""Make 'nac' a name that OpenOOD knows: no file in its tree, no download, and undoable."""
+"""Make our rules known to OpenOOD as postprocessors, without changing its files; can be undone."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ import functools
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
+from nac_openood.core.rules import RULES
+from nac_openood.detector.presets import CONFIG_ROOT
 from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat
-from nac_openood.presets import CONFIG_ROOT
+from nac_openood.plugin.source import import_failure
 
-NAME = "nac"
 _undo: list[Callable[[], None]] = []
 
 
 def register(compat: bool = False) -> bool:
-    """Put NAC into OpenOOD's tables and config lookup.
+    """Make every rule of ours a postprocessor that OpenOOD knows, e.g. 'nac'.
 
-    Afterwards `Evaluator(..., postprocessor_name='nac')`, OpenOOD's scripts and its pipelines know
-    it. A `postprocessors/nac.yml` in the caller's `config_root` is used; without one the settings
-    are chosen from the ID data set and the network. An entry of OpenOOD's own is never replaced.
+    Afterwards `Evaluator(..., postprocessor_name='nac')`, OpenOOD's scripts and its pipelines
+    accept the name. Settings come from `postprocessors/nac.yml` in the caller's `config_root` if
+    that file exists; otherwise they are chosen by ID dataset and network. If OpenOOD has a
+    postprocessor of that name, it is kept.
 
     Args:
-        compat: also apply what this machine needs to run OpenOOD; see `nac_openood.plugin.compat`.
+        compat: also apply the patches that OpenOOD needs on this machine; see
+            `nac_openood.plugin.compat`.
 
     Returns:
-        Whether anything changed; a second call does nothing.
+        Whether anything changed; a second call changes nothing.
 
     Raises:
         NACError: OpenOOD or one of its dependencies cannot be imported.
@@ -41,17 +44,14 @@ def register(compat: bool = False) -> bool:
         unregister()
         remove_compat(patches)
         if isinstance(error, ImportError):
-            raise NACError(
-                f"Expected an OpenOOD that can be imported, but: {error}. `nac-openood doctor` "
-                "tells what is missing and the command that mends it."
-            ) from error
+            raise NACError(import_failure(error)) from error
         raise
     _undo.insert(0, lambda: remove_compat(patches))
     return True
 
 
 def unregister() -> None:
-    """Take back what `register` did; does nothing where nothing was done."""
+    """Undo `register`; does nothing if it was not called."""
     while _undo:
         _undo.pop()()
 
@@ -62,50 +62,59 @@ def _enter_tables() -> None:
 
     from nac_openood.plugin.postprocessor import NACPostprocessor
 
-    if NAME in api.postprocessors:
+    names = [name for name in RULES if not _taken(api.postprocessors, name)]
+    for name in names:
+        api.postprocessors[name] = NACPostprocessor
+        _undo.append(functools.partial(api.postprocessors.pop, name, None))
+    if names:
+        _replace_everywhere(api.get_postprocessor, _for_evaluator(api.get_postprocessor, names))
+        theirs = pipelines.get_postprocessor
+        _replace_everywhere(theirs, _for_pipelines(theirs, names, NACPostprocessor))
+
+
+def _taken(table: Mapping[str, Any], name: str) -> bool:
+    """Whether OpenOOD has a postprocessor of this name, which stays in place."""
+    if name in table:
         warnings.warn(
-            f"OpenOOD has a postprocessor '{NAME}' of its own, which stays in place; pass "
-            "Evaluator(postprocessor=NACPostprocessor(config)) to use this one.",
+            f"OpenOOD has a postprocessor '{name}' of its own, which is kept. To use this one, "
+            "pass Evaluator(postprocessor=NACPostprocessor(config)).",
             UserWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
-        return
-    api.postprocessors[NAME] = NACPostprocessor
-    _undo.append(lambda: api.postprocessors.pop(NAME, None) and None)
-    _replace_everywhere(api.get_postprocessor, _for_evaluator(api.get_postprocessor))
-    _replace_everywhere(
-        pipelines.get_postprocessor, _for_pipelines(pipelines.get_postprocessor, NACPostprocessor)
-    )
+    return name in table
 
 
-def _for_evaluator(original: Callable[..., Any]) -> Callable[..., Any]:
+def _for_evaluator(original: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
     """OpenOOD's look-up, with our config where the caller's `config_root` has none."""
 
     @functools.wraps(original)
     def get_postprocessor(config_root: str, postprocessor_name: str, id_data_name: str) -> Any:
-        if postprocessor_name != NAME:
+        if postprocessor_name not in names:
             return original(config_root, postprocessor_name, id_data_name)
-        own = Path(config_root) / "postprocessors" / f"{NAME}.yml"
-        found = original(str(config_root if own.is_file() else CONFIG_ROOT), NAME, id_data_name)
-        # relative to where it was: a pickle of it may be set up again from another folder
+        own = Path(config_root) / "postprocessors" / f"{postprocessor_name}.yml"
+        root = str(config_root if own.is_file() else CONFIG_ROOT)
+        found = original(root, postprocessor_name, id_data_name)
+        # absolute: a pickle of it may be set up again from another working directory
         found.config_file = str(own.resolve()) if own.is_file() else None
         return found
 
     return get_postprocessor
 
 
-def _for_pipelines(original: Callable[..., Any], cls: Callable[[Any], Any]) -> Callable[..., Any]:
+def _for_pipelines(
+    original: Callable[..., Any], names: list[str], cls: Callable[[Any], Any]
+) -> Callable[..., Any]:
     """The look-up of `main.py`'s pipelines, whose table is inside the function."""
 
     @functools.wraps(original)
     def get_postprocessor(config: Any) -> Any:
-        return cls(config) if config.postprocessor.name == NAME else original(config)
+        return cls(config) if config.postprocessor.name in names else original(config)
 
     return get_postprocessor
 
 
 def _replace_everywhere(original: Any, replacement: Any) -> None:
-    """Replace a function in every module of OpenOOD that has imported it by name."""
+    """Replace a function in every module of OpenOOD that imported it by name."""
     for module in [m for n, m in sys.modules.items() if n.split(".")[0] == "openood"]:
         for name, value in list(vars(module).items()):
             if value is original:

@@ -1,4 +1,4 @@
-"""Where OpenOOD is: importable, or a source tree named by OPENOOD_SRC."""
+"""Find OpenOOD and make it importable: installed, or a source tree named by OPENOOD_SRC."""
 
 from __future__ import annotations
 
@@ -10,37 +10,68 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Optional
 
 from nac_openood.errors import NACError
-from nac_openood.plugin.compat import compat
 
 
 @contextmanager
 def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
-    """OpenOOD can be imported and runs on this machine until the block ends; yields its tree.
+    """Make OpenOOD importable and let it run on this machine until the block ends.
 
     Args:
-        on_cpu: keep it there also where a GPU is.
+        on_cpu: keep OpenOOD on the CPU even if there is a GPU.
+
+    Yields:
+        The folder that holds the package `openood`.
 
     Raises:
-        NACError: it is not here, or one of its dependencies is not.
+        NACError: OpenOOD or one of its dependencies is missing.
     """
-    _find()
+    from nac_openood.plugin.compat import compat
+
+    tree = openood_tree()
+    if _installed() is None:
+        sys.path.append(str(tree))
+        importlib.invalidate_caches()
     with compat(on_cpu):
         try:
-            module = importlib.import_module("openood.evaluation_api")
+            importlib.import_module("openood.evaluation_api")
         except ImportError as error:
-            raise NACError(
-                f"Expected an OpenOOD that can be imported, but: {error}. `nac-openood doctor` "
-                "tells what is missing and the command that mends it."
-            ) from error
-        yield Path(str(module.__file__)).parents[2]
+            raise NACError(import_failure(error)) from error
+        yield tree
+
+
+def openood_tree() -> Path:
+    """The folder that holds the package `openood`.
+
+    Raises:
+        NACError: OpenOOD is not installed, and OPENOOD_SRC names no source tree of it.
+    """
+    installed = _installed()
+    if installed is not None:
+        return installed
+    named = os.environ.get("OPENOOD_SRC")
+    if named and (Path(named) / "openood" / "__init__.py").is_file():
+        return Path(named).resolve()
+    found = f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
+    raise NACError(
+        f"Expected OpenOOD, but {found}. `nac-openood doctor` shows how to install it; "
+        '`backend="pytorch-ood"` does not need it.'
+    )
+
+
+def import_failure(error: ImportError) -> str:
+    """What to tell a user whose OpenOOD cannot be imported."""
+    return (
+        f"OpenOOD cannot be imported: {error}. `nac-openood doctor` shows what is missing and how "
+        "to fix it."
+    )
 
 
 @functools.cache
 def code_of(tree: Path) -> str:
-    """A hash of OpenOOD's code that scores depend on: another checkout, another hash."""
+    """A hash of OpenOOD's code, on which its scores depend."""
     digest = hashlib.sha256()
     for path in sorted((tree / "openood").rglob("*.py")):
         digest.update(path.relative_to(tree).as_posix().encode() + path.read_bytes())
@@ -48,7 +79,7 @@ def code_of(tree: Path) -> str:
 
 
 def has_openood() -> bool:
-    """Whether OpenOOD is here, with everything that it imports."""
+    """Whether OpenOOD and everything it imports are installed."""
     try:
         with openood_ready():
             return True
@@ -56,16 +87,7 @@ def has_openood() -> bool:
         return False
 
 
-def _find() -> None:
+def _installed() -> Optional[Path]:
     spec = importlib.util.find_spec("openood")
-    if spec is not None and spec.origin is not None:  # any folder of that name has a spec
-        return
-    named = os.environ.get("OPENOOD_SRC")
-    if not named or not (Path(named) / "openood" / "__init__.py").is_file():
-        told = f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
-        raise NACError(
-            f"expected OpenOOD, but {told}. `nac-openood doctor` tells how to get it; "
-            "--backend pytorch-ood does without."
-        )
-    sys.path.append(named)
-    importlib.invalidate_caches()
+    # a folder of that name without an __init__.py has a spec as well, but no origin
+    return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]

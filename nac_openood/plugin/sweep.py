@@ -1,40 +1,49 @@
-"""What OpenOOD's own sweep needs to be fast: no network, and no layer counted or scored twice."""
+"""OpenOOD's own hyperparameter sweep on readings: no network, and no layer scored twice."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Any, Mapping, Tuple
 
 from torch import Tensor
 
-from nac_openood.config import LayerConfig, NACConfig
-from nac_openood.core.coverage import Coverage, combine
-from nac_openood.core.histogram import Histogram
-from nac_openood.core.readings import Readings
+from nac_openood.core.rule import Rule
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.config import NACConfig
+from nac_openood.detector.readings import Readings
+
+_Layer = Tuple[str, Any]
 
 
 def sweep_arguments(settings: NACConfig) -> dict[str, list[Any]]:
-    """OpenOOD's `args_dict`: "layer.setting" -> values, in the order of the config."""
+    """OpenOOD's `args_dict`: "layer.setting" -> values.
+
+    In the order of the layers, which is the order our own search breaks ties in.
+    """
     return {
         f"{layer}.{setting}": list(values)
-        for layer, lists in settings.sweep.items()
-        for setting, values in lists.items()
+        for layer in settings.layers
+        for setting, values in settings.sweep.get(layer, {}).items()
     }
 
 
 class SweepCache:
-    """Readings of the fitting set and of validation loaders, and what was made of them.
+    """Readings of the fitting set and of validation loaders, and the layer scores made of them.
 
     Predictions and labels lie beside the readings, so a shuffled loader does no harm: it is read
     once, and every point of the sweep sees the same samples in the same order.
+
+    Args:
+        rule: the name of the rule.
+        fit: readings of the fitting set.
     """
 
-    def __init__(self, fit: Readings) -> None:
-        self._fit = fit
-        self._histograms: dict[tuple[str, LayerConfig], Histogram] = {}
+    def __init__(self, rule: str, fit: Readings) -> None:
+        self._rule, self._fit = rule_named(rule), fit
+        self._fitted: dict[_Layer, Rule] = {}
         # the loaders are kept: while they live, nothing else can have their identity
         self._validation: dict[int, tuple[Any, Readings]] = {}
-        self._scores: dict[tuple[int, str, LayerConfig], Tensor] = {}
+        self._scores: dict[tuple[int, _Layer], Tensor] = {}
 
     def add(self, loader: Any, readings: Readings) -> None:
         """Remember what the network said about a validation loader."""
@@ -48,28 +57,24 @@ class SweepCache:
         """The readings of a loader that was added."""
         return self._validation[id(loader)][1]
 
-    def coverage(self, layers: Mapping[str, LayerConfig]) -> Coverage:
-        """Counts of the fitting set under these settings."""
-        coverage = Coverage(layers)
-        coverage.histograms = {n: self._histogram(n, config) for n, config in layers.items()}
-        return coverage
+    def fitted(self, layers: Mapping[str, Any]) -> Rule:
+        """The rule with these settings, fitted on the fitting set."""
+        rule = self._rule(layers)
+        for part in self._fit.batches():
+            rule.update(part, part.label)
+        rule.check()
+        return rule
 
-    def score(self, loader: Any, layers: Mapping[str, LayerConfig]) -> Tensor:
+    def score(self, loader: Any, layers: Mapping[str, Any]) -> Tensor:
         """Scores `[samples]` of a loader that was added."""
-        return combine({n: self._layer_score(loader, n, layers[n]) for n in layers}, layers)
+        parts = {name: self._layer_score(loader, name, layers[name]) for name in layers}
+        return self._rule(layers).combine(parts)
 
-    def _histogram(self, name: str, config: LayerConfig) -> Histogram:
-        key = (name, replace(config, full_count=1, weight=1.0))  # neither changes a count
-        if key not in self._histograms:
-            single = Coverage({name: key[1]})
-            for part in self._fit.batches():
-                single.update(part)
-            single.check()
-            self._histograms[key] = single.histograms[name]
-        return self._histograms[key]
-
-    def _layer_score(self, loader: Any, name: str, config: LayerConfig) -> Tensor:
-        key = (id(loader), name, replace(config, weight=1.0))
+    def _layer_score(self, loader: Any, name: str, config: Any) -> Tensor:
+        layer = (name, replace(config, weight=1.0))  # the weight enters when layers are combined
+        if layer not in self._fitted:
+            self._fitted[layer] = self.fitted(dict([layer]))
+        key = (id(loader), layer)
         if key not in self._scores:
-            self._scores[key] = self.coverage({name: key[2]}).score(self.readings(loader))
+            self._scores[key] = self._fitted[layer].parts(self.readings(loader))[name]
         return self._scores[key]

@@ -1,1 +1,1 @@
-"""Results as pictures and pages."""
+"""Results as tables, pictures and a page."""

@@ -1,4 +1,4 @@
-"""Who stands where: every method once, with its means over runs and its ranks."""
+"""Which method stands where: its means over runs and its ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import Mapping, Optional, Sequence
 
-from nac_openood.compare.results import FAR, NEAR, Results, Row, Value
+from nac_openood.benchmark.methods.table import METHODS
+from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
 
-#: NAC's name among the methods.
-NAC = "nac"
-GROUPS = (NEAR, FAR)
-METRICS = ("FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
+#: The methods that this package implements; reports highlight them.
+OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)
+_GROUPS = (NEAR, FAR)
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,15 @@ class Standing:
     Args:
         method: OpenOOD's name.
         title: the paper's name.
-        implementation: whose code; several where runs differ.
-        status: "ok" if any run worked, else "failed" or "absent".
-        runs_ok: runs that worked.
-        runs: runs that were asked for.
-        values: (set or group, metric) -> mean and std over the runs that worked.
-        ranks: set or group -> place by AUROC, 1 the best; equal values share a place.
+        implementation: the library that implements it; several if runs differ.
+        status: "ok" if any run succeeded, else "failed" or "absent".
+        runs_ok: how many runs succeeded.
+        runs: how many runs there are.
+        values: (dataset or group, metric) -> mean and std over the runs that succeeded.
+        ranks: dataset or group -> rank by AUROC, 1 is best; equal values share a rank.
         times: "setup_seconds", "ms_per_image" and "peak_mb" -> mean over runs, where known.
-        error: of the runs that did not work, one line.
+        disturbed: whether its times are uncertain in any run, because the machine was busy.
+        error: why runs did not succeed, one line.
     """
 
     method: str
@@ -41,17 +42,23 @@ class Standing:
     values: Mapping[tuple[str, str], Value]
     ranks: Mapping[str, int]
     times: Mapping[str, float]
+    disturbed: bool
     error: Optional[str] = None
 
+    @property
+    def ours(self) -> bool:
+        """Whether to highlight it."""
+        return self.method in OURS
+
     def value(self, dataset: str, metric: str = "AUROC") -> Optional[Value]:
-        """Mean and std, or None where it was not measured."""
+        """Mean and std, or None if it was not measured."""
         return self.values.get((dataset, metric))
 
 
 def standings(results: Results) -> list[Standing]:
-    """All methods, best first: by near-OOD AUROC, else by far-OOD AUROC.
+    """All methods, best first: by near-OOD AUROC, or far-OOD AUROC if there is no near-OOD.
 
-    Methods without a result come last, those that failed before those that are absent.
+    Methods without a result come last, failed ones before absent ones.
     """
     found = {name: _values(results, name) for name in results.methods()}
     ranks = _ranks(found)
@@ -59,41 +66,25 @@ def standings(results: Results) -> list[Standing]:
     order = {"ok": 0, "failed": 1}
 
     def key(s: Standing) -> tuple[float, ...]:
-        aurocs = [s.value(group) for group in GROUPS]
+        aurocs = [s.value(group) for group in _GROUPS]
         return (order.get(s.status, 2), *(inf if v is None else -v.mean for v in aurocs))
 
     return sorted(out, key=key)
 
 
 def measured_groups(results: Results) -> list[str]:
-    """NEAR and FAR, as far as any method was measured on them."""
+    """NEAR and FAR, unless no method was measured on them."""
     rows = [r for r in results.rows if r.status == "ok"]
-    return [group for group in GROUPS if any(group in r.metrics for r in rows)]
+    return [group for group in _GROUPS if any(group in r.metrics for r in rows)]
 
 
 def ood_sets(results: Results) -> list[str]:
-    """The OOD sets in order, near ones first."""
+    """The OOD datasets in order, near-OOD first."""
     return [*results.names("near"), *results.names("far")]
 
 
-def find(order: Sequence[Standing], method: str) -> Optional[Standing]:
-    """The standing of a method, or None."""
-    return next((s for s in order if s.method == method), None)
-
-
-def runner_up(order: Sequence[Standing]) -> Optional[Standing]:
-    """The best method other than NAC by the mean of near and far AUROC."""
-
-    def mean(s: Standing) -> float:
-        values = [v.mean for v in map(s.value, GROUPS) if v is not None]
-        return fmean(values) if values else -inf
-
-    others = [s for s in order if s.status == "ok" and s.method != NAC]
-    return max(others, key=mean, default=None)
-
-
 def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
-    """What was measured; numbers that are none are as good as not measured."""
+    """Means over runs; what is NaN or missing in any run counts as not measured."""
     rows = [r for r in results.rows if r.method == method and r.status == "ok"]
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
     found: dict[tuple[str, str], Value] = {}
@@ -135,6 +126,7 @@ def _standing(
         values=values,
         ranks=ranks,
         times=_times(worked),
+        disturbed=any(r.disturbed for r in worked),
         error="; ".join(errors) or None,
     )
 

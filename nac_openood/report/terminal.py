@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Sequence
+from typing import Callable, Sequence
 
-from nac_openood.compare.results import Results
-from nac_openood.report.order import NAC, measured_groups, standings
-from nac_openood.report.words import GROUP_TITLES, number, quantity, verdict
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Column, Line, Table
+from nac_openood.report.order import standings
+from nac_openood.report.sections.headline import verdict
+from nac_openood.report.sections.ranking import explanations, ranking_table
 
-_WIDTH = 100
+_WIDTH, _NAME = 100, 20
+#: Which standard deviations to show: all, or fewer where the table would be too wide.
+_SPREADS: Sequence[Callable[[Column], bool]] = (
+    lambda column: True,
+    lambda column: column.better == "higher",
+    lambda column: False,
+)
 
 
 def summary_table(results: Results) -> str:
-    """Near and far AUROC and FPR@95 of every method, best first, NAC marked with an arrow.
+    """The ranking with `>` before our methods, then where they stand, and notes.
 
-    The last line says where NAC stands. No line is longer than 100 columns.
+    No line is longer than 100 columns.
     """
-    order, groups = standings(results), measured_groups(results)
-    heads = [f"{GROUP_TITLES[g].split('-')[0]} {m}" for g in groups for m in ("AUROC", "FPR@95")]
-    lines = [["#", "method", *heads, "ms/image"]]
-    worked = [s for s in order if s.status == "ok"]
-    for place, s in enumerate(worked, 1):
-        cells = [number(s.value(g, m)) for g in groups for m in ("AUROC", "FPR@95")]
-        name = f"> {s.title}" if s.method == NAC else f"  {s.title}"
-        lines.append([str(place), _fit(name, 20), *cells, quantity(s.times.get("ms_per_image"))])
-    text = _aligned(lines)
-    text += [_fit(f"    {s.title}: {s.status}, {s.error}") for s in order if s.status != "ok"]
-    return "\n".join([*text, "", *wrap(verdict(results, order), _WIDTH)])
+    order = standings(results)
+    notes = [f"Note: {note}" for note in results.notes]
+    paragraphs = [*explanations(order), verdict(results, order), *notes]
+    below = [line for text in paragraphs for line in ("", *wrap(text, _WIDTH))]
+    return "\n".join([*_table(ranking_table(results, order)), *below])
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Columns two spaces apart, numbers to the right, the method's name to the left."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    out = []
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line, widths)]
-        cells[1] = line[1].ljust(widths[1])
-        out.append(_fit("  ".join(cells)))
-    return out
+def _table(table: Table) -> list[str]:
+    rows = [line for line in table.lines if not line.problem]
+    for keep in _SPREADS:
+        lines = _aligned(table, rows, keep)
+        if max(map(len, lines)) <= _WIDTH:
+            break
+    problems = [f"    {line.cells[-1]} {line.problem}" for line in table.lines if line.problem]
+    return [_fit(line) for line in (*lines, *problems)]
+
+
+def _aligned(table: Table, rows: Sequence[Line], keep: Callable[[Column], bool]) -> list[str]:
+    """Headings and rows: numbers to the right, names to the left, two spaces in between."""
+    grid: list[list[str]] = []
+    for place, column in enumerate(table.columns):
+        if column.in_terminal:
+            cells = [line.cells[place] for line in rows]
+            texts = [str(cell) if keep(column) else cell.text for cell in cells]
+            if column.kind == "name":
+                marks = ["> " if line.ours else "  " for line in rows]
+                texts = [_fit(mark + text, _NAME) for mark, text in zip(marks, texts)]
+            texts = [*_heads(column), *texts]
+            width = max(map(len, texts))
+            left = column.kind == "name"
+            grid.append([text.ljust(width) if left else text.rjust(width) for text in texts])
+    lines = ["  ".join(parts).rstrip() for parts in zip(*grid)]
+    return [line for line in lines if line]
+
+
+def _heads(column: Column) -> list[str]:
+    """Three lines; titles without a note stand in the last one."""
+    if column.note:
+        return [column.group, column.title, column.note]
+    return ["", column.group, column.title]
 
 
 def _fit(text: str, width: int = _WIDTH) -> str:

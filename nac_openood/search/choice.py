@@ -1,4 +1,4 @@
-"""What a search starts from when little is said: layers, lists and the size of the fitting set."""
+"""What to search where little is said: the layers of some readings, and the lists to try."""
 
 from __future__ import annotations
 
@@ -7,46 +7,36 @@ from typing import Any, Mapping, Optional, Sequence
 
 from torch import nn
 
-from nac_openood.config import LayerConfig, NACConfig, read_config
-from nac_openood.core.fingerprint import fingerprint
-from nac_openood.core.layers import describe, known_layers, recognise
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.config import NACConfig, read_config
+from nac_openood.detector.presets import preset, preset_for
 from nac_openood.errors import NACError
-from nac_openood.presets import preset, presets
+from nac_openood.network.architectures import known_layers, recognise
+from nac_openood.network.fingerprint import fingerprint
 from nac_openood.search.space import Sweep, paper_space
 from nac_openood.search.stored import ReadingSet
 
 
-def default_layers(
-    net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = None
-) -> dict[str, LayerConfig]:
-    """The preset's layers, or `names`, deepest first where the architecture is known."""
-    if names:
-        order = [layer.alias for layer in known_layers(net)]
-        if all(name in order for name in names):
-            names = sorted(names, key=order.index)
-        return {name: LayerConfig() for name in names}
-    row = recognise(net)
-    if row is None:
-        raise NACError(f"name the layers with --layers: {describe(net)}")
-    if (benchmark, row[0].family) not in presets():
-        known = [layer.alias for layer in known_layers(net)]
-        raise NACError(
-            f"there is no preset for '{row[0].family}' networks on '{benchmark}'. Name the layers "
-            f"with --layers; this network has {known}."
-        )
-    return dict(preset(benchmark, row[0].family).layers)
+def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = None) -> NACConfig:
+    """The shipped settings, or the default ones of the layers `names`, deepest first."""
+    if not names:
+        return preset_for(net, benchmark)
+    order = [layer.alias for layer in known_layers(net)]
+    if all(name in order for name in names):
+        names = sorted(names, key=order.index)
+    return NACConfig({name: LayerConfig() for name in names}, n_samples=_samples(net, benchmark))
 
 
-def default_samples(net: nn.Module, benchmark: str) -> int:
-    """The preset's number of fitting samples, or 1000."""
-    row = recognise(net)
-    if row is None or (benchmark, row[0].family) not in presets():
-        return 1000
-    return preset(benchmark, row[0].family).n_samples or 1000
+def _samples(net: nn.Module, benchmark: str) -> Optional[int]:
+    """The preset's number of fitting samples, where there is a preset."""
+    try:
+        return preset_for(net, benchmark).n_samples
+    except NACError:
+        return NACConfig.n_samples
 
 
 def about_network(net: nn.Module) -> dict[str, Any]:
-    """What to note beside its readings."""
+    """What to note beside the readings of a network."""
     row = recognise(net)
     return {"family": None if row is None else row[0].family, "network": fingerprint(net)}
 
@@ -60,7 +50,7 @@ def layers_and_lists(
         readings: what there is.
         space: "paper", "preset" (the lists shipped for the readings' benchmark and network) or
             the path of a YAML file with a sweep.
-        names: of layers; None takes all in the readings.
+        names: layers to search; None takes all in the readings.
     """
     unknown = [name for name in names or () if name not in readings.fit]
     if unknown:
@@ -75,7 +65,7 @@ def layers_and_lists(
     lists = {name: config.sweep[name] for name in chosen if name in config.sweep}
     if not lists:
         raise NACError(
-            f"--space {space} has no lists for the layers {chosen}, only for {list(config.sweep)}."
+            f"`space={space}` has no lists for the layers {chosen}, only for {list(config.sweep)}."
         )
     return {name: config.layers.get(name, LayerConfig()) for name in chosen}, lists
 
@@ -84,13 +74,13 @@ def _preset_of(about: Mapping[str, Any]) -> NACConfig:
     benchmark, family = about.get("id_data"), about.get("family")
     if benchmark is None or family is None:
         raise NACError(
-            "--space preset needs to know benchmark and architecture, which these readings do not "
-            "tell. Use --space paper, or a YAML file with a sweep."
+            "`space='preset'` needs readings that name their benchmark and architecture, and these "
+            "do not. Use `space='paper'`, or a YAML file with a sweep."
         )
     return preset(benchmark, family)
 
 
 def _config_at(space: str) -> NACConfig:
     if not Path(space).is_file():
-        raise NACError(f"--space: expected 'paper', 'preset' or a YAML file, got '{space}'.")
+        raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
     return read_config(space)

@@ -8,9 +8,9 @@ from typing import Callable, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from nac_openood.config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.ranking import joined_auroc, joined_fpr_at
 from nac_openood.errors import NACError
-from nac_openood.ranking import joined_auroc, joined_fpr_at
 from nac_openood.search.tables import LayerTable
 
 #: Scores that one piece of work makes on the CPU.
@@ -127,5 +127,5 @@ class Joint:
 def objective_named(name: str) -> Metric:
     """The objective, or an error that lists what there is."""
     if name not in OBJECTIVES:
-        raise NACError(f"unknown objective '{name}'; there are {list(OBJECTIVES)}.")
+        raise NACError(f"unknown objective '{name}'; expected one of {list(OBJECTIVES)}.")
     return OBJECTIVES[name]

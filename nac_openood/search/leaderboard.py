@@ -17,15 +17,15 @@ NEVER = float("-inf")
 class Leaderboard:
     """Evaluates candidates and remembers the `top` best.
 
-    Of equal candidates the one that comes first in Cartesian order is better, in whatever order
-    they were tried: what OpenOOD's own sweep keeps.
+    Of equal candidates the one that OpenOOD's own sweep visits first is better, in whatever order
+    they were tried. That sweep changes the first layer's settings fastest.
 
     Args:
         joint: what to evaluate.
         metric: the objective.
         guard: candidates whose guard AUROC is further than this from 0.5 do not count.
         top: how many to remember.
-        tell: told how many more candidates were evaluated.
+        tell: called with the number of candidates that were just evaluated.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Leaderboard:
             return
         choice = np.concatenate([self.choice, choice[good]])
         values = np.concatenate([self.values, values[good]])
-        order = np.lexsort([*choice.T[::-1], -values])
+        order = np.lexsort([*choice.T, -values])
         choice, values = choice[order], values[order]
         fresh = np.ones(len(order), dtype=bool)  # a candidate may be tried more than once
         fresh[1:] = (choice[1:] != choice[:-1]).any(axis=1)

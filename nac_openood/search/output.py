@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import yaml
 
+from nac_openood import files
 from nac_openood.__about__ import __version__
-from nac_openood.config import LayerConfig
-from nac_openood.core import files
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.search.result import SearchResult
 from nac_openood.search.surrogate import SURROGATE_LABEL
 
@@ -31,7 +31,7 @@ def write_report(
     """Ranking, landscape, guard values, settings and versions as JSON."""
     document = {
         "format": 1,
-        "warning": SURROGATE_LABEL if is_surrogate(about) else None,
+        "warning": SURROGATE_LABEL if result.surrogate else None,
         "settings": dict(settings),
         "data": dict(about),
         "versions": versions(),
@@ -48,11 +48,6 @@ def write_report(
         ],
     }
     files.write_text(path, json.dumps(document, indent=1) + "\n")
-
-
-def is_surrogate(about: Mapping[str, Any]) -> bool:
-    """Whether the OOD validation set was made of in-distribution images."""
-    return bool(about.get("ood_val", {}).get("surrogate", False))
 
 
 def versions() -> dict[str, str]:
@@ -77,7 +72,7 @@ def _story(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
         f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%}, "
         f"guard {_share(best.guard)} (near 50% is good).",
     ]
-    if is_surrogate(about):
+    if result.surrogate:
         lines.append(f"Note: {SURROGATE_LABEL}.")
     return lines
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional
 
-from nac_openood.config import LayerConfig, NACConfig
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.config import NACConfig
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class SearchResult:
         landscape: every layer candidate by itself, in order.
         strategy: which was used.
         objective: what was maximized.
-        guard: the threshold, or None.
+        guard: candidates whose guard AUROC is further than this from 0.5 were excluded; None
+            excludes nothing.
+        guard_limit: what `guard="auto"` would exclude; None without held-out readings.
+        surrogate: whether the OOD validation set was made of in-distribution images.
         evaluated: how many joint candidates were evaluated.
         n_samples: how many samples the candidates were fitted on.
         seconds: how long it took.
@@ -59,6 +63,8 @@ class SearchResult:
     strategy: str
     objective: str
     guard: Optional[float]
+    guard_limit: Optional[float]
+    surrogate: bool
     evaluated: int
     n_samples: int
     seconds: float = field(compare=False, default=0.0)
@@ -67,6 +73,12 @@ class SearchResult:
     def best(self) -> Candidate:
         """The winner."""
         return self.ranking[0]
+
+    @property
+    def overfits(self) -> bool:
+        """Whether the winner tells held-out training from ID validation samples."""
+        value, limit = self.best.guard, self.guard_limit
+        return value is not None and limit is not None and abs(value - 0.5) > limit
 
     @property
     def layers(self) -> Mapping[str, LayerConfig]:

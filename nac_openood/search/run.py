@@ -1,4 +1,4 @@
-"""The search from readings to result."""
+"""The search of reference NAC, from readings to result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Mapping, Optional, Union
 import numpy as np
 import torch
 
-from nac_openood.config import LayerConfig
-from nac_openood.core.readings import Readings
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.ranking import joined_auroc, joined_fpr_at
+from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.progress import tqdm
-from nac_openood.ranking import joined_auroc, joined_fpr_at
 from nac_openood.search.joint import Joint, objective_named
 from nac_openood.search.leaderboard import Leaderboard
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
@@ -35,6 +35,7 @@ def search(
     objective: str = "auroc",
     guard: Union[float, str, None] = "auto",
     leave_out: Optional[bool] = None,
+    surrogate: bool = False,
     top: int = 10,
     seed: int = 0,
     budget: Optional[Budget] = None,
@@ -44,10 +45,10 @@ def search(
 
     Args:
         fit: readings of the fitting subset of the training split.
-        id_val: of in-distribution validation samples.
-        ood_val: of out-of-distribution validation samples.
-        layers: what is not searched, by layer name, deepest first; the names must be in the
-            readings. `layout` is taken over.
+        id_val: readings of ID validation samples.
+        ood_val: readings of OOD validation samples.
+        layers: base settings by layer name, deepest first; the sweep replaces what it lists. The
+            names must be in the readings.
         sweep: layer -> setting -> values to try; None is the paper's space.
         held_out: readings of training samples that are not in `fit`, for the guard.
         strategy: one of `STRATEGIES`.
@@ -55,17 +56,18 @@ def search(
         guard: exclude candidates that tell `held_out` from `id_val` with an AUROC further than
             this from 0.5; "auto" takes `default_guard` where `held_out` is given; None reports
             the AUROC only.
-        leave_out: whether layers may be left out; None says no to `grid`, which tries the lists as
-            they are, and yes to the others.
+        leave_out: whether layers may be left out; None means no for `grid`, which tries exactly
+            the lists, and yes for the other strategies.
+        surrogate: whether `ood_val` are surrogates made from ID images; the result says so.
         top: how many candidates to rank.
-        seed: of random choices.
+        seed: random seed.
         budget: how much to try.
         progress: a progress bar; None shows one on a terminal.
     """
     began = time.perf_counter()
     metric = objective_named(objective)
     if strategy not in STRATEGIES:
-        raise NACError(f"unknown strategy '{strategy}'; there are {list(STRATEGIES)}.")
+        raise NACError(f"unknown strategy '{strategy}'; expected one of {list(STRATEGIES)}.")
     limit = _guard_limit(guard, held_out, id_val)
     lists = paper_space(list(layers)) if sweep is None else sweep
     points = candidates(
@@ -89,6 +91,8 @@ def search(
             strategy=strategy,
             objective=objective,
             guard=limit,
+            guard_limit=_guard_limit("auto", held_out, id_val),
+            surrogate=surrogate,
             evaluated=board.evaluated,
             n_samples=fit.n_samples,
             seconds=time.perf_counter() - began,
@@ -111,14 +115,15 @@ def _guard_limit(
     if held_out is None:
         raise NACError(
             f"guard={guard} needs `held_out`: readings of training samples that are not in the "
-            "fitting subset. Give them, or leave the guard out."
+            "fitting subset. Pass them, or turn the guard off."
         )
     if guard == "auto":
         # an empty set is refused later, by name
         return default_guard(max(1, held_out.n_samples), max(1, id_val.n_samples))
     if isinstance(guard, str) or not 0 <= guard <= 0.5:
         raise NACError(
-            f"guard is a distance from 0.5, between 0 and 0.5, or 'auto' or None; got {guard!r}."
+            "`guard` must be a distance from 0.5, between 0 and 0.5, or 'auto' or None; got "
+            f"{guard!r}."
         )
     return float(guard)
 
@@ -127,7 +132,7 @@ def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...
     if not len(board.choice):
         raise NACError(
             f"no candidate is left: guard={guard} excludes all {board.evaluated} that were tried. "
-            "Raise it, or try fewer bins or a larger full_count, which overfit less."
+            "Raise `guard`, or try fewer bins or a larger full_count, which overfit less."
         )
     choice = torch.from_numpy(board.choice)
     joint = board.joint

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import Any, Mapping, Sequence
 
-from nac_openood.config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 
 #: Layer -> setting -> values, as in `NACConfig.sweep`.
@@ -54,7 +54,7 @@ def paper_space(
 def candidates(
     layers: Mapping[str, LayerConfig], sweep: Sweep, *, leave_out: bool = False
 ) -> dict[str, tuple[LayerConfig, ...]]:
-    """Every layer's candidates, in Cartesian order of the lists as they are given.
+    """Every layer's candidates, in the order of OpenOOD's sweep: the first list changes fastest.
 
     Args:
         layers: the settings that are not searched, by layer name.
@@ -62,7 +62,7 @@ def candidates(
         leave_out: whether to add, last, a candidate of weight 0: the layer left out.
     """
     if not layers:
-        raise NACError("no layers to search: give {'avgpool': LayerConfig(), ...}.")
+        raise NACError("no layers to search: pass e.g. {'avgpool': LayerConfig(), ...}.")
     unknown = [name for name in sweep if name not in layers]
     if unknown:
         raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
@@ -74,7 +74,7 @@ def candidates(
         }
     if all(point.weight == 0 for points in found.values() for point in points):
         raise NACError(
-            "the layer weights are all zero in every candidate: there would be nothing to add up. "
+            "all layer weights are zero in every candidate, so there would be no score. "
             "Give at least one layer a weight above 0."
         )
     return found
@@ -87,12 +87,17 @@ def _expand(
         if key not in SETTINGS:
             raise NACError(
                 f"layer '{name}': unknown setting '{key}' in the sweep; "
-                f"what can be searched is {list(SETTINGS)}."
+                f"expected one of {list(SETTINGS)}."
             )
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise NACError(
-                f"layer '{name}': expected a list of values for '{key}' with at least one in it, "
-                f"got {values!r}."
+                f"layer '{name}': expected a non-empty list of values for '{key}', got {values!r}."
             )
-    points = itertools.product(*lists.values())
-    return tuple(dataclasses.replace(base, **dict(zip(lists, point))) for point in points)
+    return tuple(dataclasses.replace(base, **point) for point in grid(lists))
+
+
+def grid(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of values, in OpenOOD's order: the first name changes fastest."""
+    names = list(lists)
+    turned = itertools.product(*(lists[name] for name in reversed(names)))
+    return [dict(zip(names, reversed(values))) for values in turned]

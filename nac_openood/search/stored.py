@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
-from nac_openood.core import files
-from nac_openood.core.readings import Readings
+from nac_openood import files
+from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
 
 MANIFEST = "readings.json"
@@ -26,11 +26,11 @@ class ReadingSet:
 
     Args:
         fit: readings of the fitting subset.
-        id_val: of in-distribution validation samples.
-        ood_val: of out-of-distribution validation samples, real or surrogate.
-        held_out: of training samples that are not in `fit`, or None.
+        id_val: readings of ID validation samples.
+        ood_val: readings of OOD validation samples, real or surrogate.
+        held_out: readings of training samples that are not in `fit`, or None.
         about: JSON values that say how they were made; `ood_val: {surrogate: true}` marks
-            stand-ins.
+            surrogates.
     """
 
     fit: Readings
@@ -68,8 +68,8 @@ class ReadingSet:
             roles, about, version = manifest["roles"], manifest["about"], manifest["format"]
         except FileNotFoundError:
             raise FileError(
-                f"{folder} holds no complete set of readings: there is no {MANIFEST}, which is "
-                "written last. Collect them again with --save-readings or ReadingSet.save."
+                f"{folder} holds no complete set of readings: {MANIFEST}, which is written last, "
+                "is missing. Read the network and save its readings again."
             ) from None
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise FileError(f"{folder / MANIFEST} is damaged ({error!r}).") from error

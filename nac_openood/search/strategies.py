@@ -44,7 +44,7 @@ class Budget:
 
 
 def grid(board: Leaderboard, budget: Budget, rng: np.random.Generator) -> None:
-    """All joint candidates, in Cartesian order: the exact optimum of the lists."""
+    """All joint candidates: the exact optimum of the lists."""
     sizes = board.joint.sizes
     n_points = math.prod(sizes)
     if n_points > GRID_LIMIT:

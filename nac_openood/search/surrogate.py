@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nac_openood.data import Batch, batches
+from nac_openood.detector.batches import Batch, batches
 from nac_openood.errors import NACError
 
 #: Further apart than there are batches.
@@ -86,15 +86,15 @@ def surrogate_ood(
     per_image: int = 1,
     seed: int = 0,
 ) -> Tensor:
-    """Spoil in-distribution images `[batch, channels, h, w]` (square, normalized or not).
+    """Distort in-distribution images `[batch, channels, h, w]` (square, normalized or not).
 
     Args:
         images: the images; they are not changed.
         label: int64 `[batch]`: `mixed` averages images of different classes where it is known.
-        kinds: of `SURROGATES`; None takes all.
-        per_image: in how many ways each image is spoiled. They take turns: with 1, as many come
-            out as went in and every kind has its share.
-        seed: of what is random.
+        kinds: names in `SURROGATES`; None takes all.
+        per_image: number of surrogates per image, of different kinds. Kinds take turns, so that all
+            are equally frequent.
+        seed: random seed.
 
     Returns:
         `[batch * per_image, channels, h, w]`.
@@ -119,8 +119,8 @@ class SurrogateLoader:
     """A loader of in-distribution batches as a loader of their surrogates, without labels.
 
     Args:
-        loader: as `NACDetector.fit` takes it; ask it for larger batches rather than for 1, or
-            `mixed` finds no other class.
+        loader: batches, as in `NACDetector.fit`, of more than one image: `mixed` needs images
+            of different classes.
         **options: of `surrogate_ood`.
     """
 
@@ -134,7 +134,7 @@ class SurrogateLoader:
         options = dict(self._options)
         seed = options.pop("seed", 0)
         for number, batch in enumerate(batches(self._loader)):
-            own = seed * _APART + number  # every batch its own, also under neighbouring seeds
+            own = seed * _APART + number  # a different seed for every batch and every `seed`
             spoiled = surrogate_ood(batch.data, batch.label, seed=own, **options)
             yield Batch(spoiled, None)
 
@@ -156,11 +156,11 @@ def _partners(n: int, label: Optional[Tensor], draw: torch.Generator) -> Tensor:
 def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
     unknown = [kind for kind in kinds if kind not in SURROGATES]
     if unknown or not kinds:
-        raise NACError(f"unknown surrogate kinds {unknown}; there are {list(SURROGATES)}.")
+        raise NACError(f"unknown surrogate kinds {unknown}; expected some of {list(SURROGATES)}.")
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         raise NACError(
-            "surrogates are made of square images [batch, channels, side, side], got "
-            f"{list(images.shape)}. Give OOD validation data for other inputs."
+            "surrogates can only be made from square images [batch, channels, side, side], got "
+            f"{list(images.shape)}. For other inputs, pass OOD validation data (`ood_val`)."
         )
     if not 1 <= per_image <= len(kinds):
         raise NACError(f"per_image must be between 1 and {len(kinds)}, got {per_image}.")

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Collection, Iterator, Mapping, Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from nac_openood.config import LayerConfig
 from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.probe import Reading
-from nac_openood.core.readings import Readings
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.states import STATES
+from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-
-#: Samples looked at in one go: what is in use stays small, also with 50,000 fitting samples.
-_BATCH = 1000
 
 _Key = Tuple[str, float, int, int]
 
@@ -32,21 +29,25 @@ class Samples:
     """The readings a search works on, by role, in the order of the columns of every table.
 
     Args:
-        fit: of the fitting subset; counted, not scored.
-        scored: of "ID validation", "OOD validation" and, where given, "held-out training".
+        fit: readings of the fitting subset; counted, not scored.
+        scored: readings of "ID validation", "OOD validation" and, where given, "held-out training".
     """
 
     fit: Readings
     scored: Mapping[str, Readings]
 
-    def check(self, layers: Collection[str]) -> None:
-        """Raise where a set is empty, lacks a layer or holds readings that are not numbers."""
+    def check(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
+        """Raise where a set is empty, or lacks what the candidates of a layer look at."""
         for role, readings in {"fitting": self.fit, **self.scored}.items():
             if not readings.n_samples:
                 raise NACError(f"the {role} set is empty: the search needs at least one sample.")
-            for name in layers:
+            for name, options in points.items():
                 _check_layer(role, name, readings, self.fit)
-            readings.check_finite(role, layers)
+                if readings[name].gradient is None:
+                    _refuse_gradients(role, name, options)
+            readings.check_finite(role, points)
+            if role != "OOD validation":
+                readings.check_labels(role)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LayerTable:
     """The scores of one layer's candidates; those that differ only in weight share a row.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         points: the candidates.
         row: int64 `[points]`, the row of each.
         scores: float64 `[rows, samples]`, in [0, 1], before weighing.
@@ -96,8 +97,8 @@ def _score_group(name: str, group: Sequence[LayerConfig], samples: Samples) -> d
     parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}
     device = samples.fit[name].activation.device
     for readings in samples.scored.values():
-        for reading in _batches(readings[name]):
-            states = states_of(*reading, group[0]).to(device)
+        for batch in readings.batches():
+            states = states_of(batch[name], group[0]).to(device)
             hits = {m: histogram.hits(states) for m, histogram in histograms.items()}
             for (*_, n_bins, full_count), part in parts.items():
                 covered = hits[n_bins].clamp(max=full_count).sum(dim=0, dtype=torch.int64)
@@ -112,28 +113,31 @@ def _count(name: str, group: Sequence[LayerConfig], fit: Readings) -> dict[int, 
         m: Histogram.empty(activation.shape[1], m, activation.device)
         for m in sorted({point.n_bins for point in group})
     }
-    for reading in _batches(fit[name]):
-        states = states_of(*reading, group[0])
+    for batch in fit.batches():
+        states = states_of(batch[name], group[0])
         for histogram in histograms.values():
             histogram.update(states)
     return histograms
-
-
-def _batches(reading: Reading) -> Iterator[Reading]:
-    for start in range(0, reading.activation.shape[0], _BATCH):
-        rows = slice(start, start + _BATCH)
-        yield Reading(reading.activation[rows], reading.gradient[rows])
 
 
 def _check_layer(role: str, name: str, readings: Readings, fit: Readings) -> None:
     if name not in readings:
         raise NACError(
             f"the {role} readings have no layer '{name}', only {sorted(readings)}. "
-            "Collect all sets with the same layers."
+            "Read all datasets with the same layers."
         )
     width, expected = readings[name].activation.shape[1], fit[name].activation.shape[1]
     if width != expected:
         raise NACError(
             f"layer '{name}': the {role} readings have {width} neurons, those of the fitting set "
-            f"{expected}. Collect all sets with the same network."
+            f"{expected}. Read all datasets with the same network."
+        )
+
+
+def _refuse_gradients(role: str, name: str, options: Sequence[LayerConfig]) -> None:
+    wanting = sorted({point.state for point in options if STATES[point.state].uses_gradient})
+    if wanting:
+        raise NACError(
+            f"layer '{name}': states {wanting} need gradients, but the {role} readings have "
+            "none. Read the network again with one of these states."
         )

@@ -14,6 +14,11 @@
     return typeof a === "number" ? a - b : a.localeCompare(b);
   }
 
+  // The last row of headings; a row above it names groups of columns.
+  function heads(table) {
+    return table.tHead.rows[table.tHead.rows.length - 1].cells;
+  }
+
   // Rows without a value, and methods without a result, stay at the bottom either way.
   function sort(table, head, direction) {
     var column = head.cellIndex, kind = head.dataset.sort, body = table.tBodies[0];
@@ -28,7 +33,7 @@
       return direction * compare(a.key, b.key) || a.place - b.place;
     });
     rows.forEach(function (entry) { body.appendChild(entry.row); });
-    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (cell) {
+    Array.prototype.forEach.call(heads(table), function (cell) {
       cell.removeAttribute("aria-sort");
     });
     head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
@@ -40,7 +45,7 @@
   }
 
   document.querySelectorAll("table.sortable").forEach(function (table) {
-    Array.prototype.forEach.call(table.tHead.rows[0].cells, function (head) {
+    Array.prototype.forEach.call(heads(table), function (head) {
       if (!head.dataset.sort) { return; }
       var button = document.createElement("button"), start = first(head);
       button.type = "button";

@@ -1,1 +1,1 @@
-"""The pictures of the report, one idea a file; each gives SVG to put into a page."""
+"""The pictures of the report, one kind a file."""

@@ -1,39 +1,39 @@
-"""Matplotlib figures as small, equal-every-time SVG that takes its colors from the page."""
+"""Matplotlib figures as small, reproducible SVG that takes its colors from the page."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
 import re
-from html import escape
-from typing import Any, Callable
+from typing import Any, Sequence
+
+from markupsafe import Markup
 
 from nac_openood.errors import NACError
-from nac_openood.report.markup import Html
+from nac_openood.report.blocks import Picture
 
-# Okabe and Ito's palette, told apart with any kind of color vision. Lines and markers also differ
-# in shape.
-NAC_COLOR, ID_COLOR, OOD_COLOR = "#0072b2", "#009e73", "#d55e00"
+# Okabe and Ito's palette, which can be told apart with any color vision. Lines and markers also
+# differ in shape.
+OUR_COLOR, ID_COLOR, OOD_COLOR = "#0072b2", "#009e73", "#d55e00"
 INK, FAINT, GRID, PAPER, CALM = "#1b2430", "#5c6773", "#e4e8ed", "#fefefe", "#a9b4c0"
 OTHERS = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
 MARKERS = ("o", "s", "^", "v", "P", "X", "*", "h")
 
-#: Colors that the page sets, so that a dark page has light ink.
+#: Colors that the page sets, so that ink is light on a dark page.
 _VARIABLES = {
     INK: "--ink",
     FAINT: "--faint",
     GRID: "--grid",
     PAPER: "--paper",
     CALM: "--calm",
-    NAC_COLOR: "--nac",
+    OUR_COLOR: "--ours",
     ID_COLOR: "--id",
     OOD_COLOR: "--ood",
 }
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
-    "svg.hashsalt": "nac_openood",
-    "text.parse_math": False,  # a "$" in a name is a "$"
+    "text.parse_math": False,  # names may contain "$"
     "font.family": ["DejaVu Sans"],
     "font.size": 10,
     "text.color": INK,
@@ -46,52 +46,41 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "axes.linewidth": 0.8,
     "axes.facecolor": "none",
-    "axes.unicode_minus": True,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
     "legend.frameon": False,
     "legend.fontsize": 9,
     "figure.facecolor": "none",
-    "path.simplify": True,
-    "hatch.linewidth": 0.6,
 }
+for _axis in ("xtick", "ytick"):
+    _STYLE.update({f"{_axis}.color": FAINT, f"{_axis}.labelcolor": INK, f"{_axis}.labelsize": 9})
 
 
-def svg(key: str, alt: str, size: tuple[float, float], draw: Callable[[Any], None]) -> Html:
-    """An inline SVG.
+def svg(picture: Picture, key: str) -> Markup:
+    """Draw a picture as inline SVG.
 
     Args:
-        key: unique on the page; ids inside the picture begin with it.
-        alt: what the picture shows, in words with numbers.
-        size: width and height in CSS pixels.
-        draw: fills the (empty) matplotlib figure it is given.
+        picture: what to draw.
+        key: unique on the page, which makes the ids inside the SVG unique.
 
     Raises:
-        NACError: where matplotlib is not installed.
+        NACError: if matplotlib is not installed.
     """
     check_matplotlib()
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # somebody's matplotlibrc must not change the page
-        matplotlib.rcParams.update(_STYLE)
-        figure = blank((size[0] / 72, size[1] / 72), dpi=72)
-        draw(figure)
+        matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
+        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": key})  # ids are hashes with it
+        figure = blank((picture.size[0] / 72, picture.size[1] / 72), dpi=72)
+        picture.paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return Html(_cleaned(out.getvalue(), key, alt, size))
+    return _cleaned(out.getvalue(), picture)
 
 
 def check_matplotlib() -> None:
-    """Say what to install where matplotlib is missing."""
+    """Raise an error that says what to install if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise NACError(
             "drawing needs matplotlib, which is not installed: pip install 'nac-openood[plot]'."
@@ -99,10 +88,10 @@ def check_matplotlib() -> None:
 
 
 def blank(inches: tuple[float, float], dpi: int) -> Any:
-    """An empty figure of matplotlib's that touches no global state.
+    """An empty matplotlib figure, made without touching global state.
 
     Raises:
-        NACError: where matplotlib is not installed.
+        NACError: if matplotlib is not installed.
     """
     check_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -113,25 +102,40 @@ def blank(inches: tuple[float, float], dpi: int) -> Any:
     return figure
 
 
-def _cleaned(text: str, key: str, alt: str, size: tuple[float, float]) -> str:
-    """Without what a page does not need, with ids that are unique on it."""
+def name_rows(axis: Any, names: Sequence[str], ours: Sequence[bool] = ()) -> None:
+    """Name horizontal rows from top to bottom; ours are bold."""
+    axis.set_yticks(range(len(names)), names)
+    for label, highlighted in zip(axis.get_yticklabels(), ours):
+        if highlighted:
+            label.set(weight="bold", color=OUR_COLOR)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    axis.set_axisbelow(True)
+
+
+def write_value(axis: Any, x: float, y: float, text: str, weight: str = "normal") -> None:
+    """Write a number to the right of a point."""
+    axis.annotate(
+        text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, weight=weight,
+        annotation_clip=False,
+    )  # fmt: skip
+
+
+def _cleaned(text: str, picture: Picture) -> Markup:
+    """Leave out what a page does not need, such as ids that nothing refers to."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
     text = text.replace("xlink:href", "href")
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    text = re.sub(
-        r' id="([^"]*)"',
-        lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "",
-        text,
-    )
-    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{key}-", text)
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a pixel is enough
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var({variable})")
     text = re.sub(r">\s+<", "><", text)
-    head = (
-        f'<svg class="plot" role="img" aria-label="{escape(alt)}" '
-        f'viewBox="0 0 {size[0]:g} {size[1]:g}" width="{size[0]:g}" height="{size[1]:g}">'
-    )
-    return head + text[text.index(">") + 1 :].strip()
+    width, height = (f"{side:g}" for side in picture.size)
+    head = Markup(
+        '<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">'
+    ).format(picture.alt, width, height, width, height)
+    return head + Markup(text[text.index(">") + 1 :].strip())

@@ -1,34 +1,32 @@
-"""How the scores of ID and OOD images lie: the less they overlap, the better."""
+"""Histograms of ID and OOD scores: the less they overlap, the better."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional
 
 import numpy as np
 
-from nac_openood.report.figures.canvas import FAINT, ID_COLOR, NAC_COLOR, OOD_COLOR, svg
-from nac_openood.report.figures.sample import Sample, finite
-from nac_openood.report.markup import Html
-from nac_openood.report.order import NAC, Standing
+from nac_openood.report.blocks import Picture
+from nac_openood.report.figures.canvas import FAINT, ID_COLOR, OOD_COLOR, OUR_COLOR
+from nac_openood.report.figures.sample import Sample, Shown, finite
+from nac_openood.report.order import Standing
 from nac_openood.report.words import set_title
 
 _BINS, _WIDTH, _ROW = 44, 300, 88
-Shown = Sequence[tuple[Standing, Sample]]
 
 
-def draw_distributions(key: str, shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Html:
-    """A row for each method: ID filled, OOD as a line, both with area one.
+def distribution_picture(shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Picture:
+    """A row for each method: ID filled, OOD as a line, scaled to the same area.
 
     Args:
-        key: unique on the page.
         shown: methods and their scores.
-        dataset: the OOD set.
-        aurocs: method -> percent on this run and set, to be written beside it.
+        dataset: the OOD dataset.
+        aurocs: method -> percent on this run and dataset, written beside the name.
     """
     rows = [(s, sample) for s, sample in shown if dataset in sample.outside]
     height = 26 + _ROW * len(rows)
 
-    def draw(figure: Any) -> None:
+    def paint(figure: Any) -> None:
         for i, (standing, sample) in enumerate(rows):
             bottom = 1 - (_ROW * (i + 1) - 4) / height
             axis = figure.add_axes((0.03, bottom, 0.94, (_ROW - 32) / height))
@@ -39,16 +37,27 @@ def draw_distributions(key: str, shown: Shown, dataset: str, aurocs: Mapping[str
             fontsize=8.5, color=FAINT,
         )  # fmt: skip
 
-    return svg(key, _alt(rows, dataset, aurocs), (_WIDTH, height), draw)
+    parts = []
+    for standing, sample in rows:
+        inside, outside = finite(sample.inside), finite(sample.outside[dataset])
+        medians = f"ID {np.median(inside):.3g}, OOD {np.median(outside):.3g}"
+        auroc = aurocs.get(standing.method)
+        told = "" if auroc is None else f", AUROC {auroc:.1f} %"
+        parts.append(f"{standing.title}: median score {medians}{told}")
+    title = set_title(dataset)
+    alt = f"Scores of ID test samples and {title}. {'; '.join(parts)}."
+    return Picture(title, alt, (_WIDTH, height), paint)
 
 
 def _densities(axis: Any, sample: Sample, dataset: str) -> None:
     inside, outside = finite(sample.inside), finite(sample.outside[dataset])
     edges = _edges(np.concatenate([inside, outside]))
-    draw_density(axis, inside, edges, color=ID_COLOR, fill=True)
+    filled = {"color": ID_COLOR, "fill": True, "alpha": 0.35, "lw": 0}
+    _density(axis, inside, edges, **filled)
+    _density(axis, inside, edges, color=ID_COLOR, lw=1.2)
     for scored in sample.shifted.values():
-        draw_density(axis, finite(scored), edges, color=ID_COLOR, ls=":", lw=1.2)
-    draw_density(axis, outside, edges, color=OOD_COLOR, ls="--", lw=1.6)
+        _density(axis, finite(scored), edges, color=ID_COLOR, ls=":", lw=1.2)
+    _density(axis, outside, edges, color=OOD_COLOR, ls="--", lw=1.6)
     axis.set_xlim(edges[0], edges[-1])
     axis.set_ylim(bottom=0)
     axis.set_yticks([])
@@ -56,47 +65,26 @@ def _densities(axis: Any, sample: Sample, dataset: str) -> None:
     axis.spines["left"].set_visible(False)
 
 
-def draw_density(
-    axis: Any, scores: np.ndarray, edges: np.ndarray, *, fill: bool = False, **look: Any
-) -> None:
-    """A histogram of area one; scores beyond the edges count in the outermost bins."""
-    if not scores.size:
-        return
-    counts = np.histogram(scores.clip(edges[0], edges[-1]), edges)[0]
-    heights = counts / counts.sum()
-    if fill:
-        axis.stairs(heights, edges, fill=True, alpha=0.35, lw=0, **look)
-        look = {**look, "lw": 1.2}
-    axis.stairs(heights, edges, **look)
+def _density(axis: Any, scores: np.ndarray, edges: np.ndarray, **look: Any) -> None:
+    """A histogram whose bins sum to 1; scores beyond the edges count in the outermost bins."""
+    if scores.size:
+        counts = np.histogram(scores.clip(edges[0], edges[-1]), edges)[0]
+        axis.stairs(counts / counts.sum(), edges, **look)
 
 
 def _edges(scores: np.ndarray) -> np.ndarray:
-    """Bins over the middle 99 percent: a few far scores must not flatten the rest."""
+    """Bins over the middle 99 percent, so that a few outliers do not flatten the rest."""
     low, high = np.quantile(scores, [0.005, 0.995])
-    # numbers too close together for that many bins are one number
+    # scores too close together for that many bins count as equal
     if not high - low > 1e-9 * max(abs(low), abs(high)):
         half = max(0.5, abs(low) * 1e-3)
         low, high = low - half, high + half
-    bins = int(np.clip(1.2 * len(scores) ** 0.5, 12, _BINS))  # few images, wide bins
+    bins = int(np.clip(1.2 * len(scores) ** 0.5, 12, _BINS))  # fewer samples, wider bins
     return np.linspace(low, high, bins + 1)
 
 
 def _name(axis: Any, standing: Standing, auroc: Optional[float]) -> None:
-    is_nac = standing.method == NAC
-    look = {"weight": "bold", "color": NAC_COLOR} if is_nac else {}
+    look = {"weight": "bold", "color": OUR_COLOR} if standing.ours else {}
     axis.set_title(standing.title, fontsize=9.5, pad=5, **look)
     if auroc is not None:
         axis.set_title(f"AUROC {auroc:.1f} %", loc="right", fontsize=9.5, pad=5)
-
-
-def _alt(rows: Shown, dataset: str, aurocs: Mapping[str, float]) -> str:
-    parts = []
-    for standing, sample in rows:
-        inside, outside = finite(sample.inside), finite(sample.outside[dataset])
-        text = (
-            f"{standing.title}: median score ID {np.median(inside):.3g}, "
-            f"OOD {np.median(outside):.3g}"
-        )
-        auroc = aurocs.get(standing.method)
-        parts.append(text if auroc is None else f"{text}, AUROC {auroc:.1f} %")
-    return f"Scores of ID test images against {set_title(dataset)}. {'; '.join(parts)}."

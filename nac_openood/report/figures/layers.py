@@ -1,4 +1,4 @@
-"""What each layer adds to NAC's score."""
+"""What each layer adds to a score that is combined from layers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.ranking import auroc
+from nac_openood.core.ranking import auroc
+from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import (
     FAINT,
     GRID,
     ID_COLOR,
     INK,
     MARKERS,
-    NAC_COLOR,
     OOD_COLOR,
     OTHERS,
+    OUR_COLOR,
     PAPER,
-    svg,
+    name_rows,
+    write_value,
 )
 from nac_openood.report.figures.sample import Sample, finite
-from nac_openood.report.markup import Html
 from nac_openood.report.words import set_title
 
-#: The row of the score itself, beside the layers alone.
+#: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 
 
 def layer_aurocs(sample: Sample) -> dict[str, dict[str, float]]:
-    """Layer (and `COMBINED`) -> OOD set -> AUROC in percent; empty without scores by layer."""
+    """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
     layers = list(sample.inside.layers)
     found: dict[str, dict[str, float]] = {}
     for layer in (*layers, None) if layers else ():
@@ -41,22 +42,23 @@ def layer_aurocs(sample: Sample) -> dict[str, dict[str, float]]:
     return found
 
 
-def layer_means(sample: Sample) -> dict[str, dict[str, float]]:
-    """Layer -> set -> mean score; ID-like sets first."""
-    sets = {"": sample.inside, **sample.shifted, **sample.outside}
-    return {
-        layer: {n: float(finite(s, layer).mean()) for n, s in sets.items() if finite(s, layer).size}
-        for layer in sample.inside.layers
-    }
+def strongest(aurocs: Mapping[str, Mapping[str, float]]) -> Optional[tuple[str, float, float]]:
+    """The best single layer by mean AUROC: its name, its mean, and that of all layers together."""
+    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items() if v}
+    together = means.pop(COMBINED, None)
+    if together is None or not means:
+        return None
+    best = max(means, key=lambda layer: means[layer])
+    return best, means[best], together
 
 
-def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Html:
-    """A line for each OOD set with a mark for each layer alone and one for all together."""
+def auroc_picture(aurocs: Mapping[str, Mapping[str, float]]) -> Picture:
+    """A row for each OOD dataset with a mark for each layer and one for all together."""
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
-    height = 74 + 30 * len(sets) + 16 * (len(aurocs) // 5)
+    top = 28 + 16 * (len(aurocs) // 5)
+    height = 46 + top + 30 * len(sets)
 
-    def draw(figure: Any) -> None:
-        top = 28 + 16 * (len(aurocs) // 5)
+    def paint(figure: Any) -> None:
         axis = figure.add_axes((0.2, 40 / height, 0.77, 1 - (40 + top) / height))
         for y, name in enumerate(sets):
             here = [v[name] for v in aurocs.values() if name in v]
@@ -64,13 +66,9 @@ def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Ht
         for i, (layer, values) in enumerate(aurocs.items()):
             rows = [sets.index(n) for n in values]
             axis.scatter(list(values.values()), rows, label=layer, **_look(i, layer))
-        axis.set_yticks(range(len(sets)), [set_title(n) for n in sets])
-        axis.set_ylim(len(sets) - 0.5, -0.5)
-        axis.tick_params(axis="y", length=0)
-        axis.spines["left"].set_visible(False)
+        name_rows(axis, [set_title(n) for n in sets])
         axis.set_xlabel("AUROC, %")
         axis.grid(axis="x")
-        axis.set_axisbelow(True)
         axis.legend(loc="lower left", bbox_to_anchor=(-0.27, 1), ncols=5, columnspacing=1.2,
                     handletextpad=0.2)  # fmt: skip
 
@@ -78,55 +76,48 @@ def draw_layer_aurocs(key: str, aurocs: Mapping[str, Mapping[str, float]]) -> Ht
         f"{layer}: " + ", ".join(f"{set_title(n)} {v:.1f} %" for n, v in values.items())
         for layer, values in aurocs.items()
     )
-    return svg(
-        key, f"AUROC of each layer alone and of all together. {listed}.", (500, height), draw
-    )
+    title = "AUROC of each layer alone and of all layers together"
+    return Picture(title, f"{title}. {listed}.", (500, height), paint)
 
 
 def _look(i: int, layer: str) -> dict[str, Any]:
     if layer == COMBINED:
-        return {"marker": "D", "s": 64, "color": NAC_COLOR, "edgecolor": PAPER, "zorder": 5}
+        return {"marker": "D", "s": 64, "color": OUR_COLOR, "edgecolor": PAPER, "zorder": 5}
     marker, color = MARKERS[i % len(MARKERS)], (*OTHERS, INK, FAINT)[i % (len(OTHERS) + 2)]
     return {"marker": marker, "s": 40, "color": color, "edgecolor": PAPER, "lw": 0.6, "zorder": 3}
 
 
-def draw_layer_means(
-    key: str, layer: str, means: Mapping[str, float], id_title: str, shifted: Sequence[str]
-) -> Html:
-    """A layer's mean score on ID images and on every OOD set."""
-    names = list(means)
-    titles = [set_title(n) if n else id_title for n in names]
-    height = 62 + 19 * len(names)
+def mean_pictures(sample: Sample, id_title: str) -> list[Picture]:
+    """For each layer its mean score on ID data and on every OOD dataset."""
+    inside = [(id_title, sample.inside), *sample.shifted.items()]
+    sets = [(set_title(n), s, True) for n, s in inside]
+    sets += [(set_title(n), s, False) for n, s in sample.outside.items()]
+    found = []
+    for layer in sample.inside.layers:
+        scores = [(title, finite(s, layer), is_id) for title, s, is_id in sets]
+        means = [(title, float(s.mean()), is_id) for title, s, is_id in scores if s.size]
+        if means:
+            found.append(_mean_picture(layer, means))
+    return found
 
-    def draw(figure: Any) -> None:
-        axis = figure.add_axes((0.4, 36 / height, 0.46, 1 - 62 / height))
-        for y, name in enumerate(names):
-            inside = not name or name in shifted
-            color, marker = (ID_COLOR, "o") if inside else (OOD_COLOR, "s")
-            axis.plot([0, means[name]], [y, y], color=color, lw=1.6, ls="-" if inside else "--")
-            axis.plot([means[name]], [y], color=color, marker=marker, ms=6)
-            axis.annotate(
-                f"{means[name]:.3g}", (means[name], y), (7, 0), textcoords="offset points",
-                va="center", fontsize=9, annotation_clip=False,
-            )  # fmt: skip
-        axis.set_yticks(range(len(names)), titles)
-        axis.set_ylim(len(names) - 0.4, -0.6)
-        low, high = min([0.0, *means.values()]), max([0.0, *means.values()])
+
+def _mean_picture(layer: str, means: Sequence[tuple[str, float, bool]]) -> Picture:
+    """Rows of (dataset, mean score, whether it counts as ID)."""
+    height = 44 + 19 * len(means)
+
+    def paint(figure: Any) -> None:
+        axis = figure.add_axes((0.4, 36 / height, 0.46, 1 - 44 / height))
+        for y, (_, value, is_id) in enumerate(means):
+            color, marker = (ID_COLOR, "o") if is_id else (OOD_COLOR, "s")
+            axis.plot([0, value], [y, y], color=color, lw=1.6, ls="-" if is_id else "--")
+            axis.plot([value], [y], color=color, marker=marker, ms=6)
+            write_value(axis, value, y, f"{value:.3g}")
+        name_rows(axis, [title for title, _, _ in means])
+        low, high = min(0.0, *(m[1] for m in means)), max(0.0, *(m[1] for m in means))
         axis.set_xlim(low, high * 1.05 if high > low else low + 1)
-        axis.tick_params(axis="y", length=0)
+        axis.spines["left"].set_visible(True)
         axis.locator_params(axis="x", nbins=3)
-        axis.set_title(layer, weight="bold", x=-0.84)
         axis.set_xlabel("mean score")
 
-    listed = ", ".join(f"{t} {v:.3g}" for t, v in zip(titles, means.values()))
-    return svg(key, f"Mean score of layer {layer}: {listed}.", (240, height), draw)
-
-
-def strongest(aurocs: Mapping[str, Mapping[str, float]]) -> Optional[tuple[str, float, float]]:
-    """The best single layer by mean AUROC: its name, its mean, and that of all together."""
-    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items() if v}
-    together = means.pop(COMBINED, None)
-    if together is None or not means:
-        return None
-    best = max(means, key=lambda layer: means[layer])
-    return best, means[best], together
+    listed = ", ".join(f"{title} {value:.3g}" for title, value, _ in means)
+    return Picture(layer, f"Mean score of layer {layer}: {listed}.", (240, height), paint)

@@ -1,1 +1,1 @@
-"""The parts of the page, one a file."""
+"""The sections of the report, made of blocks."""

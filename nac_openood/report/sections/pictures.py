@@ -3,133 +3,106 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
-from nac_openood.compare.results import Results
-from nac_openood.report.figures.bars import draw_bars
-from nac_openood.report.figures.distributions import draw_distributions
-from nac_openood.report.figures.roc import draw_roc
-from nac_openood.report.figures.sample import Sample, sample_of
-from nac_openood.report.figures.times import draw_times, timed
-from nac_openood.report.markup import Child, Html, el, figure, join, section
-from nac_openood.report.order import NAC, Standing, find, measured_groups, ood_sets, runner_up
-from nac_openood.report.words import GROUP_HEADS, set_title
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Picture, Pictures, Section
+from nac_openood.report.figures.bars import bar_picture
+from nac_openood.report.figures.distributions import distribution_picture
+from nac_openood.report.figures.roc import roc_picture
+from nac_openood.report.figures.sample import Sample, Shown, sample_of
+from nac_openood.report.order import Standing, measured_groups, ood_sets
+from nac_openood.report.sections.ranking import shown_metrics
+from nac_openood.report.words import SHOWN, set_title
 
-_CURVES = 5  # ROC curves in a picture, NAC among them
+_CURVES = 5  # ROC curves in a picture
 _NO_SCORES = "The scores are not in this folder, so there is nothing to draw here."
-_ID_KEY = el("span", cls="key key-id", aria_hidden="true")
-_OOD_KEY = el("span", cls="key key-ood", aria_hidden="true")
 
 
-def bars(results: Results, order: Sequence[Standing]) -> Optional[Html]:
-    """AUROC and FPR@95 of all methods."""
-    pictures = []
-    for metric in ("AUROC", "FPR@95"):
-        for group in measured_groups(results):
-            if any((group, metric) in s.values for s in order):
-                key = f"bars-{group}-{metric[:3].lower()}"
-                title = f"{GROUP_HEADS[group]} {metric}"
-                pictures.append(_titled(title, draw_bars(key, order, group, metric)))
+def bars(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+    """Every metric of all methods."""
+    metrics = shown_metrics(order)
+    pictures = [
+        bar_picture(order, group, key)
+        for group in measured_groups(results)
+        for key in metrics
+        if any((group, key) in s.values for s in order)
+    ]
     if not pictures:
         return None
-    text = "Whiskers are one standard deviation over checkpoints; NAC is blue and bold."
-    return section("bars", "All methods at a glance", el("p", text), _grid("wide", pictures))
+    whiskers = "Whiskers show one standard deviation over checkpoints. "
+    text = f"{whiskers if len(results.runs) > 1 else ''}Our methods are blue and bold."
+    layout = "panels" if len(metrics) > 2 else "wide"
+    return Section("bars", "All methods at a glance", [Pictures(layout, pictures, text=text)])
 
 
-def times(results: Results, order: Sequence[Standing]) -> Optional[Html]:
-    """Time against AUROC."""
-    groups = [g for g in measured_groups(results) if timed(order, g)]
-    if not groups:
-        return None
-    pictures = [
-        _titled(GROUP_HEADS[g], draw_times(f"times-{g}", order, g), roomy=True) for g in groups
-    ]
-    text = (
-        "Up and to the left is better. Times include the network pass, as if every method ran "
-        "alone; NAC is the blue diamond."
-    )
-    return section("times", "What it costs", el("p", text), _grid("wider", pictures))
-
-
-def distributions(results: Results, order: Sequence[Standing]) -> Optional[Html]:
-    """Score histograms of NAC, the best other method, and MSP."""
-    wanted = [find(order, NAC), runner_up(order), find(order, "msp")]
-    shown = _samples(results, [s for s in wanted if s is not None])
-    title = "How scores separate"
-    if not shown:
-        return _no_scores(results, order, "scores", title)
-    pictures = [
-        _titled(
-            set_title(n), draw_distributions(f"scores-{i}", shown, n, _aurocs(results, shown, n))
-        )
-        for i, n in enumerate(ood_sets(results))
-        if any(n in sample.outside for _, sample in shown)
-    ]
-    shifted = any(sample.shifted for _, sample in shown)
-    legend = el(
-        "p",
-        el("span", _ID_KEY, f" {set_title(results.id_name)} test images (ID)"),
-        el("span", "dotted: ID under covariate shift") if shifted else None,
-        el("span", _OOD_KEY, " OOD images"),
-        cls="legend",
-    )
-    text = f"{_runs(shown)} Each area is one; the less they overlap, the better."
-    return section("scores", title, el("p", text), legend, _grid("panels", pictures))
-
-
-def rocs(results: Results, order: Sequence[Standing]) -> Optional[Html]:
-    """ROC curves of NAC and the best other methods."""
+def distributions(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+    """Score histograms of our methods, the best other method, and MSP."""
     worked = [s for s in order if s.status == "ok"]
-    others = [s for s in worked if s.method != NAC]
-    best = others[: _CURVES - 1] if find(worked, NAC) else others[:_CURVES]
-    shown = _samples(results, [s for s in worked if s.method == NAC or s in best])
+    msp = [s for s in worked if s.method == "msp"]
+    shown = _samples(results, [*_best(worked, others=1), *msp])
+    title = "Score distributions"
     if not shown:
-        return None  # the section before has said why
-    pictures = [
-        _titled(set_title(n), draw_roc(f"roc-{i}", shown, n, _aurocs(results, shown, n)))
-        for i, n in enumerate(ood_sets(results))
-        if any(n in sample.outside for _, sample in shown)
-    ]
+        known = worked and ood_sets(results)
+        return (
+            Section("scores", title, [Pictures("panels", [], text=_NO_SCORES)]) if known else None
+        )
     text = (
-        f"NAC and the best {len(shown) - (find(worked, NAC) is not None)} other methods. "
-        f"{_runs(shown)} The dotted line is where 95 % of OOD images are found: FPR@95 is read "
-        "off there."
+        f"{_runs(shown)} Histograms are scaled to the same area: the less the two overlap, the "
+        "better the method tells ID from OOD."
     )
-    return section("roc", "ROC curves", el("p", text), _grid("panels", pictures))
+    entries = [("key key-id", f"{set_title(results.id_name)} test samples (ID)")]
+    if any(sample.shifted for _, sample in shown):
+        entries.append(("", "dotted: ID under covariate shift"))
+    entries.append(("key key-ood", "OOD samples"))
+    pictures = _by_dataset(results, shown, distribution_picture)
+    return Section("scores", title, [Pictures("panels", pictures, text=text, legend=entries)])
 
 
-def _samples(results: Results, wanted: Sequence[Standing]) -> list[tuple[Standing, Sample]]:
-    """Scores of methods that have them, each method once."""
-    once = {s.method: s for s in wanted if s.status == "ok"}
+def rocs(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+    """ROC curves of our methods and the best other ones."""
+    worked = [s for s in order if s.status == "ok"]
+    others = _CURVES - sum(s.ours for s in worked)
+    shown = _samples(results, _best(worked, others=max(others, 1)))
+    if not shown:
+        return None  # the section about distributions says why
+    text = (
+        f"Our methods and the best other methods. {_runs(shown)} {SHOWN['FPR@95']} can be read "
+        f"off where a curve meets the horizontal dotted line; {SHOWN['FPR@95_IN']} is 100 minus "
+        "its height at the vertical dotted line."
+    )
+    pictures = Pictures("panels", _by_dataset(results, shown, roc_picture), text=text)
+    return Section("roc", "ROC curves", [pictures])
+
+
+def _best(worked: Sequence[Standing], *, others: int) -> list[Standing]:
+    """Our methods and the first of the others, in order of rank."""
+    best = [s for s in worked if not s.ours][:others]
+    return [s for s in worked if s.ours or s in best]
+
+
+def _samples(results: Results, wanted: Sequence[Standing]) -> Shown:
+    """The scores of methods that have them, each method once."""
+    once = {s.method: s for s in wanted}
     found = [(s, sample_of(results, s.method)) for s in once.values()]
     return [(s, sample) for s, sample in found if sample is not None]
 
 
-def _aurocs(
-    results: Results, shown: Sequence[tuple[Standing, Sample]], dataset: str
-) -> dict[str, float]:
-    """The AUROC of the very run that is drawn, where it is known."""
+def _by_dataset(
+    results: Results, shown: Shown, make: Callable[[Shown, str, Mapping[str, float]], Picture]
+) -> list[Picture]:
+    names = [n for n in ood_sets(results) if any(n in sample.outside for _, sample in shown)]
+    return [make(shown, name, _aurocs(results, shown, name)) for name in names]
+
+
+def _aurocs(results: Results, shown: Shown, dataset: str) -> dict[str, float]:
+    """Method -> AUROC in percent of the run that is drawn, where known."""
     runs = {s.method: sample.run for s, sample in shown}
     rows = [r for r in results.rows if runs.get(r.method) == r.run]
     found = {r.method: r.metrics.get(dataset, {}).get("AUROC") for r in rows}
-    return {
-        method: auroc for method, auroc in found.items() if auroc is not None and isfinite(auroc)
-    }
+    return {method: a for method, a in found.items() if a is not None and isfinite(a)}
 
 
 def _runs(shown: Sequence[tuple[Standing, Sample]]) -> str:
     runs = list(dict.fromkeys(sample.run for _, sample in shown))
-    return f"Checkpoint {', '.join(runs)}."
-
-
-def _no_scores(results: Results, order: Sequence[Standing], key: str, title: str) -> Optional[Html]:
-    worked = any(s.status == "ok" for s in order)
-    return section(key, title, el("p", _NO_SCORES)) if worked and ood_sets(results) else None
-
-
-def _titled(title: str, picture: Html, *, roomy: bool = False) -> Html:
-    return figure(join(el("h3", title), el("div", picture, cls="roomy" if roomy else None)))
-
-
-def _grid(kind: str, children: Sequence[Child]) -> Html:
-    return el("div", *children, cls=f"grid {kind}")
+    return f"Checkpoint{'' if len(runs) == 1 else 's'} {', '.join(runs)}."

@@ -1,47 +1,95 @@
-"""Hyperparameters in use, and what the searches said of them."""
+"""The hyperparameters in use and how they were found."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.compare.results import Results
-from nac_openood.report.chosen import (
-    Chosen,
-    chosen,
-    guard_words,
-    nothing_to_choose,
-    search_words,
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Block, Cell, Column, Heading, Line, Section, Table
+from nac_openood.report.order import Standing
+from nac_openood.report.words import (
+    capital,
+    count,
+    is_number,
+    metric,
+    percent,
+    plain,
+    quantity,
+    settings,
 )
-from nac_openood.report.markup import Html, el, join, scroll_box, section
-from nac_openood.report.order import NAC, Standing
-from nac_openood.report.words import plain, settings
+
+#: What a search tells: its key, the text and how to write the number.
+_TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
+    ("points", "{}", lambda n: count(n, "point")),
+    ("seconds", "{} s", quantity),
+    ("auroc", "validation AUROC {}", percent),
+    ("fpr95", f"validation {metric('FPR@95')} {{}}", percent),
+)
 
 
-def settings_section(results: Results, order: Sequence[Standing]) -> Optional[Html]:
-    """NAC's settings layer by layer, then a line for each other method."""
-    found = chosen(results)
-    place = {s.method: i for i, s in enumerate(order)}
-    others = sorted((c for c in found if c.method != NAC), key=lambda c: place[c.method])
-    parts = [_nac(c) for c in found if c.method == NAC]
+@dataclass(frozen=True)
+class _Chosen:
+    """A method's hyperparameters in the runs that share them; `search` is that of the first run."""
+
+    method: str
+    title: str
+    runs: str
+    hyperparameters: Mapping[str, Any]
+    search: Mapping[str, Any]
+
+
+def hyperparameters(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+    """Our methods layer by layer, then a row for each other method."""
+    found = _chosen(results)
+    standing = {s.method: (i, s.ours) for i, s in enumerate(order)}
+    found.sort(key=lambda c: standing[c.method])
+    ours = [c for c in found if standing[c.method][1]]
+    blocks: list[Block] = [block for c in ours for block in _ours(c)]
+    others = [c for c in found if c not in ours]
     if others:
-        parts += [el("h3", "Other methods"), scroll_box("Hyperparameters", _table(others))]
-    without = nothing_to_choose(results)
+        titles = (("Method", "name"), ("Runs", "text"), ("In use", "code"), ("Search", "text"))
+        columns = [Column(title, kind) for title, kind in titles]
+        rows = [(c.title, c.runs, settings(c.hyperparameters), _search(c.search)) for c in others]
+        blocks.append(Table("Other methods", columns, [Line(list(map(Cell, row))) for row in rows]))
+    with_some = {c.method for c in found}
+    without = [s.title for s in order if s.status == "ok" and s.method not in with_some]
     if without:
-        parts.append(el("p", f"Without hyperparameters: {', '.join(without)}."))
-    return section("settings", "Hyperparameters", *parts) if parts else None
+        blocks.append(f"Methods without hyperparameters: {', '.join(without)}.")
+    return Section("settings", "Hyperparameters", blocks) if blocks else None
 
 
-def _nac(c: Chosen) -> Html:
-    """Nested settings become a table, the rest a line."""
+def _chosen(results: Results) -> list[_Chosen]:
+    """The hyperparameters of all methods that have some; runs that agree are listed together."""
+    found: dict[str, _Chosen] = {}
+    for row in results.rows:
+        search = dict(row.search or {})
+        if row.status != "ok" or not (row.hyperparameters or search):
+            continue
+        told = {k: v for k, v in search.items() if k != "seconds"}  # runs may agree but for time
+        key = plain([row.method, dict(row.hyperparameters), told])
+        if key in found:
+            found[key] = replace(found[key], runs=f"{found[key].runs}, {row.run}")
+        else:
+            found[key] = _Chosen(row.method, row.title, row.run, row.hyperparameters, search)
+    return list(found.values())
+
+
+def _ours(c: _Chosen) -> Iterator[Block]:
+    """Nested settings become tables, the others a line."""
     nested = {k: v for k, v in c.hyperparameters.items() if _is_table(v)}
     flat = {k: v for k, v in c.hyperparameters.items() if k not in nested}
-    told = (search_words(c.search), guard_words(c.search))
-    return join(
-        el("h3", f"{c.title}, {c.runs_text}"),
-        *(el("p", t[0].upper() + t[1:] + ".") for t in told if t),
-        el("p", el("code", settings(flat))) if flat else None,
-        *(scroll_box(f"{k} of {c.title}", _nested(k, v)) for k, v in nested.items()),
-    )
+    yield Heading(f"{c.title}, {c.runs}")
+    told = [_search(c.search), _guard(c.search), f"settings: {settings(flat)}" if flat else ""]
+    yield from (f"{capital(text)}." for text in told if text)
+    for name, entries in nested.items():
+        keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
+        columns = [Column(capital(name.rstrip("s")), "name"), *map(Column, keys)]
+        lines = [
+            Line([Cell(key), *(Cell(plain(entry[k])) if k in entry else Cell() for k in keys)])
+            for key, entry in entries.items()
+        ]
+        yield Table("", columns, lines)
 
 
 def _is_table(value: Any) -> bool:
@@ -52,27 +100,22 @@ def _is_table(value: Any) -> bool:
     )
 
 
-def _nested(name: str, value: Mapping[str, Mapping[str, Any]]) -> Html:
-    keys = list(dict.fromkeys(k for entry in value.values() for k in entry))
-    heads = [el("th", name.rstrip("s"), scope="col")]
-    heads += [el("th", k, scope="col", cls="num") for k in keys]
-    rows = []
-    for entry_name, entry in value.items():
-        cells = [el("td", plain(entry[k]) if k in entry else "", cls="num") for k in keys]
-        rows.append(el("tr", el("th", entry_name, scope="row"), *cells))
-    return el("table", el("thead", el("tr", *heads)), el("tbody", *rows))
+def _search(search: Mapping[str, Any]) -> str:
+    """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
+    if not search:
+        return "not searched"
+    known = [text.format(form(search[k])) for k, text, form in _TOLD if is_number(search.get(k))]
+    return ", ".join([f"{search.get('strategy', '')} search".strip(), *known])
 
 
-def _table(found: Sequence[Chosen]) -> Html:
-    heads = [el("th", text, scope="col") for text in ("Method", "Runs", "In use", "Search")]
-    rows = [
-        el(
-            "tr",
-            el("th", c.title, scope="row"),
-            el("td", c.runs_text, cls="one-line"),
-            el("td", el("code", settings(c.hyperparameters))),
-            el("td", search_words(c.search)),
-        )
-        for c in found
-    ]
-    return el("table", el("thead", el("tr", *heads)), el("tbody", *rows), cls="text-table")
+def _guard(search: Mapping[str, Any]) -> str:
+    """What the overfitting guard measured; empty if it did not."""
+    seen: Any = search.get("guard")
+    limit: Any = search.get("guard_threshold")
+    if not is_number(seen):
+        return ""
+    text = f"overfitting guard: AUROC of held-out training against validation data {percent(seen)}"
+    if not is_number(limit):
+        return text
+    held = "within" if abs(seen - 0.5) <= limit else "outside"
+    return f"{text}, {held} 50 \u00b1 {100 * limit:g} %"

@@ -1,1 +1,0 @@
-"""Benchmarks: OpenOOD's data layout and networks, without OpenOOD."""

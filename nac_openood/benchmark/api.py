@@ -1,0 +1,250 @@
+"""`nac_openood.compare`: OOD detection methods on your networks and data."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nac_openood.benchmark.methods.backends import scorers, usable_backends
+from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.scorer import Scorer
+from nac_openood.benchmark.methods.table import AUTO, NAC, Method, chosen_methods
+from nac_openood.benchmark.paper.published import published
+from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.study import Study
+from nac_openood.detector.batches import batches
+from nac_openood.detector.config import NACConfig
+from nac_openood.errors import NACError
+from nac_openood.network.calling import classify, unwrap
+from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
+from nac_openood.sources.samples import Samples
+from nac_openood.sources.sets import Datasets, check_file_names
+
+Network = Union[nn.Module, str, Path]
+_BATCH = 100
+
+
+def compare(
+    networks: Union[Network, Sequence[Network], Mapping[str, Network]],
+    *,
+    train: Any,
+    id_val: Any,
+    test: Any,
+    near: Optional[Mapping[str, Any]] = None,
+    far: Optional[Mapping[str, Any]] = None,
+    ood_val: Optional[Any] = None,
+    shifted: Optional[Mapping[str, Any]] = None,
+    methods: Optional[Sequence[Union[str, Method]]] = None,
+    search: bool = True,
+    out: Union[str, Path, None] = None,
+    id_name: str = "in-distribution data",
+    n_classes: Optional[int] = None,
+    std: Optional[tuple[float, ...]] = None,
+    load: Optional[Callable[[str], nn.Module]] = None,
+    arch: Optional[str] = None,
+    backend: str = AUTO,
+    opengan: Union[str, Path, None] = None,
+    nac_config: Optional[NACConfig] = None,
+    nac_strategy: str = "grid",
+    layers: Optional[Sequence[str]] = None,
+    against: Optional[str] = None,
+    batch_size: Optional[int] = None,
+    workers: Optional[int] = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+    command: str = "nac_openood.compare(...)",
+) -> Results:
+    """Run OOD detection methods on one or more networks and tabulate how well they do.
+
+    Example:
+        >>> results = nac_openood.compare(
+        ...     net, train=train_set, id_val=val_set, test=test_set,
+        ...     near={"cifar100": cifar100}, far={"svhn": svhn}, ood_val=tin,
+        ...     id_name="cifar10", methods=["msp", "knn", "nac"], out="results/mine",
+        ... )
+        >>> results.value("nac", "farood", "AUROC").mean
+        >>> pandas.DataFrame(results.table())
+        >>> from nac_openood.report.write import write_page, write_tables
+        >>> write_tables(results)  # results.csv and results.md in results.folder
+        >>> write_page(results)  # report.html; needs matplotlib
+
+    A method that fails or cannot run is a row with its error; the others go on. Every result is
+    saved as soon as it is made: repeat the call after an interruption to continue. Results of an
+    earlier call are reused only if they were made with the same network, data, settings and
+    versions. The networks and the caller's random state are left as they were.
+
+    Args:
+        networks: a classifier, or several, in a list or by name: modules on their device, or
+            checkpoints, which `load` turns into modules one after the other.
+        train: training data without augmentation: a map-style dataset whose items are `(x, y)`,
+            dicts `{'data', 'label'}` or tensors, or a `DataLoader` of one. Whatever the network
+            takes will do: images, tables, text, signals. See `sources.samples.Samples`.
+        id_val: ID validation data.
+        test: ID test data.
+        near: near-OOD test sets by name.
+        far: far-OOD test sets by name.
+        ood_val: OOD validation data for the search of hyperparameters; None makes surrogates from
+            the images of `id_val`, which the results note.
+        shifted: covariate-shifted ID test sets by name, which count as in-distribution
+            (full-spectrum detection).
+        methods: names of the method table (`benchmark.methods.table.METHODS`), and rows of your
+            own; None takes the whole table.
+        search: False uses default hyperparameters, without any OOD validation data.
+        out: folder of the results; None makes a temporary one (`results.folder`).
+        id_name: name of the in-distribution data; OpenOOD's ("cifar10", "imagenet") selects the
+            NAC settings shipped for it.
+        n_classes: number of classes; None asks the first network.
+        std: standard deviation per channel by which images were normalized, for ODIN.
+        load: makes a network from the path of a checkpoint.
+        arch: name of the architecture; None takes the name of the class.
+        backend: whose baselines run: "openood", "pytorch-ood", or "auto" for OpenOOD's where it is
+            installed.
+        opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+        nac_config: NAC's settings and sweep; None takes those shipped for `id_name`.
+        nac_strategy: strategy of NAC's search; "grid" is the authors'.
+        layers: NAC's layers, out of those in its settings; None takes all.
+        against: "paper" puts the published numbers beside the measured ones; needs `id_name` and
+            `arch` of the paper.
+        batch_size: samples per batch; None takes the smallest of the given loaders', else 100.
+        workers: number of processes that load samples; None takes the given loaders', else 0.
+        seed: random seed.
+        skip_bad: leave out image files that cannot be read.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: is told what is going on, e.g. `print`.
+        command: the command that repeats the comparison, for the report.
+
+    Returns:
+        The results, which are also saved as `results.json` in `out`.
+
+    Raises:
+        NACError: an argument is wrong, or the network cannot be run on the data.
+    """
+    rows = chosen_methods(methods)
+    _check_published(against, id_name, arch)
+    runs, network, arch = _networks(networks, load, arch)
+    sets = Datasets(
+        id_name, n_classes or 0, train, id_val, test, ood_val, near or {}, far or {}, shifted or {},
+        std,
+    )  # fmt: skip
+    batch_size, workers = _loading(sets, batch_size, workers)
+    with torch.random.fork_rng(devices=[]):
+        if n_classes is None:
+            sets = replace(sets, n_classes=_count_classes(network(runs[0]), test))
+        study = Study(
+            sets=sets,
+            arch=arch,
+            network=network,
+            runs=runs,
+            methods=tuple(rows),
+            make=_make(
+                rows, backend, opengan, partial(_nac, nac_config, nac_strategy, layers), say
+            ),
+            out=Path(tempfile.mkdtemp(prefix="nac_compare_") if out is None else out),
+            search=search,
+            reuse=out is not None,
+            batch_size=batch_size,
+            workers=workers,
+            seed=seed,
+            progress=progress,
+            command=command,
+        )
+        return conduct(study, skip_bad=skip_bad, paper=against is not None, say=say)
+
+
+def _nac(
+    config: Optional[NACConfig], strategy: str, layers: Optional[Sequence[str]], method: Method
+) -> Scorer:
+    if method.name != NAC:  # settings and layers are those of reference NAC
+        return NACScorer(rule=str(method.rule))
+    return NACScorer(config, strategy, layers)
+
+
+def _make(
+    rows: Sequence[Method],
+    backend: str,
+    opengan: Union[str, Path, None],
+    own: Callable[[Method], Scorer],
+    say: Callable[[str], None],
+) -> Callable[[Method, Checkpoint], Scorer]:
+    """How scorers are made; a backend is only looked for if a method needs one."""
+    baselines = any(row.rule is None and row.scorer is None for row in rows)
+    backends = usable_backends(backend, say) if baselines else ()
+    return scorers(backends, own, None if opengan is None else Path(opengan))
+
+
+def _networks(
+    networks: Any, load: Optional[Callable[[str], nn.Module]], arch: Optional[str]
+) -> tuple[tuple[Checkpoint, ...], Callable[[Checkpoint], nn.Module], str]:
+    """The runs, a function that returns the network of a run, and the name of the architecture."""
+    named = networks if isinstance(networks, Mapping) else _named(networks)
+    check_file_names("a network", named)
+    modules = {name: net for name, net in named.items() if isinstance(net, nn.Module)}
+    if not named:
+        raise NACError("expected at least one network in `networks`, got none.")
+    if load is None and len(modules) < len(named):
+        raise NACError(
+            "to compare checkpoints, pass `load`: a function that makes a network from the path of "
+            "a checkpoint. Or pass the networks themselves."
+        )
+    kinds = {name: type(unwrap(net)).__name__ for name, net in modules.items()}
+    runs = tuple(Checkpoint(name, kinds.get(name, str(net))) for name, net in named.items())
+
+    def network(run: Checkpoint) -> nn.Module:
+        return modules[run.name] if run.name in modules else load(run.path)  # type: ignore[misc]
+
+    return runs, network, arch or kinds.get(runs[0].name, "network")
+
+
+def _named(networks: Any) -> dict[str, Network]:
+    """A name for each network: that of its class, or of its checkpoint."""
+    single = isinstance(networks, (nn.Module, str, Path))
+    several: list[Any] = [networks] if single else list(networks)
+    wrong = [type(n).__name__ for n in several if not isinstance(n, (nn.Module, str, Path))]
+    if wrong:
+        raise NACError(f"expected `networks` as modules or paths of checkpoints, got {wrong}.")
+    modules = [net for net in several if isinstance(net, nn.Module)]
+    found: dict[str, Network] = {
+        f"{type(unwrap(net)).__name__}" + ("" if len(modules) == 1 else f"-{number}"): net
+        for number, net in enumerate(modules)
+    }
+    paths = [path for path in several if not isinstance(path, nn.Module)]
+    return {**found, **({c.name: c.path for c in find_checkpoints(paths)} if paths else {})}
+
+
+def _loading(sets: Datasets, batch_size: Optional[int], workers: Optional[int]) -> tuple[int, int]:
+    """Batch size and number of workers: those asked for, else those of the given loaders."""
+    data = (sets.train, sets.id_val, sets.ood_val, *sets.scored().values())
+    loaders = [loader for loader in data if isinstance(loader, DataLoader)]
+    if batch_size is None:
+        batch_size = min((loader.batch_size or _BATCH for loader in loaders), default=_BATCH)
+    if workers is None:
+        workers = max((loader.num_workers for loader in loaders), default=0)
+    for name, number, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
+        if number < least:
+            raise NACError(f"`{name}` must be at least {least}, got {number}.")
+    return batch_size, workers
+
+
+def _count_classes(net: nn.Module, test: Any) -> int:
+    """The number of classes that the network tells apart."""
+    first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
+    return classify(net, first.data).shape[1]
+
+
+def _check_published(against: Optional[str], id_name: str, arch: Optional[str]) -> None:
+    """Refuse early to put numbers beside those that the paper does not have."""
+    if against is None:
+        return
+    if against != "paper":
+        raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
+    published(id_name, arch or "an unnamed architecture")

@@ -1,0 +1,108 @@
+"""Whose implementation of a method runs: this package's, OpenOOD's or pytorch-ood's."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Callable, Optional, Sequence
+
+from nac_openood.benchmark.methods.pytorch_ood import library
+from nac_openood.benchmark.methods.scorer import Scorer
+from nac_openood.benchmark.methods.table import (
+    AUTO,
+    BACKENDS,
+    OPENOOD,
+    PYTORCH_OOD,
+    Absent,
+    Method,
+)
+from nac_openood.errors import NACError
+from nac_openood.sources.checkpoints import Checkpoint
+
+_OPENGAN = "opengan"
+_DISCRIMINATOR = "best_DNet.ckpt"
+_TITLES = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
+
+Make = Callable[[Method, Checkpoint], Scorer]
+
+
+def usable_backends(name: str, say: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
+    """The backends that may be used here, the preferred one first.
+
+    Args:
+        name: one of `BACKENDS`; "auto" prefers OpenOOD where it is installed.
+        say: is told if there is none, so that no baseline can run.
+
+    Raises:
+        NACError: the name is unknown, or the backend was asked for by name and is not installed.
+    """
+    from nac_openood.plugin.source import has_openood, openood_ready
+
+    if name not in BACKENDS:
+        raise NACError(f"`backend` must be one of {', '.join(BACKENDS)}; got {name!r}.")
+    if name == OPENOOD:
+        with openood_ready():
+            return (OPENOOD,)
+    found = (OPENOOD, PYTORCH_OOD) if name == AUTO and has_openood() else (PYTORCH_OOD,)
+    try:
+        library.detectors()
+    except Absent as error:
+        if name != AUTO:
+            raise
+        if OPENOOD not in found:
+            say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")
+    return found
+
+
+def scorers(
+    backends: Sequence[str], own: Callable[[Method], Scorer], opengan: Optional[Path] = None
+) -> Make:
+    """A function that makes the scorer of a method for a checkpoint.
+
+    Args:
+        backends: of `usable_backends`; the first that has a method runs it.
+        own: makes the scorer of a method that is a rule of this package.
+        opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+    """
+    return partial(_make, tuple(backends), own, opengan)
+
+
+def _make(
+    backends: Sequence[str],
+    own: Callable[[Method], Scorer],
+    opengan: Optional[Path],
+    method: Method,
+    checkpoint: Checkpoint,
+) -> Scorer:
+    if method.scorer is not None:
+        return method.scorer()
+    if method.rule is not None:
+        return own(method)
+    has = {OPENOOD: method.openood, PYTORCH_OOD: method.adapter is not None}
+    backend = next((name for name in backends if has[name]), None)
+    if backend is None:
+        where = [name for name in has if has[name]]
+        raise Absent(
+            f"{method.title} is not in {' or '.join(_TITLES[b] for b in backends)}, only in "
+            f"{' and '.join(_TITLES[b] for b in where)}: pass `backend={where[0]!r}`."
+        )
+    if backend == PYTORCH_OOD:
+        from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+
+        return PytorchOODScorer(method)
+    if method.name == _OPENGAN:
+        return _opengan(opengan or Path(checkpoint.path).parent / _DISCRIMINATOR)
+    from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
+
+    return OpenOODScorer(method)
+
+
+def _opengan(discriminator: Path) -> Scorer:
+    if not discriminator.is_file():
+        raise Absent(
+            f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {discriminator}. "
+            "Train one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."
+        )
+    from nac_openood.benchmark.methods.openood.opengan import OpenGANScorer
+
+    return OpenGANScorer(discriminator)

@@ -1,0 +1,1 @@
+"""OpenOOD's own postprocessors as methods."""

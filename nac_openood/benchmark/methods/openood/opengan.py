@@ -1,0 +1,63 @@
+"""OpenOOD's OpenGAN: a discriminator of features, trained by OpenOOD beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional
+
+import numpy as np
+import torch
+from torch import nn
+
+from nac_openood.benchmark.methods.openood.home import at_home
+from nac_openood.benchmark.methods.openood.scorer import IMPLEMENTATION
+from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.detector.batches import batches
+from nac_openood.errors import NACError
+from nac_openood.network.fingerprint import fingerprint
+from nac_openood.sources.networks import load_checkpoint
+
+
+class OpenGANScorer:
+    """Scores features with OpenGAN's discriminator.
+
+    Args:
+        file: `best_DNet.ckpt`, as OpenOOD's recorder writes it.
+    """
+
+    implementation = IMPLEMENTATION
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.settings: Mapping[str, Any] = {
+            "discriminator": str(file),
+            "changed": file.stat().st_mtime_ns,
+        }
+
+    def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
+        """Load the discriminator; see `Scorer`."""
+        with at_home(given):
+            from openood.networks.opengan import Discriminator
+            from openood.postprocessors import OpenGanPostprocessor
+
+            wide = given.net.get_fc()[0].shape[1]  # type: ignore[operator]
+            device = next(given.net.parameters()).device
+            self._net: nn.Module = load_checkpoint(Discriminator(wide), self.file).to(device)
+            self._processor = OpenGanPostprocessor(None)
+            self._given, self._device = given, device
+        return Fit({"discriminator": fingerprint(self._net)["weights"][:16]})
+
+    def score(self, loader: Iterable[Any]) -> Scored:
+        """Score a dataset; see `Scorer`."""
+        scores, predictions, labels = [], [], []
+        with at_home(self._given), torch.no_grad():
+            for batch in batches(loader):
+                feature = batch.data.to(self._device)
+                # maps of one pixel are features to OpenOOD's postprocessor
+                found = self._processor.postprocess({"netD": self._net}, feature[..., None, None])
+                scores.append(found[1].double().numpy())
+                predictions.append(self._given.net(feature).argmax(dim=1).cpu().numpy())
+                labels.append(batch.labels().numpy())
+        if not scores:
+            raise NACError("the loader yielded no batch: there is nothing to score.")
+        return Scored(*(np.concatenate(part) for part in (scores, predictions, labels)))  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""OpenOOD's own postprocessors as scorers: the reference implementations of the baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+
+import numpy as np
+from torch import nn
+
+from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
+from nac_openood.benchmark.methods.openood.view import NetworkView
+from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.benchmark.methods.sweep import best_point, grid, vim_dims
+from nac_openood.benchmark.methods.table import Method
+from nac_openood.detector.batches import as_batch, batches
+from nac_openood.errors import NACError
+from nac_openood.network.replica import private_copy
+
+IMPLEMENTATION = "OpenOOD 1.5"
+
+
+class OpenOODScorer:
+    """A postprocessor of OpenOOD, set up and searched as OpenOOD's evaluator does.
+
+    Args:
+        method: a row of the table.
+        configs: a folder with `postprocessors/METHOD.yml`; None takes OpenOOD's own.
+    """
+
+    implementation = IMPLEMENTATION
+
+    def __init__(self, method: Method, configs: Optional[Path] = None) -> None:
+
+        from nac_openood.plugin.source import code_of, openood_ready
+
+        self.method, self._needs = method.name, method.needs
+        with openood_ready() as tree:
+            self._configs, code = configs or tree / "configs", code_of(tree)
+        config = _config(self._configs, self.method).read_text(encoding="utf-8")
+        self.settings: Mapping[str, Any] = {"config": config, "code": code}
+
+    def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
+        """Fit and search; see `Scorer`."""
+        with at_home(given):
+            self._given = given
+            self._processor = _postprocessor(self._configs, self.method, given)
+            self._net = self._wrapped(given)
+            self._check_weights(given)
+            id_loaders = {"train": _Batches(given.train), "val": _Batches(given.id_val)}
+            self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
+            return self._search(given, chosen)
+
+    def score(self, loader: Iterable[Any]) -> Scored:
+        """Score a dataset; see `Scorer`."""
+        with at_home(self._given):
+            return self._inference(loader)
+
+    def _search(self, given: Given, chosen: Optional[Mapping[str, Any]]) -> Fit:
+        lists = dict(getattr(self._processor, "args_dict", None) or {})
+        if not lists:
+            return Fit()
+        if self.method == "vim":
+            wide = len(self._processor.u)
+            lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
+        points, told = grid(lists), None
+        if chosen is not None:
+            point = dict(chosen)
+        elif not self._processor.APS_mode or given.ood_val is None:
+            point = self._settings(lists)
+        elif len(points) == 1:
+            point = points[0]
+        else:
+            point, told = self._best(given, points)
+        self._processor.set_hyperparam([point[name] for name in lists])
+        return Fit(point, told)
+
+    def _settings(self, lists: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters that the config file names, which are used without a search."""
+        values = self._processor.get_hyperparam()
+        values = values if len(lists) > 1 else [values]
+        if self.method == "vim":
+            values = vim_dims(values, len(self._processor.u))
+        return dict(zip(lists, values))
+
+    def _best(
+        self, given: Given, points: Sequence[dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        def validate(point: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+            self._processor.set_hyperparam(list(point.values()))
+            return self._inference(given.id_val).score, self._inference(given.ood_val).score
+
+        found = best_point(points, validate, title=self.method, progress=given.progress)
+        if found is None:
+            raise NACError("no hyperparameters rank any ID above any OOD validation sample.")
+        return found.point, found.told()
+
+    def _inference(self, loader: Any) -> Scored:
+        prediction, score, label = self._processor.inference(
+            self._net, _Batches(loader), progress=shows_bars(self._given)
+        )
+        return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
+
+    def _check_weights(self, given: Given) -> None:
+        """MDSEns takes the weights of its layers from OOD validation data or from its config."""
+        if self.method != "mds_ensemble" or given.ood_val is not None:
+            return
+        if not self._processor.postprocessor_args.alpha_list:
+            raise NACError(
+                "MDSEns needs OOD validation data, from which it takes the weights of its layers. "
+                "Pass `ood_val`, set alpha_list in its config, or leave it out of `methods`."
+            )
+
+    def _wrapped(self, given: Given) -> nn.Module:
+        """The network as OpenOOD's evaluator hands it to this method."""
+        from openood.networks.ash_net import ASHNet
+        from openood.networks.react_net import ReactNet
+
+        net = private_copy(given.net)  # OpenOOD's Gram leaves hooks behind where it is stopped
+        if self._needs == "network":
+            net = NetworkView(net, next(iter(batches(given.id_val))).data)
+        wrappers = {"react": ReactNet, "ash": ASHNet}
+        return wrappers[self.method](net) if self.method in wrappers else net
+
+
+class _Batches:
+    """A loader's batches as OpenOOD's dicts `{'data', 'label', 'data_aux'}`."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> _Counted:
+        return _Counted(iter(self.loader), len(self))
+
+
+class _Counted:
+    """An iterator with a length, which OpenOOD's OpenMax asks for."""
+
+    def __init__(self, batches: Iterator[Any], length: int) -> None:
+        self.batches, self.length = batches, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = as_batch(next(self.batches))
+        return {"data": batch.data, "label": batch.labels(), "data_aux": batch.data}
+
+
+def _postprocessor(configs: Path, method: str, given: Given) -> Any:
+    from openood.evaluation_api.postprocessor import get_postprocessor
+
+    _config(configs, method)
+    return get_postprocessor(str(configs), method, given.id_name)
+
+
+def _config(configs: Path, method: str) -> Path:
+    """OpenOOD's config of a method; where it is missing, OpenOOD itself would download it."""
+    config = configs / "postprocessors" / f"{method}.yml"
+    if not config.is_file():
+        raise NACError(
+            f"there is no {config}. Use a source tree of OpenOOD, which holds its configs "
+            "(pip install -e, or OPENOOD_SRC)."
+        )
+    return config

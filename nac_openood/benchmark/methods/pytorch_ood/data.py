@@ -1,0 +1,92 @@
+"""Features, logits and checked labels of a loader, on which detectors are fitted."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nac_openood.detector.batches import batches
+from nac_openood.errors import NACError
+from nac_openood.network.calling import prepare
+
+
+class Gathered(NamedTuple):
+    """Features or logits `[samples, ...]` on the CPU and labels int64 `[samples]`."""
+
+    values: Tensor
+    label: Tensor
+
+
+def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
+    for batch in batches(loader):
+        yield prepare(net, batch.data), batch.labels()
+
+
+@torch.no_grad()
+def gather(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor]) -> Gathered:
+    """Apply `of` to every batch and join the results, without ever holding them twice."""
+    parts, labels = [], []
+    for x, label in labelled(head, loader):
+        parts.append(of(x).detach().float().cpu())
+        labels.append(label)
+    if not parts:
+        raise nothing_to_fit_on()
+    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    start = 0
+    for i, part in enumerate(parts):
+        whole[start : start + len(part)] = part
+        start += len(part)
+        parts[i] = part[:0].clone()  # the memory of `whole` is only taken up as it is filled
+    return Gathered(whole, torch.cat(labels))
+
+
+def nothing_to_fit_on() -> NACError:
+    """The error for an empty loader."""
+    return NACError("there is nothing to fit on: the training or validation data is empty.")
+
+
+def features(head: nn.Module, loader: Iterable[Any]) -> Gathered:
+    """The features `[samples, D]` that a loader yields."""
+    return gather(head, loader, lambda x: x)
+
+
+def logits(head: nn.Module, loader: Iterable[Any]) -> Gathered:
+    """The logits `[samples, classes]` of a loader's features."""
+    return gather(head, loader, head)
+
+
+def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
+    """Check that training labels are 0 to n_classes - 1 and that each occurs.
+
+    Raises:
+        NACError: naming the classes.
+    """
+    in_range(method, label, n_classes)
+    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
+    if missing:
+        raise NACError(
+            f"{method} needs at least one training {what} of every class; there is none of "
+            f"{_some(missing)}. Give it more training data, or leave it out of `methods`."
+        )
+
+
+def in_range(method: str, label: Tensor, n_classes: int) -> None:
+    """Check that training labels are 0 to n_classes - 1.
+
+    Raises:
+        NACError: naming those that are not.
+    """
+    strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
+    if strange:
+        raise NACError(
+            f"{method}: expected training labels from 0 to {n_classes - 1}, got {_some(strange)}. "
+            "Check the labels of the training data."
+        )
+
+
+def _some(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return shown + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")

@@ -1,0 +1,67 @@
+"""OpenOOD's hyperparameter search: a grid on validation data; the first best point wins."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from nac_openood.core.ranking import auroc
+from nac_openood.progress import bar
+
+Point = dict[str, Any]
+
+
+class Found(NamedTuple):
+    """The best point, its validation AUROC, and how many points were tried."""
+
+    point: Point
+    auroc: float
+    points: int
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values for `Fit.search`."""
+        return {"objective": "auroc", "auroc": self.auroc, "points": self.points}
+
+
+def grid(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
+    """All combinations in OpenOOD's order: the first name changes fastest."""
+    names = list(lists)
+    turned = product(*(lists[name] for name in reversed(names)))
+    return [dict(zip(names, reversed(values))) for values in turned]
+
+
+def best_point(
+    points: Sequence[Point],
+    validate: Callable[[Point], tuple[Any, Any]],
+    *,
+    title: str = "search",
+    progress: Optional[bool] = None,
+) -> Optional[Found]:
+    """The first point with the highest AUROC, or None if no point has an AUROC above 0.
+
+    Args:
+        points: from `grid`.
+        validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
+        title: title of the progress bar.
+        progress: None shows a progress bar on a terminal.
+    """
+    best: Optional[Found] = None
+    for point in bar(points, title, progress):
+        scores = [np.asarray(part) for part in validate(point)]
+        if not all(np.isfinite(part).all() for part in scores):
+            continue  # OpenOOD's ViM with more dimensions than there are, for one
+        value = float(auroc(*scores))
+        if value > (best.auroc if best else 0.0):
+            best = Found(point, value, len(points))
+    return best
+
+
+def vim_dims(dims: Sequence[int], wide: int) -> list[int]:
+    """The subspace dimensions of ViM that are smaller than the features' `wide` dimensions.
+
+    OpenOOD's sweep is made for 512 dimensions and more. If none of it fits, this is half of
+    `wide`, as ViM's authors choose for small networks.
+    """
+    return [dim for dim in dims if dim < wide] or [wide // 2]

@@ -1,0 +1,128 @@
+"""The cells of a comparison on disk: one folder per run and method, one file per dataset.
+
+    DIR/runs/RUN/METHOD/setup.json           hyperparameters, times, what they were made with
+    DIR/runs/RUN/METHOD/SET.safetensors      scores, predictions, labels, scores per layer
+    DIR/runs/RUN/METHOD/error.json           why there are no scores
+
+Each file is written as a whole or not at all, and holds what it was made with (`made_with`). A
+file that is damaged or was made with something else counts as missing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Optional
+
+import torch
+
+from nac_openood import files
+from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.benchmark.run.meter import Timing
+from nac_openood.errors import FileError
+
+_KIND = "nac_openood scores"
+_VERSION = 1
+_LAYER = "layer."
+
+
+def cell_folder(out: Path, run: str, method: str) -> Path:
+    """The folder of a method's cells of a run."""
+    return out / "runs" / run / method
+
+
+def write_scores(path: Path, scored: Scored, about: Mapping[str, Any]) -> None:
+    """Write the scores of a dataset; `about` holds JSON values."""
+    files.make_folder(path.parent)
+    arrays = {k: getattr(scored, k) for k in ("score", "prediction", "label")}
+    arrays.update({_LAYER + name: values for name, values in scored.layers.items()})
+    # copies, since safetensors refuses tensors that share memory
+    tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    files.write(path, _KIND, _VERSION, tensors, about)
+
+
+def read_cell(path: Path) -> Optional[tuple[Scored, Mapping[str, Any]]]:
+    """Scores and what is known about them; None if the file is missing or damaged."""
+    try:
+        tensors, about = files.read(path, _KIND, _VERSION)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
+        scored = Scored(arrays["score"], arrays["prediction"], arrays["label"], layers)
+    except (FileError, KeyError, TypeError):  # TypeError: bfloat16, which NumPy does not have
+        return None
+    shape = (len(scored.label),) if scored.label.ndim else ()
+    kinds = (scored.score, "f"), (scored.prediction, "iu"), (scored.label, "iu")
+    whole = shape and all(array.shape == shape for array in (*scored[:3], *layers.values()))
+    right = all(array.dtype.kind in kind for array, kind in kinds) and isinstance(about, dict)
+    return (scored, about) if whole and right else None
+
+
+def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scored]:
+    """The scores of a cell, or None."""
+    found = read_cell(cell_folder(out, run, method) / f"{dataset}.safetensors")
+    return None if found is None else found[0]
+
+
+class Cost(NamedTuple):
+    """What scoring a dataset took.
+
+    Args:
+        own: time of the method.
+        shared: time of the shared pass over the network; empty without one.
+        peak_mb: peak memory, or None if it is unknown.
+    """
+
+    own: Timing
+    shared: Timing
+    peak_mb: Optional[float]
+
+
+def cost_of(about: Mapping[str, Any]) -> Optional[Cost]:
+    """The cost that a cell remembers; None if it is damaged."""
+    try:
+        own, shared, peak = about["cost"]
+        return Cost(Timing.read(own), Timing.read(shared), None if peak is None else float(peak))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def read_setup(folder: Path) -> Optional[dict[str, Any]]:
+    """A method's `setup.json`; None if it is missing or damaged."""
+    note = read_note(folder / "setup.json") or {}
+    kinds: dict[str, tuple[type, ...]] = {
+        "made_with": (dict,),
+        "hyperparameters": (dict,),
+        "search": (dict, type(None)),
+        "seconds": (int, float),
+        "peak_mb": (int, float, type(None)),
+    }
+    return note if all(isinstance(note.get(k, ()), kind) for k, kind in kinds.items()) else None
+
+
+def read_error(folder: Path) -> Optional[dict[str, Any]]:
+    """A method's `error.json`; None if it is missing or damaged."""
+    note = read_note(folder / "error.json") or {}
+    return note if all(isinstance(note.get(k), str) for k in ("status", "error")) else None
+
+
+def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:
+    """Remove files that killed processes left half-written; newer ones may still be in use."""
+    for path in out.glob("runs/*/*/.*"):
+        if path.is_file() and time.time() - path.stat().st_mtime > older_than:
+            path.unlink(missing_ok=True)
+
+
+def write_note(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file."""
+    files.make_folder(path.parent)
+    files.write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_note(path: Path) -> Optional[dict[str, Any]]:
+    """What `write_note` wrote; None if the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,172 @@
+"""One pass over the network, shared by all methods that need penultimate features only."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from nac_openood import files
+from nac_openood.benchmark.methods.table import Absent
+from nac_openood.benchmark.run.meter import Meter, Timing
+from nac_openood.detector.batches import batches
+from nac_openood.errors import FileError, NACError
+from nac_openood.network.calling import classify
+from nac_openood.network.head import head_of, with_features
+from nac_openood.progress import bar
+from nac_openood.spool import Spool
+
+_KIND, _VERSION = "nac_openood features", 2
+
+
+class Features(NamedTuple):
+    """What the network makes of a dataset, mapped from a file.
+
+    Args:
+        feature: penultimate features `[samples, D]`; None if the network has no linear head.
+        prediction: int64 `[samples]`.
+        label: int64 `[samples]`, -1 where there is none.
+        timing: how long the pass took.
+        headless: why there are no features, or "".
+    """
+
+    feature: Optional[Tensor]
+    prediction: Tensor
+    label: Tensor
+    timing: Timing
+    headless: str
+
+
+def features_of(
+    path: Path,
+    net: nn.Module,
+    loader: Iterable[Any],
+    n_samples: int,
+    made_with: Mapping[str, Any],
+    *,
+    title: str,
+    progress: Optional[bool] = None,
+    before: Callable[[], None] = lambda: None,
+) -> Features:
+    """The features in `path` if they were made with the same, else those of a pass over `net`.
+
+    Args:
+        path: a safetensors file, written as a whole or not at all.
+        net: the classifier.
+        loader: batches of all samples, in order.
+        n_samples: number of samples.
+        made_with: JSON values that features depend on; equal ones mean that the file is valid.
+        title: name of the dataset in the progress bar.
+        progress: None shows a progress bar on a terminal.
+        before: called before a pass.
+    """
+    kept = _read(path, n_samples, made_with)
+    if kept is not None:
+        return kept
+    files.make_folder(path.parent)
+    before()
+    with Spool(path) as spool:
+        timing, headless = _run(spool, net, bar(loader, f"features {title}", progress))
+        about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
+        spool.finish(_KIND, _VERSION, about)
+    found = _read(path, n_samples, made_with)
+    if found is None:
+        raise FileError(
+            f"{path} was written but cannot be read back: expected {n_samples} samples. Check the "
+            "disk, and that the dataset yields one item per index."
+        )
+    return found
+
+
+def _run(spool: Spool, net: nn.Module, loader: Iterable[Any]) -> tuple[Timing, str]:
+    """Write what the network makes of every batch; return the time, and why it has no head."""
+    head: Optional[nn.Linear] = None
+    times: list[tuple[float, float]] = []
+    waited, headless = 0.0, ""
+    device = next((p.device for p in net.parameters()), None)
+    stream = batches(loader)
+    while True:
+        with Meter(device, memory=False) as loading:
+            batch = next(stream, None)
+        if batch is None:
+            return Timing(times, 0.0, waited), headless
+        if not times:
+            head, headless = _head(net, batch.data)
+        with Meter(device, memory=False) as running:
+            rows = {name: rows.cpu() for name, rows in _rows(net, batch.data, head).items()}
+        # writing to disk is not part of the pass: a method that runs alone writes nothing
+        spool.add({**rows, "label": batch.labels()})
+        times.append((len(rows["prediction"]), loading.seconds + running.seconds))
+        waited += loading.waited + running.waited
+
+
+class FeatureBatches:
+    """A loader of features: batches `{'data', 'label'}` as large as those of the samples.
+
+    Args:
+        features: returns the features; called when the first batch is asked for.
+        n_samples: number of samples.
+        batch_size: samples per batch.
+
+    Attributes:
+        timing: time of the pass over the network, once batches were asked for.
+    """
+
+    def __init__(self, features: Callable[[], Features], n_samples: int, batch_size: int) -> None:
+        self._features, self._n, self.batch_size = features, n_samples, batch_size
+        self.timing = Timing()
+
+    def __len__(self) -> int:
+        return math.ceil(self._n / self.batch_size)
+
+    @property
+    def dataset(self) -> range:
+        """Something with as many entries as there are samples."""
+        return range(self._n)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        found = self._features()
+        if found.feature is None:
+            raise Absent(found.headless)
+        self.timing = found.timing
+        for row in range(0, self._n, self.batch_size):
+            rows = slice(row, row + self.batch_size)
+            # copies: a method may write into its input, and a mapped file is read-only
+            yield {"data": found.feature[rows].clone(), "label": found.label[rows].clone()}
+
+
+def _head(net: nn.Module, x: Tensor) -> tuple[Optional[nn.Linear], str]:
+    try:
+        return head_of(net, x)[1], ""
+    except NACError as error:
+        return None, str(error)
+
+
+def _rows(net: nn.Module, x: Tensor, head: Optional[nn.Linear]) -> dict[str, Tensor]:
+    if head is None:
+        return {"prediction": classify(net, x).argmax(dim=1)}
+    found = with_features(net, x, head)
+    return {"prediction": found.logits.argmax(dim=1), "feature": found.features}
+
+
+def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
+    """The features in a file; None if it is missing, damaged or made with something else."""
+    try:
+        tensors, about = files.read(path, _KIND, _VERSION)
+        if about["made_with"] != dict(made_with):
+            return None
+        feature, headless = tensors.get("feature"), str(about["headless"])
+        columns = [tensors["prediction"], tensors["label"]]
+        timing = Timing.read(about["timing"])
+    except (FileError, KeyError, TypeError, ValueError):
+        return None
+    whole = all(c.shape == (n_samples,) and c.dtype == torch.int64 for c in columns)
+    if feature is None:
+        whole = whole and bool(headless)
+    else:
+        whole = whole and feature.ndim == 2 and len(feature) == n_samples
+        whole = whole and feature.is_floating_point()
+    return Features(feature, columns[0], columns[1], timing, headless) if whole else None

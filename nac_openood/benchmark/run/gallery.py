@@ -1,0 +1,52 @@
+"""The samples that NAC finds hardest, with pictures if they have any."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import numpy as np
+
+from nac_openood import files
+from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.benchmark.methods.table import NAC
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.results import Example
+from nac_openood.benchmark.run.study import Study
+
+_SIDE = 96
+#: How many samples of the ID test set and of each OOD set.
+_INSIDE, _OUTSIDE = 8, 4
+
+
+def hardest(study: Study, run: str) -> tuple[Example, ...]:
+    """ID samples with the lowest and OOD samples with the highest scores.
+
+    Pictures are saved in `gallery/`.
+    """
+    examples: list[Example] = []
+    for name, role in study.sets.roles().items():
+        scored = cells.read_scores(study.out, run, NAC, name)
+        if scored is None or role == "csid":
+            continue
+        order = np.argsort(scored.score, kind="stable")
+        taken = order[:_INSIDE] if role == "id" else order[::-1][:_OUTSIDE]
+        kind = "id-lowest" if role == "id" else "ood-highest"
+        examples.extend(_examples(study, kind, name, scored, taken))
+    return tuple(examples)
+
+
+def _examples(
+    study: Study, kind: str, dataset: str, scored: Scored, taken: np.ndarray
+) -> Iterator[Example]:
+    samples = study.scored[dataset]
+    for rank, index in enumerate(taken.tolist()):
+        picture, file = samples.picture(index), None
+        if picture is not None:
+            file = f"gallery/{dataset}_{rank}.png"
+            files.make_folder(study.out / "gallery")
+            picture.thumbnail((_SIDE, _SIDE))
+            with files.replacing(study.out / file) as temporary:
+                picture.save(temporary, format="PNG")
+        layers = {name: float(values[index]) for name, values in scored.layers.items()}
+        name, score = samples.sample_name(index), float(scored.score[index])
+        yield Example(kind, dataset, name, score, layers, file)

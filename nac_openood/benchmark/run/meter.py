@@ -1,0 +1,199 @@
+"""How long something takes, and how much memory it needs beyond what was in use before."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
+
+import torch
+
+from nac_openood.detector.batches import as_batch
+
+_INTERVAL = 0.005
+#: A measurement is disturbed if it took this many times as long as typical batches would ...
+_SPREAD = 1.5
+#: ... or if the thread was waiting for this share of it.
+_WAITING = 0.3
+
+
+class Timing(NamedTuple):
+    """How long the batches of a dataset took.
+
+    Args:
+        batches: samples and seconds of every batch.
+        extra: seconds that belong to no batch, e.g. a computation at the end.
+        waited: seconds in which the thread did not run: other programs had the processor, or data
+            came from a slow disk. 0 where waiting is normal, for a GPU or loading processes.
+    """
+
+    batches: Sequence[tuple[float, float]] = ()
+    extra: float = 0.0
+    waited: float = 0.0
+
+    @classmethod
+    def read(cls, content: Any) -> Timing:
+        """A timing from JSON values; TypeError or ValueError if they are something else."""
+        batches, extra, waited = content
+        pairs = [(float(samples), float(seconds)) for samples, seconds in batches]
+        if any(samples <= 0 for samples, _ in pairs):
+            raise ValueError("a batch has at least one sample")
+        return cls(pairs, float(extra), float(waited))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Timing]) -> Timing:
+        """One timing for several datasets."""
+        parts = list(parts)
+        batches = [batch for part in parts for batch in part.batches]
+        return cls(batches, sum(part.extra for part in parts), sum(part.waited for part in parts))
+
+    @property
+    def measured(self) -> float:
+        """The seconds that it took."""
+        return self.extra + sum(seconds for _, seconds in self.batches)
+
+    @property
+    def typical(self) -> float:
+        """The seconds that it would take if every batch were as fast per sample as the median.
+
+        So a few disturbed batches do not matter. Batches are weighted by their samples, so that a
+        short last batch hardly counts.
+        """
+        total = sum(samples for samples, _ in self.batches)
+        seen = 0.0
+        for rate, samples in sorted((s / n, n) for n, s in self.batches):
+            seen += samples
+            if seen >= total / 2:
+                return self.extra + rate * total
+        return self.extra
+
+    def by_workers(self, workers: int) -> Timing:
+        """The timing with loading processes, which finish several batches at about the same time.
+
+        As many consecutive batches are joined, and waiting for a process is normal.
+        """
+        if not workers:
+            return self
+        parts = [self.batches[i : i + workers] for i in range(0, len(self.batches), workers)]
+        sums = [(sum(n for n, _ in part), sum(s for _, s in part)) for part in parts]
+        return Timing(sums, self.extra)
+
+
+def is_disturbed(*timings: Timing) -> bool:
+    """Whether a measurement is uncertain, probably because other programs were running."""
+    measured = sum(timing.measured for timing in timings)
+    spread = measured > _SPREAD * sum(timing.typical for timing in timings)
+    return spread or sum(timing.waited for timing in timings) > _WAITING * measured
+
+
+class Meter:
+    """Measures a `with` block.
+
+    On a GPU the peak is PyTorch's own count of allocated memory. On a CPU it is the resident
+    memory of the process, sampled every few milliseconds, and None if the system does not tell.
+
+    Args:
+        device: where the block computes; None is the CPU.
+        memory: whether to measure memory.
+
+    Attributes:
+        seconds: how long the block took.
+        waited: seconds in which the thread did not run; 0 on a GPU, which it waits for.
+        peak_mb: its peak memory minus the memory at its start, in MB (10**6 bytes).
+    """
+
+    def __init__(self, device: Optional[torch.device] = None, *, memory: bool = True) -> None:
+        self.device, self._memory = device or torch.device("cpu"), memory
+        self.seconds = self.waited = 0.0
+        self.peak_mb: Optional[float] = None
+
+    def __enter__(self) -> Meter:
+        self._stop = threading.Event()
+        self._watcher: Optional[threading.Thread] = None
+        self._before: Optional[int] = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            if self._memory:
+                torch.cuda.reset_peak_memory_stats(self.device)
+                self._before = torch.cuda.memory_allocated(self.device)
+        elif self._memory:
+            self._before = self._highest = _resident()
+            if self._before is not None:
+                self._watcher = threading.Thread(target=self._watch, daemon=True)
+                self._watcher.start()
+        self._start, self._ran = time.perf_counter(), time.thread_time()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            if self._memory:
+                self._highest = torch.cuda.max_memory_allocated(self.device)
+        self.seconds = time.perf_counter() - self._start
+        if self.device.type != "cuda":
+            self.waited = max(0.0, self.seconds - (time.thread_time() - self._ran))
+        if self._watcher is not None:
+            self._look()
+            self._stop.set()
+            self._watcher.join()
+        if self._before is not None and self._highest is not None:
+            self.peak_mb = (self._highest - self._before) / 1e6
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL):
+            self._look()
+
+    def _look(self) -> None:
+        now = _resident()
+        if now is not None and self._highest is not None:
+            self._highest = max(self._highest, now)
+
+
+class TimedLoader:
+    """A loader that records how long its user takes from one batch to the next.
+
+    Args:
+        loader: any loader.
+
+    Attributes:
+        batches: samples and seconds of every batch: processing it, and loading the next one.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self.batches: list[tuple[float, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        samples, start = 0, 0.0
+        for item in self._loader:
+            now = time.perf_counter()
+            if samples:
+                self.batches.append((samples, now - start))
+            samples, start = len(as_batch(item).data), now
+            yield item
+        if samples:
+            self.batches.append((samples, time.perf_counter() - start))
+
+    def timing(self, meter: Meter) -> Timing:
+        """The timing of a block that was measured while the loader was read in it."""
+        extra = meter.seconds - sum(seconds for _, seconds in self.batches)
+        return Timing(self.batches, extra, meter.waited)
+
+
+def _resident() -> Optional[int]:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

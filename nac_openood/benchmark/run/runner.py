@@ -1,0 +1,178 @@
+"""Runs methods on networks; every result is written as soon as it is made, and made once."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+import numpy as np
+
+from nac_openood.benchmark.methods.scorer import Given, Scored, Scorer
+from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.features import FeatureBatches
+from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing
+from nac_openood.benchmark.run.study import Study
+from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.errors import FileError, NACError
+from nac_openood.sources.checkpoints import Checkpoint
+
+Say = Callable[[str], None]
+
+
+def run_study(study: Study, visited: set[tuple[str, str]], say: Say = lambda text: None) -> None:
+    """Make every missing cell; a method that fails leaves a note, and the others go on.
+
+    Args:
+        study: what is compared.
+        visited: receives every (run, method) that is done, also if this function is interrupted.
+        say: is told what is going on.
+    """
+    for run in study.runs:
+        say(f"{run.name}: {run.path}")
+        bench = _begin(study, run, say)
+        if bench is None:
+            visited.update((run.name, method.name) for method in study.methods)
+            continue
+        for number, method in enumerate(study.methods, start=1):
+            step = f"[{number}/{len(study.methods)}] {method.title}"
+            _run_method(bench, method, partial(_say_of, say, step))
+            visited.add((run.name, method.name))
+
+
+def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
+    """Load a network and measure its accuracy; None, with a note per method, if that fails."""
+    folder = study.out / "runs" / run.name
+    (folder / "run.json").unlink(missing_ok=True)
+    try:
+        bench = Workbench(study, run, study.network(run))
+        accuracy = bench.accuracy()
+    except FileError:
+        raise
+    except Exception as error:
+        if len(study.runs) == 1:  # there is nothing else to go on with
+            raise NACError(
+                f"the network cannot be run on this data: {_told(error)}. Check that the "
+                "architecture, the weights and the size of the samples fit together."
+            ) from error
+        say(f"{run.name} failed: {_told(error)}")
+        for method in study.methods:
+            _write_error(study, run, method, "failed", error)
+        return None
+    cells.write_note(folder / "run.json", {"accuracy": accuracy})
+    say(f"{run.name}: accuracy {accuracy:.2f} %")
+    if accuracy < 2 * 100 / study.sets.n_classes:
+        say(f"{run.name} is hardly better than chance: check its weights and the transform")
+    return bench
+
+
+def _run_method(bench: Workbench, method: Method, say: Say) -> None:
+    study, run = bench.study, bench.run
+    folder = cells.cell_folder(study.out, run.name, method.name)
+    try:
+        scorer = study.make(method, run)
+        made_with = bench.made_with(scorer)
+        pending = bench.pending(folder, made_with)
+        done = not pending and _known_setup(folder, made_with) is not None
+        say(f"({scorer.implementation})" + (": done before" if done else ""))
+        if not done:
+            _fill(bench, method, scorer, pending, made_with)
+        (folder / "error.json").unlink(missing_ok=True)
+    except Absent as error:
+        say(f"is absent: {error}")
+        _write_error(study, run, method, "absent", error)
+    except FileError:  # a full disk: no other method would succeed
+        raise
+    except Exception as error:  # methods of others may raise anything
+        say(f"failed: {_told(error)}")
+        _write_error(study, run, method, "failed", error)
+
+
+def _write_error(
+    study: Study, run: Checkpoint, method: Method, status: str, error: Exception
+) -> None:
+    path = cells.cell_folder(study.out, run.name, method.name) / "error.json"
+    cells.write_note(path, {"status": status, "error": _told(error)})
+
+
+def _told(error: Exception) -> str:
+    """An error on one line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
+
+
+def _say_of(say: Say, step: str, text: str) -> None:
+    say(f"{step} {text}")
+
+
+def _fill(
+    bench: Workbench, method: Method, scorer: Scorer, pending: list[str], made_with: dict[str, Any]
+) -> None:
+    folder = cells.cell_folder(bench.study.out, bench.run.name, method.name)
+    given = bench.given(method.needs)
+    if method.needs == "features":
+        # before anything is measured: time and memory of the shared pass are its own
+        bench.prepare_features(method)
+    _set_up(bench, scorer, folder, given, made_with)
+    for name in pending:
+        loader = bench.loader(name, method.needs)
+        _score(bench, scorer, loader, folder, name, made_with)
+
+
+def _set_up(
+    bench: Workbench, scorer: Scorer, folder: Path, given: Given, made_with: dict[str, Any]
+) -> None:
+    known = _known_setup(folder, made_with)
+    with Meter(bench.device) as meter:
+        fit = scorer.setup(given, None if known is None else known["hyperparameters"])
+    if known is not None:
+        return  # it tells of the search, which was not repeated
+    loaders = given.train, given.id_val, given.ood_val
+    passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
+    note = {
+        "made_with": made_with,
+        "hyperparameters": dict(fit.hyperparameters),
+        "search": None if fit.search is None else dict(fit.search),
+        "seconds": meter.seconds + sum(passes),
+        "peak_mb": meter.peak_mb,
+    }
+    cells.write_note(folder / "setup.json", note)
+
+
+def _score(
+    bench: Workbench,
+    scorer: Scorer,
+    loader: Any,
+    folder: Path,
+    name: str,
+    made_with: dict[str, Any],
+) -> None:
+    timed = TimedLoader(loader)
+    with Meter(bench.device) as meter:
+        scored = _checked(scorer.score(timed), len(bench.samples[name]), name)
+    shared = isinstance(loader, FeatureBatches)
+    own, workers = timed.timing(meter), bench.study.workers
+    cost = cells.Cost(
+        own if shared else own.by_workers(workers),
+        loader.timing.by_workers(workers) if shared else Timing(),
+        meter.peak_mb,
+    )
+    about = {"made_with": {**made_with, "images": bench.identity[name]}, "cost": cost}
+    cells.write_scores(folder / f"{name}.safetensors", scored, about)
+
+
+def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """The note of an earlier setup, if it was made with the same."""
+    note = cells.read_setup(folder)
+    return note if note is not None and note["made_with"] == made_with else None
+
+
+def _checked(scored: Scored, n: int, name: str) -> Scored:
+    if scored.score.shape != (n,):
+        raise NACError(f"expected {n} scores for {name}, got {list(scored.score.shape)}.")
+    score = scored.score if scored.score.dtype.kind == "f" else scored.score.astype(np.float64)
+    broken = int((~np.isfinite(score)).sum())
+    if broken:
+        raise NACError(f"{broken} of {n} scores of {name} are NaN or Inf.")
+    return scored._replace(score=score)

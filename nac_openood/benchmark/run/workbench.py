@@ -1,0 +1,170 @@
+"""One network of a study: its loaders and features, and what its methods are given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any, Mapping, Optional
+
+import torch
+from torch import nn
+
+from nac_openood.benchmark.methods.scorer import Given, Scorer
+from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.features import FeatureBatches, Features, features_of
+from nac_openood.benchmark.run.study import Study
+from nac_openood.detector.batches import batches
+from nac_openood.network.calling import classify, unwrap
+from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.head import Head, head_of
+from nac_openood.search.output import versions
+from nac_openood.sources.checkpoints import Checkpoint
+
+
+@dataclass
+class Workbench:
+    """One network of a study.
+
+    Args:
+        study: what is compared.
+        run: name and checkpoint of the network.
+        net: the network.
+    """
+
+    study: Study
+    run: Checkpoint
+    net: nn.Module
+    _features: dict[str, Features] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        study = self.study
+        self.device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
+        self.samples = {**study.fitting, **study.scored}
+        self.identity = {n: s.identity if study.reuse else "" for n, s in self.samples.items()}
+        self._base = {
+            "versions": versions(),
+            "arch": study.arch,
+            "network": fingerprint(self.net),
+            "code": _code_of(self.net) if study.reuse else "",
+            "device": self.device.type,
+            "batch_size": study.batch_size,
+        }
+        self._layer: Optional[nn.Linear] = None
+        self._warm = False
+
+    def _warm_up(self) -> None:
+        """Run two batches that are not timed: the first ones take longer than all others."""
+        if not self._warm:
+            for _ in range(2):
+                classify(self.net, self._first_batch())
+            self._warm = True
+
+    def _first_batch(self) -> Any:
+        return next(iter(batches(self.study.scored["test"].loader()))).data
+
+    def features(self, name: str) -> Features:
+        """Features of a dataset, from disk or from the pass that methods share."""
+        if name not in self._features:
+            samples = self.samples[name]
+            self._features[name] = features_of(
+                self.study.out / "runs" / self.run.name / "features" / f"{name}.safetensors",
+                self.net, samples.loader(), len(samples),
+                {**self._base, "images": self.identity[name]},
+                title=name, progress=self.study.progress, before=self._warm_up,
+            )  # fmt: skip
+        return self._features[name]
+
+    def accuracy(self) -> float:
+        """On the ID test set, and the shifted ones for full-spectrum detection, in percent."""
+        names = [n for n, role in self.study.sets.roles().items() if role in ("id", "csid")]
+        found = [self.features(name) for name in names]
+        right = sum(int((f.prediction == f.label).sum()) for f in found)
+        return 100 * right / sum(len(f.label) for f in found)
+
+    def loader(self, name: str, needs: str) -> Any:
+        """Batches of a dataset, or of its features."""
+        samples = self.samples[name]
+        if needs == "features":
+            features = partial(self.features, name)
+            return FeatureBatches(features, len(samples), self.study.batch_size)
+        return samples.loader()
+
+    def given(self, needs: str) -> Given:
+        """What a method may look at before the test data."""
+        study = self.study
+        fitting = {name: self.loader(name, needs) for name in study.fitting}
+        return Given(
+            self._head() if needs == "features" else self.net,
+            study.sets.id_name, study.sets.n_classes, fitting["train"], fitting["id_val"],
+            fitting.get("ood_val"), search=study.search, std=study.sets.std, seed=study.seed,
+            progress=study.progress,
+        )  # fmt: skip
+
+    def prepare_features(self, method: Method) -> None:
+        """Make the features of all datasets that a method looks at."""
+        for name in self.samples:
+            if name != "train" or method.uses_train:
+                self.features(name)
+
+    def made_with(self, scorer: Scorer) -> dict[str, Any]:
+        """What a method's setup depends on, as it is read back from a file."""
+        depends: dict[str, Any] = {
+            **self._base,
+            "seed": self.study.seed,
+            "fitting": {name: self.identity[name] for name in self.study.fitting},
+            "implementation": scorer.implementation,
+            "settings": dict(scorer.settings),
+        }
+        as_read: dict[str, Any] = json.loads(json.dumps(depends))  # tuples become lists
+        return as_read
+
+    def pending(self, folder: Path, made_with: Mapping[str, Any]) -> list[str]:
+        """The test sets that have no scores made with the same."""
+        return [name for name in self.study.scored if not self._done(folder, name, made_with)]
+
+    def _done(self, folder: Path, name: str, made_with: Mapping[str, Any]) -> bool:
+        found = cells.read_cell(folder / f"{name}.safetensors")
+        if found is None or cells.cost_of(found[1]) is None:
+            return False
+        same = found[1].get("made_with") == {**made_with, "images": self.identity[name]}
+        return same and len(found[0].score) == len(self.samples[name])
+
+    def _head(self) -> Head:
+        if self.features("test").headless:
+            raise Absent(self.features("test").headless)
+        if self._layer is None:
+            self._layer = head_of(self.net, self._first_batch())[1]
+        return Head(self._layer)
+
+
+def _code_of(net: nn.Module) -> str:
+    """A hash of the modules and of their code outside of torch: equal weights are not enough."""
+    inner = unwrap(net)
+    kinds = {kind for module in inner.modules() for kind in type(module).__mro__}
+    own = sorted((k for k in kinds if not _is_torchs(k)), key=lambda k: k.__qualname__)
+    found = [_function_code(value) for kind in own for value in vars(kind).values()]
+    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join([repr(inner), *found]))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("torch", "builtins", "typing", "abc")
+
+
+def _function_code(value: Any) -> str:
+    """What a function does, as a text that is the same in every process."""
+    code = value if isinstance(value, CodeType) else None
+    code = code or getattr(getattr(value, "__func__", value), "__code__", None)
+    if code is None:
+        return ""
+    constants = [
+        _function_code(c) or (sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))
+        for c in code.co_consts
+    ]
+    return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"

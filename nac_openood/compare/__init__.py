@@ -1,1 +1,0 @@
-"""Methods x checkpoints x data sets: run, keep and tabulate them."""

@@ -1,0 +1,87 @@
+"""Counts on a fixed fine grid, from which quantiles and histograms can be made afterwards.
+
+The grid is that of floating-point numbers with few mantissa bits: sign, exponent and the first
+bits of the mantissa. It needs no look at the data first, so one pass is enough, and counts of
+shards add up exactly.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from nac_openood.errors import NACError
+
+#: 64 cells per power of two: a cell is 1 to 2 % of the value wide.
+_MANTISSA_BITS = 6
+#: Magnitudes from 2**-16 to 2**16; smaller ones are zero, larger ones the largest.
+_LOWEST, _HIGHEST = -16, 16
+_PER_SIGN = (_HIGHEST - _LOWEST) << _MANTISSA_BITS
+#: Negative cells (most negative first), zero, positive cells.
+N_CELLS = 2 * _PER_SIGN + 1
+
+
+def cell_index(values: Tensor) -> Tensor:
+    """The cell of every value, int64 in the shape of `values`; NaN counts as zero."""
+    values = values.float()
+    bits = values.abs().contiguous().view(torch.int32).to(torch.int64)
+    # IEEE 754: shifting out mantissa bits leaves exponent and leading mantissa as one number
+    magnitude = (bits >> (23 - _MANTISSA_BITS)) - ((_LOWEST + 127) << _MANTISSA_BITS) + 1
+    magnitude = magnitude.clamp(0, _PER_SIGN).masked_fill(values.isnan(), 0)
+    return _PER_SIGN + torch.where(values < 0, -magnitude, magnitude)
+
+
+@lru_cache(maxsize=8)
+def cell_values(device: torch.device) -> Tensor:
+    """The middle of every cell, float64 `[N_CELLS]`, in increasing order."""
+    index = torch.arange(_PER_SIGN, dtype=torch.float64)
+    per_octave = 2**_MANTISSA_BITS
+    octave, step = index.div(per_octave, rounding_mode="floor"), index % per_octave
+    middle = torch.exp2(octave + _LOWEST) * (1 + (step + 0.5) / per_octave)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([-middle.flip(0), zero, middle]).to(device)
+
+
+class FineCounts:
+    """How often each neuron was in each cell.
+
+    Args:
+        counts: int32 `[neurons, N_CELLS]`.
+        n_samples: how many samples were counted; each row sums to it.
+    """
+
+    def __init__(self, counts: Tensor, n_samples: int = 0) -> None:
+        self.counts, self.n_samples = counts, n_samples
+
+    @classmethod
+    def empty(cls, neurons: int, device: torch.device) -> FineCounts:
+        """No samples yet."""
+        return cls(torch.zeros((neurons, N_CELLS), dtype=torch.int32, device=device))
+
+    def update(self, values: Tensor) -> None:
+        """Count values `[batch, neurons]`."""
+        index = cell_index(values).t().contiguous()
+        one = torch.ones((), dtype=torch.int32, device=index.device)
+        self.counts.scatter_add_(1, index, one.expand(index.shape))
+        self.n_samples += values.shape[0]
+
+    def merge(self, other: FineCounts) -> None:
+        """Add the counts of another layer of the same width."""
+        if self.counts.shape != other.counts.shape:
+            raise NACError(
+                f"cannot merge counts of {self.counts.shape[0]} and {other.counts.shape[0]} "
+                "neurons: both must come from the same layer."
+            )
+        self.counts = self.counts + other.counts.to(self.counts.device)
+        self.n_samples += other.n_samples
+
+    def magnitude_quantile(self, share: float) -> Tensor:
+        """The `share` quantile of the absolute values, float64 `[neurons]`."""
+        negative = self.counts[:, : _PER_SIGN + 1].flip(1)
+        folded = negative.long()
+        folded[:, 1:] += self.counts[:, _PER_SIGN + 1 :]
+        reached = folded.cumsum(dim=1) >= share * self.n_samples
+        values = cell_values(self.counts.device)[_PER_SIGN:]
+        return values[reached.int().argmax(dim=1)]

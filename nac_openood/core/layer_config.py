@@ -1,0 +1,143 @@
+"""The settings of one layer, checked where they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Collection, Mapping, Optional
+
+from nac_openood.core.bins import MIN_BINS
+from nac_openood.core.layouts import LAYOUTS
+from nac_openood.core.states import STATES
+from nac_openood.errors import NACError
+
+#: The authors' spellings, which are read too.
+_REFERENCE_KEYS = {"M": "n_bins", "O": "full_count", "sig_alpha": "steepness", "method": "state"}
+_REFERENCE_STATES = {
+    "sigmoid(o*g_kl)": "output*gradient",
+    "sigmoid(o)": "output",
+    "sigmoid(g_kl)": "gradient",
+}
+
+
+@dataclass(frozen=True)
+class LayoutConfig:
+    """Settings of a layer that has none but how its output is laid out.
+
+    Args:
+        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+            or for a module of your own goes by the number of dimensions.
+    """
+
+    layout: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        _check_layout(self.layout)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> LayoutConfig:
+        """Read what `to_dict` gave."""
+        return cls(**_known(cls, settings, "layer setting"))
+
+    @classmethod
+    def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
+        """The settings, if all of them are known."""
+        return _known(cls, settings, what)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads back."""
+        return {} if self.layout is None else {"layout": self.layout}
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """Settings of one layer of reference NAC.
+
+    Args:
+        n_bins: the paper's M. An odd number counts as the even one below it.
+        full_count: the paper's O*: how many samples fill a bin completely.
+        steepness: the paper's alpha, the steepness of the sigmoid.
+        state: one of `nac_openood.core.states.STATES`.
+        weight: weight of the layer in the mean over layers.
+        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+            or for a module of your own goes by the number of dimensions.
+    """
+
+    n_bins: int = 50
+    full_count: int = 50
+    steepness: float = 100.0
+    state: str = "output*gradient"
+    weight: float = 1.0
+    layout: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, MIN_BINS))
+        object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
+        object.__setattr__(self, "steepness", finite_number("steepness", self.steepness))
+        object.__setattr__(self, "weight", finite_number("weight", self.weight))
+        if self.steepness == 0:
+            raise NACError("steepness must be above 0, got 0: every state would be 0.5.")
+        object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
+        if self.state not in STATES:
+            raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
+        _check_layout(self.layout)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> LayerConfig:
+        """Read a mapping, in our spelling or the authors'."""
+        return cls(**cls.renamed(settings))
+
+    @classmethod
+    def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
+        """The settings in our spelling; an unknown name is an error, as a typo is no default."""
+        return _known(cls, settings, what, _REFERENCE_KEYS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads back; `layout` only where one was set."""
+        settings = dataclasses.asdict(self)
+        if self.layout is None:
+            del settings["layout"]
+        return settings
+
+
+def _known(
+    cls: type, settings: Any, what: str, other: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Settings of a dataclass, with `other` spellings replaced; an unknown name is an error."""
+    if not isinstance(settings, Mapping):
+        raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
+    ours = {other.get(key, key): value for key, value in settings.items()}
+    refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)
+    return ours
+
+
+def _check_layout(layout: Optional[str]) -> None:
+    if layout is not None and layout not in LAYOUTS:
+        raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {layout!r}.")
+
+
+def refuse_unknown(given: Mapping[str, Any], known: Collection[str], what: str = "key") -> None:
+    """Raise where `given` has keys that are not known."""
+    unknown = sorted(set(map(str, given)) - set(known))
+    if unknown:
+        raise NACError(f"unknown {what} {unknown}; expected one of {sorted(known)}.")
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value` as an int, or an error that names the setting."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        raise NACError(f"{name} must be a whole number, got {value!r}.")
+    if value < least:
+        raise NACError(f"{name} must be at least {least}, got {value!r}.")
+    return int(value)
+
+
+def finite_number(name: str, value: Any) -> float:
+    """`value` as a float that is finite and not negative, or an error that names the setting."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NACError(f"{name} must be a number, got {value!r}.")
+    if not math.isfinite(value) or value < 0:
+        raise NACError(f"{name} must be finite and not negative, got {value!r}.")
+    return float(value)

@@ -1,0 +1,20 @@
+"""Scores of logits alone; higher means more in-distribution."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_CLIP = 1e-12
+
+
+def gen(logits: Tensor, *, gamma: float = 0.1, top: int = 100) -> Tensor:
+    """GEN (Liu et al., CVPR 2023), the negative generalized entropy, float64 `[batch]`.
+
+    Args:
+        logits: `[batch, classes]`.
+        gamma: below 1, so that small probabilities count.
+        top: how many of the largest probabilities to look at.
+    """
+    p = logits.double().softmax(dim=1)
+    p = p.topk(min(top, p.shape[1]), dim=1).values.clamp(_CLIP, 1 - _CLIP)
+    return -(p**gamma * (1 - p) ** gamma).sum(dim=1)

@@ -1,0 +1,140 @@
+"""What a rule is: how the readings of a network become a score.
+
+A rule says what it needs of a pass, is fitted batch by batch, merges with another of its kind by
+addition, scores readings, and is a dict of tensors plus settings in a file. The detector, the
+plugin, the search, the comparison and the files know rules by this interface and by their names in
+`nac_openood.core.rules` only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Type
+
+import torch
+from torch import Tensor
+
+from nac_openood.core.reading import Reading
+from nac_openood.errors import NACError
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rule asks of a pass over the network; nothing else is computed.
+
+    Args:
+        layers: layers whose activations it looks at.
+        gradients: those of them whose gradients it looks at. Without any, a pass has no backward.
+        logits: whether it looks at the logits.
+        labels: whether fitting needs the labels of the samples.
+        mean: whether activations are averaged over positions; the published settings of NAC assume
+            sums.
+    """
+
+    layers: tuple[str, ...]
+    gradients: frozenset[str] = frozenset()
+    logits: bool = False
+    labels: bool = False
+    mean: bool = False
+
+
+class Rule(ABC):
+    """From readings to scores; higher scores mean more in-distribution.
+
+    Args:
+        layers: settings by layer name, each a `layer_settings`.
+    """
+
+    #: The name under which `nac_openood.core.rules` lists it.
+    name: ClassVar[str]
+    #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
+    layer_settings: ClassVar[Type[Any]]
+
+    #: Whether `layers="auto"` includes what the head receives.
+    reads_head_input: ClassVar[bool] = False
+    #: Whether scores depend on `calibrate`.
+    needs_calibration: ClassVar[bool] = False
+
+    layers: Mapping[str, Any]
+
+    @abstractmethod
+    def __init__(self, layers: Mapping[str, Any]) -> None: ...
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What must be read of the network to fit and to score."""
+
+    @property
+    @abstractmethod
+    def n_samples(self) -> int:
+        """How many samples it was fitted on."""
+
+    @abstractmethod
+    def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
+        """Add a batch of in-distribution training data.
+
+        Args:
+            readings: readings of the layers in `needs`, tensors `[batch, neurons]`.
+            label: int64 `[batch]`, where `needs.labels`.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if nothing was fitted, or if a fitted sample had NaN or Inf readings."""
+
+    @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Add what another rule of the same kind and settings was fitted on."""
+
+    @abstractmethod
+    def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
+        """The evidence of each layer (or of the logits), `[batch]` each.
+
+        NaN where a reading is not finite.
+        """
+
+    @abstractmethod
+    def combine(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The score `[batch]` of what `parts` gave."""
+
+    @abstractmethod
+    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much each part adds to the score, `[batch]` each; they sum to it."""
+
+    @abstractmethod
+    def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
+        """How well each neuron is covered, by layer, `[batch, neurons]` each; higher is better."""
+
+    def score(self, readings: Mapping[str, Reading]) -> Tensor:
+        """The score `[batch]` of readings."""
+        return self.combine(self.parts(readings))
+
+    def calibrate(self, readings: Iterable[Mapping[str, Reading]]) -> Tensor:
+        """Take in held-out in-distribution data, batch by batch; returns its scores `[samples]`."""
+        scores = [self.score(batch) for batch in readings]
+        if not scores:
+            raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
+        return torch.cat(scores)
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What was fitted, for a file."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Everything else that `restore` needs, as JSON values."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+        """The rule that `settings` and `tensors` came from.
+
+        Raises:
+            NACError, KeyError, TypeError, ValueError: where they do not fit together.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Any:
+        """Move the tensors; scoring moves them to its readings by itself."""

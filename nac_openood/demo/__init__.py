@@ -1,0 +1,1 @@
+"""The embedded benchmark: images that come with libraries, small networks, their training."""

@@ -1,0 +1,63 @@
+"""The whole job on images that come with installed libraries: see `demo.embedded`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, Optional
+
+from nac_openood.benchmark.methods.table import AUTO, METHODS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nac_openood.benchmark.run.results import Results
+
+#: The networks of the demo, and their names for `sources.networks.build`.
+NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
+
+
+def run_demo(
+    out: Path,
+    *,
+    arch: str = "resnet",
+    backend: str = AUTO,
+    quick: bool = False,
+    seed: int = 0,
+    command: str = "nac-openood demo",
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Results:
+    """Compare NAC with the baselines on digits 0 to 7 against digits 8 and 9 and photographs.
+
+    Args:
+        out: folder of the results.
+        arch: one of `NETWORKS`, which is trained now or taken from the cache.
+        backend: whose baselines run, as in `compare`.
+        quick: leave out the slow methods.
+        seed: random seed, also of the training.
+        command: the command that repeats the demo.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: is told what is going on.
+    """
+    # imported here, so that the command line can list `NETWORKS` without torch
+    from dataclasses import replace
+
+    from nac_openood.benchmark.api import compare
+    from nac_openood.demo.embedded import embedded_sets
+    from nac_openood.demo.trained import trained
+
+    # shifted digits count as in-distribution in full-spectrum detection only
+    sets = replace(embedded_sets(say), shifted={})
+    say(f"a small network for digits 0 to 7 ({arch}): trained now, or taken from the cache")
+    net = trained(NETWORKS[arch], seed=seed, progress=progress)
+    return compare(
+        {f"{arch}-s{seed}": net},
+        **vars(sets),
+        arch=NETWORKS[arch],
+        methods=[name for name, method in METHODS.items() if not (quick and method.slow)],
+        backend=backend,
+        out=out,
+        seed=seed,
+        command=command,
+        progress=progress,
+        say=say,
+    )

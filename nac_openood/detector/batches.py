@@ -1,0 +1,195 @@
+"""Batches out of any loader, and the class-balanced subset that NAC is fitted on."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+
+from nac_openood.errors import NACError
+
+#: The seed with which the authors shuffle each class before taking its first samples.
+AUTHORS_SEED = 1
+
+
+class Batch(NamedTuple):
+    """Samples `[batch, ...]` and their labels int64 `[batch]`, or None where there are none."""
+
+    data: Tensor
+    label: Optional[Tensor]
+
+    def labels(self) -> Tensor:
+        """The labels on the CPU, -1 where there are none."""
+        if self.label is None:
+            return torch.full((self.data.shape[0],), -1, dtype=torch.int64)
+        return self.label.cpu()
+
+
+def batches(loader: Iterable[Any]) -> Iterator[Batch]:
+    """Batches of a loader that yields OpenOOD dicts, `(x, y, ...)` tuples or plain tensors.
+
+    Errors of ours that were raised in a loading process lose the traceback that PyTorch makes
+    part of their message.
+    """
+    try:
+        for item in loader:
+            yield as_batch(item)
+    except NACError as error:
+        text = str(error)
+        if not text.startswith("Caught NACError in DataLoader worker"):
+            raise
+        raise NACError(text.rpartition("NACError: ")[2].strip()) from error
+
+
+def as_batch(item: Any) -> Batch:
+    """One loader item as a `Batch`."""
+    if isinstance(item, Mapping):
+        if "data" not in item:
+            raise NACError(f"a batch dict needs the key 'data'; this one has {sorted(item)}.")
+        data, label = item["data"], item.get("label")
+    elif isinstance(item, (tuple, list)) and item:
+        data, label = item[0], item[1] if len(item) > 1 else None
+    else:
+        data, label = item, None
+    if not isinstance(data, Tensor):
+        raise NACError(
+            "expected the loader to yield dicts with 'data' and 'label', (x, y) tuples or tensors; "
+            f"got {type(item).__name__} holding {type(data).__name__}."
+        )
+    return Batch(data, None if label is None else _labels(label, data.shape[0]))
+
+
+def _labels(label: Any, n: int) -> Tensor:
+    tensor = torch.as_tensor(label)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() != n:
+        raise NACError(
+            f"expected one whole-number label for each of {n} samples, got {tensor.dtype} of shape "
+            f"{list(tensor.shape)}. Without usable labels, let the loader yield plain tensors."
+        )
+    return tensor.reshape(n).to(torch.int64)
+
+
+def check_labels(labels: Optional[Tensor], n_classes: int) -> None:
+    """Refuse labels that are not classes of the network."""
+    if labels is None or not labels.numel():
+        return
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= n_classes:
+        hint = (
+            "-1 marks out-of-distribution samples in OpenOOD; fit on in-distribution data only."
+            if least < 0
+            else "Is this the dataset that the network was trained on?"
+        )
+        raise NACError(
+            f"labels must be in 0..{n_classes - 1}, the network's classes; found "
+            f"{least if least < 0 else most}. {hint}"
+        )
+
+
+def dataset_labels(dataset: Any) -> Optional[np.ndarray]:
+    """All labels of a dataset without loading its samples, or None where it does not tell.
+
+    Knows `Subset`, `ConcatDataset`, `TensorDataset`, OpenOOD's `.imglist` lines ("path label")
+    and torchvision's `.targets`, `.labels` and `.samples`.
+    """
+    if isinstance(dataset, Subset):
+        inner = dataset_labels(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=int)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [dataset_labels(part) for part in dataset.datasets]
+        return None if any(p is None for p in parts) else np.concatenate([*parts])
+    if isinstance(dataset, TensorDataset):
+        return _whole_numbers(dataset.tensors[1]) if len(dataset.tensors) > 1 else None
+    if hasattr(dataset, "imglist"):
+        return _whole_numbers([line.strip().split(" ", 1)[1] for line in dataset.imglist])
+    for name in ("targets", "labels"):
+        if hasattr(dataset, name):
+            return _whole_numbers(getattr(dataset, name))
+    if hasattr(dataset, "samples"):
+        return _whole_numbers([sample[1] for sample in dataset.samples])
+    return None
+
+
+def _whole_numbers(values: Any) -> Optional[np.ndarray]:
+    try:
+        labels = np.asarray(values).astype(np.int64)
+    except (TypeError, ValueError):
+        return None
+    return labels if labels.ndim == 1 else None
+
+
+def balanced_indices(
+    labels: Sequence[int] | np.ndarray, n_samples: int, seed: int = AUTHORS_SEED
+) -> np.ndarray:
+    """Indices of `n_samples // classes` samples of each class, as the authors draw them.
+
+    Each class's indices, in list order, are shuffled with `RandomState(seed)`; the first ones are
+    taken, class after class in order of appearance. A smaller class gives all it has.
+    """
+    labels = np.asarray(labels)
+    classes = list(dict.fromkeys(labels.tolist()))
+    if not classes:
+        raise NACError("the dataset is empty: there is nothing to fit on.")
+    if n_samples < len(classes):
+        raise too_few(n_samples, len(classes))
+    taken = []
+    for label in classes:
+        indices = np.flatnonzero(labels == label)
+        np.random.RandomState(seed).shuffle(indices)
+        taken.append(indices[: n_samples // len(classes)])
+    return np.concatenate(taken)
+
+
+def too_few(n_samples: int, n_classes: int) -> NACError:
+    """The error of a fitting set smaller than the number of classes."""
+    return NACError(
+        f"n_samples={n_samples} is less than one sample for each of the {n_classes} classes. "
+        f"Ask for at least {n_classes}, or for n_samples=None to use everything."
+    )
+
+
+def indexable(loader: Any) -> bool:
+    """Whether `loader` is a `DataLoader` over a dataset that can be indexed."""
+    dataset = getattr(loader, "dataset", None)
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(dataset, IterableDataset)
+        and hasattr(dataset, "__len__")
+    )
+
+
+def fitting_indices(
+    labels: Optional[np.ndarray], size: int, n_samples: int, seed: int = AUTHORS_SEED
+) -> np.ndarray:
+    """Which of `size` samples to fit on: class-balanced where labels are known, else random."""
+    if labels is not None:
+        return balanced_indices(labels, n_samples, seed)
+    return np.random.RandomState(seed).permutation(size)[:n_samples]
+
+
+def fitting_loader(
+    loader: Iterable[Any], n_samples: Optional[int], seed: int = AUTHORS_SEED
+) -> Iterable[Any]:
+    """A loader over the fitting subset, where the dataset behind `loader` can be indexed.
+
+    Anything else (a list of batches, a stream) is returned as it is, for `Quota` to thin.
+    """
+    if n_samples is None or not indexable(loader):
+        return loader
+    dataset: Any = loader.dataset  # type: ignore[attr-defined]
+    indices = fitting_indices(dataset_labels(dataset), len(dataset), n_samples, seed)
+    return reloaded(loader, Subset(dataset, indices.tolist()))
+
+
+def reloaded(loader: Any, dataset: Any) -> DataLoader[Any]:
+    """A loader like `loader` over another dataset, in order."""
+    return DataLoader(
+        dataset,
+        batch_size=loader.batch_size or 1,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+    )

@@ -1,0 +1,62 @@
+"""What a user may write as `layers`, and what it means for their network."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence, Type, Union
+
+from torch import Tensor, nn
+
+from nac_openood.core.rule import Rule
+from nac_openood.detector.presets import preset_for
+from nac_openood.errors import NACError
+from nac_openood.network.architectures import Layer, find_layer
+from nac_openood.network.auto import auto_layers
+
+LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
+
+
+def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dict[str, Any]:
+    """The settings of each layer, by the names the user gave.
+
+    Args:
+        net: the network.
+        layers: the name of a preset, a list of layer names (default settings), or a mapping of
+            layer names to settings.
+        rule: whose settings.
+    """
+    if isinstance(layers, str):
+        return dict(preset_for(net, layers, rule.name).layers)
+    kind = rule.layer_settings
+    settings = layers if isinstance(layers, Mapping) else {name: kind() for name in layers}
+    for name, given in settings.items():
+        if not isinstance(given, kind):
+            raise NACError(f"layer '{name}': expected a {kind.__name__}, got {given!r}.")
+    if not settings:
+        raise NACError("no layers given: name at least one, or a preset such as 'cifar10'.")
+    return dict(settings)
+
+
+def automatic_settings(net: nn.Module, x: Tensor, rule: Type[Rule]) -> dict[str, Any]:
+    """Default settings of the layers found by running `net` on a batch, by module path."""
+    found = auto_layers(net, x)
+    layers = found.deepest_first if rule.reads_head_input else found.early
+    return {layer.path: rule.layer_settings(layout=layer.layout) for layer in layers}
+
+
+def locate_layers(net: nn.Module, settings: Mapping[str, Any]) -> dict[str, Layer]:
+    """Where in `net` each layer is, by the names the user gave."""
+    found = {name: find_layer(net, name) for name in settings}
+    for name, given in settings.items():
+        if given.layout is not None:
+            found[name] = Layer(name, found[name].path, given.layout)
+    _refuse_twins(found)
+    return found
+
+
+def _refuse_twins(found: Mapping[str, Layer]) -> None:
+    """Two names of one module would count it twice in the mean."""
+    by_path: dict[str, str] = {}
+    for name, layer in found.items():
+        twin = by_path.setdefault(layer.path, name)
+        if twin != name:
+            raise NACError(f"layers '{twin}' and '{name}' are the same module '{layer.path}'.")

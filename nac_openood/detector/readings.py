@@ -1,0 +1,148 @@
+"""Readings of a whole dataset, kept: fit, score and search again without the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from nac_openood import files
+from nac_openood.core.coverage import not_finite
+from nac_openood.core.reading import ByLayer, Probed, Reading
+from nac_openood.detector.batches import check_labels
+from nac_openood.errors import FileError, NACError
+from nac_openood.spool import Spool
+
+#: Version 2 carries logits, and layers may lack gradients.
+_KIND, _VERSION = "nac_openood readings", 2
+
+
+@dataclass(frozen=True)
+class Readings(ByLayer):
+    """A mapping of layer name to `Reading` `[samples, neurons]`, with the network's answers.
+
+    Args:
+        by_layer: readings by layer name.
+        prediction: int64 `[samples]`, the predicted class.
+        label: int64 `[samples]`, -1 where unknown.
+        logits: `[samples, classes]`; None in files of version 1.
+    """
+
+    by_layer: Mapping[str, Reading]
+    prediction: Tensor
+    label: Tensor
+    logits: Optional[Tensor] = None
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were read."""
+        return self.prediction.shape[0]
+
+    @property
+    def accuracy(self) -> float:
+        """The share of samples whose predicted class is their label."""
+        return float((self.prediction == self.label).double().mean())
+
+    def batches(self, size: int = 1000) -> Iterator[Readings]:
+        """The readings in slices of `size` samples, so that work on them stays small."""
+        for start in range(0, self.n_samples, size):
+            yield self._from({k: t[start : start + size] for k, t in self._tensors().items()})
+
+    def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
+        """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""
+        names = list(self if layers is None else layers)
+        broken = dict.fromkeys(names, 0)
+        for part in self.batches():
+            for name in names:
+                broken[name] += int(not_finite(part[name]).sum())
+        for name, count in broken.items():
+            if count:
+                raise NACError(
+                    f"layer '{name}': {count} of {self.n_samples} {what} samples have NaN or Inf "
+                    "readings. Check the inputs (normalization, corrupt images) and the precision."
+                )
+
+    def check_labels(self, what: str) -> None:
+        """Refuse in-distribution samples with labels that are not classes of the network.
+
+        Samples without any label are fine; OOD samples among labelled ones are not.
+        """
+        if self.logits is not None and bool((self.label != -1).any()):
+            try:
+                check_labels(self.label, self.logits.shape[1])
+            except NACError as error:
+                raise NACError(f"the {what} readings: {error}") from None
+
+    @classmethod
+    def of_pass(cls, probed: Probed, label: Tensor) -> Readings:
+        """What a pass gave, on the CPU."""
+        read = cls(probed.by_layer, probed.logits.argmax(dim=1), label, probed.logits)
+        return cls._from({name: tensor.cpu() for name, tensor in read._tensors().items()})
+
+    def save(self, path: files.PathLike) -> None:
+        """Write a safetensors file that `load` maps into memory instead of reading it whole."""
+        files.write(path, _KIND, _VERSION, self._tensors(), {"layers": list(self)})
+
+    @classmethod
+    def save_parts(cls, path: files.PathLike, parts: Iterable[Readings]) -> Readings:
+        """Write readings as they come, one part in memory at a time, and map the file.
+
+        The same as `Readings.concatenate(parts).save(path)`, for sets that do not fit in memory.
+        """
+        layers: list[str] = []
+        with Spool(path) as spool:
+            for part in parts:
+                layers = list(part)
+                spool.add(part._tensors())
+            if not layers:
+                raise _nothing()
+            spool.finish(_KIND, _VERSION, {"layers": layers})
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: files.PathLike) -> Readings:
+        """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
+        tensors, about = files.read(path, _KIND, _VERSION)
+        try:
+            order = {
+                f"activation/{name}": tensors[f"activation/{name}"] for name in about["layers"]
+            }
+            return cls._from({**order, **tensors})
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{path} is damaged: {error} is missing. Make it again.") from error
+
+    @classmethod
+    def concatenate(cls, parts: list[Readings]) -> Readings:
+        """Join readings of the same layers, in order."""
+        if not parts:
+            raise _nothing()
+        kept = [part._tensors() for part in parts]
+        return cls._from({name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]})
+
+    @classmethod
+    def _from(cls, tensors: Mapping[str, Tensor]) -> Readings:
+        """The inverse of `_tensors`."""
+        names = [key.partition("/")[2] for key in tensors if key.startswith("activation/")]
+        by_layer = {
+            name: Reading(tensors[f"activation/{name}"], tensors.get(f"gradient/{name}"))
+            for name in names
+        }
+        return cls(by_layer, tensors["prediction"], tensors["label"], tensors.get("logits"))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything by name; the order of the layers is kept."""
+        tensors: dict[str, Optional[Tensor]] = {
+            "prediction": self.prediction,
+            "label": self.label,
+            "logits": self.logits,
+        }
+        for name, reading in self.items():
+            tensors[f"activation/{name}"] = reading.activation
+            tensors[f"gradient/{name}"] = reading.gradient
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _nothing() -> NACError:
+    return NACError("there are no readings to join: the loader yielded no batch.")

@@ -1,0 +1,230 @@
+"""Which modules to read, by architecture: rows of a table, recognised by the modules that exist.
+
+A row matches when all its `requires` paths exist in the network, so OpenOOD's, torchvision's and
+timm's networks are recognised without importing any of them. To support another architecture,
+add a row.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Iterable, Iterator, Mapping, Optional, Sequence
+
+from torch import nn
+
+from nac_openood.errors import ProbeError
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One module to read.
+
+    Args:
+        alias: the name users give. `{k}` stands for the number of a repeated block.
+        path: dotted path of the module whose output is read.
+        layout: how its output is laid out, one of `LAYOUTS`; None chooses by its dimensions.
+        also: other spellings of the alias.
+    """
+
+    alias: str
+    path: str
+    layout: Optional[str] = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row: how to recognise a network and where its layers are, deepest first."""
+
+    name: str
+    family: str
+    requires: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+
+def _stages(pattern: str, numbers: Iterable[int], layout: str = "maps") -> tuple[Layer, ...]:
+    """`layer4` to `layer1` at the given numbers of a path pattern."""
+    pairs = zip((4, 3, 2, 1), numbers)
+    return tuple(Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
+
+
+_AVGPOOL = Layer("avgpool", "avgpool", "flat")
+_HEAD_POOL = Layer("avgpool", "head.global_pool", "flat")
+_RESNET_STAGES = _stages("layer{}", (4, 3, 2, 1))
+_RESNET_PATHS = ("layer1", "layer2", "layer3", "layer4")
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture(
+        "ResNet (torchvision, OpenOOD)",
+        "resnet",
+        requires=(*_RESNET_PATHS, "avgpool"),
+        layers=(_AVGPOOL, *_RESNET_STAGES),
+    ),
+    Architecture(
+        "ResNet (timm)",
+        "resnet",
+        requires=(*_RESNET_PATHS, "global_pool"),
+        layers=(Layer("avgpool", "global_pool", "flat"), *_RESNET_STAGES),
+    ),
+    Architecture(
+        "ViT (torchvision, OpenOOD)",
+        "vit",
+        requires=("conv_proj", "encoder.ln", "encoder.layers.encoder_layer_0.ln_2"),
+        layers=(
+            Layer("ln", "encoder.ln", "class_token", also=("layer_norm",)),
+            Layer(
+                "block{k}", "encoder.layers.encoder_layer_{k}.ln_2", "tokens", also=("layer_{k}",)
+            ),
+        ),
+    ),
+    Architecture(
+        "DeiT, distilled (timm)",
+        "vit",
+        requires=("patch_embed", "blocks.0.norm2", "norm", "head_dist"),
+        layers=(
+            Layer("ln", "norm", "class_token", also=("layer_norm",)),
+            Layer("block{k}", "blocks.{k}.norm2", "tokens", also=("layer_{k}",)),
+        ),
+    ),
+    Architecture(
+        "ViT, DeiT (timm)",
+        "vit",
+        requires=("patch_embed", "blocks.0.norm2", "norm", "fc_norm"),
+        layers=(
+            # what the head receives, whether the network takes the class token or averages
+            Layer("ln", "fc_norm", "flat", also=("layer_norm",)),
+            Layer("block{k}", "blocks.{k}.norm2", "tokens", also=("layer_{k}",)),
+        ),
+    ),
+    Architecture(
+        "Swin (torchvision, OpenOOD)",
+        "swin",
+        requires=("features.7", "norm", "permute", "avgpool", "head"),
+        layers=(_AVGPOOL, *_stages("features.{}", (7, 5, 3, 1), "maps_last")),
+    ),
+    Architecture(
+        "Swin (timm)",
+        "swin",
+        requires=("patch_embed", "layers.3.blocks", "norm", "head.global_pool"),
+        layers=(_HEAD_POOL, *_stages("layers.{}", (3, 2, 1, 0), "maps_last")),
+    ),
+    Architecture(
+        "RegNet (torchvision, OpenOOD)",
+        "regnet",
+        requires=("stem", "trunk_output.block4", "avgpool", "fc"),
+        layers=(_AVGPOOL, *_stages("trunk_output.block{}", (4, 3, 2, 1))),
+    ),
+    Architecture(
+        "ConvNeXt (torchvision)",
+        "convnext",
+        requires=("features.7", "avgpool", "classifier.2"),
+        layers=(_AVGPOOL, *_stages("features.{}", (7, 5, 3, 1))),
+    ),
+    Architecture(
+        "ConvNeXt (timm)",
+        "convnext",
+        requires=("stem", "stages.3.blocks", "norm_pre", "head.global_pool"),
+        layers=(_HEAD_POOL, *_stages("stages.{}", (3, 2, 1, 0))),
+    ),
+    Architecture(
+        "DenseNet (torchvision, timm)",
+        "densenet",
+        requires=("features.denseblock4", "features.norm5", "classifier"),
+        layers=(
+            Layer("norm5", "features.norm5", "maps"),
+            *_stages("features.denseblock{}", (4, 3, 2, 1)),
+        ),
+    ),
+)
+
+#: Names under which a wrapper keeps the network it wraps.
+_WRAPPERS = ("module", "_orig_mod", "backbone", "model", "net")
+
+
+def _prefixes(modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """The empty prefix and those of wrapped networks, outermost first."""
+    queue = [""]
+    for prefix in queue:
+        yield prefix
+        queue.extend(f"{prefix}{w}." for w in _WRAPPERS if f"{prefix}{w}" in modules)
+
+
+def recognise(net: nn.Module) -> Optional[tuple[Architecture, str]]:
+    """The table's row for `net` and the prefix of its paths there, or None."""
+    modules = dict(net.named_modules())
+    for prefix in _prefixes(modules):
+        for architecture in ARCHITECTURES:
+            if all(prefix + path in modules for path in architecture.requires):
+                return architecture, prefix
+    return None
+
+
+def known_layers(net: nn.Module) -> list[Layer]:
+    """The layers the table knows of `net`, deepest first, with full paths; [] if unknown."""
+    found = recognise(net)
+    if found is None:
+        return []
+    architecture, prefix = found
+    modules = dict(net.named_modules())
+    rows = [replace(row, path=prefix + row.path) for row in architecture.layers]
+    return [layer for row in rows for layer in _numbered(row, modules)]
+
+
+def _numbered(row: Layer, modules: Mapping[str, nn.Module]) -> list[Layer]:
+    """One layer for each block `{k}` that exists, deepest first; or the row itself."""
+    if "{k}" not in row.path:
+        return [row] if row.path in modules else []
+    found: list[Layer] = []
+    for k in count():
+        path = row.path.format(k=k)
+        if path not in modules:
+            return found[::-1]
+        also = tuple(name.format(k=k) for name in row.also)
+        found.append(Layer(row.alias.format(k=k), path, row.layout, also))
+    return found
+
+
+def find_layer(net: nn.Module, name: str) -> Layer:
+    """The layer `name` of `net`: an alias of the table, or any dotted module path.
+
+    Raises:
+        ProbeError: listing what could have been meant.
+    """
+    for layer in known_layers(net):
+        if name == layer.alias or name in layer.also:
+            return layer
+    modules = dict(net.named_modules())
+    for prefix in _prefixes(modules):
+        if name and prefix + name in modules:
+            return Layer(name, prefix + name)
+    raise ProbeError(_unknown_layer(net, name))
+
+
+def describe(net: nn.Module) -> str:
+    """Why layers of `net` have no names of their own, and how to name them."""
+    known = ", ".join(architecture.name for architecture in ARCHITECTURES)
+    return (
+        f"{type(net).__name__} is not in the architecture table (known: {known}). {_by_path(net)}"
+    )
+
+
+def _unknown_layer(net: nn.Module, name: str) -> str:
+    aliases = [layer.alias for layer in known_layers(net)]
+    paths = [path for path, _ in net.named_modules() if path]
+    close = difflib.get_close_matches(name, [*aliases, *paths], n=3)
+    hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    known = f"Its known layers are {aliases}. " if aliases else ""
+    return f"{type(net).__name__} has no layer '{name}'. {hint}{known}{_by_path(net, close)}"
+
+
+def _by_path(net: nn.Module, close: Sequence[str] = ()) -> str:
+    """How to name layers by module path, with an example, `close` or else the last but one."""
+    shallow = [path for path, _ in net.named_modules() if path and path.count(".") <= 1]
+    example = [*close, *shallow[-2:], "layer4"][0]
+    shown = ", ".join(shallow[:24]) + (", ..." if len(shallow) > 24 else "")
+    return (
+        f"Name layers by module path, e.g. layers={{'{example}': LayerConfig(...)}}. "
+        f"Its modules: {shown}."
+    )

@@ -1,0 +1,217 @@
+"""`layers="auto"`: which layers to read in any classifier, found by running it once.
+
+A ResNet's are its avgpool, which the head is given, and the ends of its stages: layer1 to layer3,
+which come early, and layer4, the last. Nothing is known of an architecture beforehand: `flow.py`
+records what is computed from what, `stages.py` finds the blocks and where their size changes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Iterable, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from nac_openood.errors import ProbeError
+from nac_openood.network.architectures import Layer, known_layers
+from nac_openood.network.axes import Look
+from nac_openood.network.calling import logits_of
+from nac_openood.network.flow import Call, record
+from nac_openood.network.places import Place, layout_of
+from nac_openood.network.replica import unwrap
+from nac_openood.network.stages import STREAMS, Survey
+
+#: Windows and heads come in twos and fours, so three rows are the samples.
+_SAMPLES = 3
+_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class AutoLayers:
+    """The layers of a network that are worth reading.
+
+    Attributes:
+        head_input: what the head is given, pooled to `[batch, D]`; where no module returns
+            exactly that, the nearest module before it.
+        early: what NAC+ reads, in forward order: the last block of each stage but the last. If all
+            blocks have one size, as in a transformer, the blocks at a quarter, half and three
+            quarters of the depth. If the network has no such blocks, the head's input.
+        last: the last block of the last stage; None if all blocks have one size.
+        head: the path of the layer that makes the logits; None if there are several of them.
+    """
+
+    head_input: Layer
+    early: tuple[Layer, ...]
+    last: Optional[Layer]
+    head: Optional[str]
+
+    @property
+    def deepest_first(self) -> tuple[Layer, ...]:
+        """The head's input and the early stages, each module once: what reference NAC reads."""
+        layers = (self.head_input, *reversed(self.early))
+        return tuple({layer.path: layer for layer in layers}.values())
+
+
+def auto_layers(
+    net: nn.Module,
+    *args: Any,
+    run: Optional[Callable[[nn.Module], Any]] = None,
+    **kwargs: Any,
+) -> AutoLayers:
+    """The layers to read in `net`, found by running it once on a few samples.
+
+    The network is left as it was: no hook, mode, gradient, statistic or random state changes.
+    Layers that the architecture table knows have its names and layouts.
+
+    Args:
+        net: a classifier, also in DataParallel, DDP or torch.compile; paths include the wrapper.
+        args: a batch as the network takes it, `net(*args, **kwargs)`: tensors `[batch, ...]`, also
+            in lists and dicts. The first samples are used.
+        run: called instead, as `run(net)`, with a network like `net` to pass a small batch to.
+            Three samples suffice; with a single one, windows cannot be told from samples.
+        kwargs: named inputs, as in `auto_layers(bert, input_ids=..., attention_mask=...)`.
+
+    Raises:
+        ProbeError: where nothing sensible is found, listing modules that can be named.
+    """
+    inner = unwrap(net)
+    if run is None:
+        args, kwargs = _few(inner, (args, kwargs))
+    flow = record(inner, run or (lambda network: network(*args, **kwargs)))
+    tensors = _tensors((args, kwargs)) or _tensors(flow.output)
+    logits = logits_of(flow.output, tensors[0] if tensors else torch.empty(0))
+    sink = flow.look(logits)
+    if sink is None:
+        raise _nothing_found(net, "its logits do not depend on its input", flow.calls)
+    return _Choice(net, Survey(flow, sink.node, logits.shape[0])).layers()
+
+
+class _Choice:
+    """What of a survey to read, as layers of `net`."""
+
+    def __init__(self, net: nn.Module, survey: Survey) -> None:
+        self.net, self.survey = net, survey
+        self.stream, self.flow = survey.stream, survey.flow
+        inner = unwrap(net)
+        path = next(path for path, module in net.named_modules() if module is inner)
+        self.prefix = f"{path}." if path else ""
+        self.known = known_layers(inner)
+        self.calls = {call.path: call for call in self.flow.calls}
+
+    def layers(self) -> AutoLayers:
+        if not self.stream.products:
+            raise self.nothing_found("no layer with weights is applied to its input")
+        given = self.given_to_head()
+        head_input = self.head_input(given)
+        found, end = self.survey.stages(given.node)
+        early = tuple(self.layer(place, inside=end is None) for place in found)
+        last = None if end is None else self.layer(end)
+        return AutoLayers(head_input, early or (head_input,), last, self.head())
+
+    def head(self) -> Optional[str]:
+        last = self.stream.products[-1]
+        makers = [c for c in self.flow.calls if last in c.nodes and isinstance(c.module, _HEADS)]
+        is_single = self.stream.is_cut(last) and makers
+        return self.prefix + makers[-1].path if is_single else None
+
+    def given_to_head(self) -> Look:
+        """What the last product is given; for several heads, what they have in common."""
+        last = self.stream.products[-1]
+        operand = self.flow.nodes[last].operand
+        if self.stream.is_cut(last) and operand is not None:
+            return operand
+        for streams in STREAMS:
+            before = [n for n in self.stream.waiting if n < last and n not in self.stream.products]
+            cut = max(n for n in before if self.stream.is_cut(n, streams))
+            if self.nearest(cut, streams):
+                return self.flow.nodes[cut].made
+        raise self.nothing_found("no module makes what its heads are given")
+
+    def head_input(self, given: Look) -> Layer:
+        same = [c for c in self.survey.readable if c.outputs[0].node == given.node]
+        near = next(filter(None, (self.nearest(given.node, s) for s in STREAMS)), None)
+        if near is None:
+            raise self.nothing_found("no module returns what its head is given")
+        for row in self.known[:1]:
+            if row.path in self.calls and self.is_behind_products(self.calls[row.path], given.node):
+                return replace(row, path=self.prefix + row.path)
+        exact = [(call, _layout_given(call.outputs[0], given, self.survey.batch)) for call in same]
+        call, layout = next(((c, found) for c, found in exact if found), (near, None))
+        return Layer(call.path, self.prefix + call.path, layout or layout_of(call.outputs[0]))
+
+    def nearest(self, node: int, streams: int) -> Optional[Call]:
+        """The last module at or before a node, with no product between them."""
+        calls = [c for c in self.survey.readable if self.is_behind_products(c, node)]
+        cuts = [c for c in calls if self.stream.is_cut(c.outputs[0].node, streams)]
+        return max(cuts, key=lambda call: call.outputs[0].node, default=None)
+
+    def is_behind_products(self, call: Call, node: int) -> bool:
+        product = max((n for n in self.stream.products if n <= node), default=0)
+        return product <= call.outputs[0].node <= node
+
+    def layer(self, place: Place, *, inside: bool = False) -> Layer:
+        """A place as a layer: as the table has it, where it knows the place or one inside."""
+        path = place.read.path
+        for row in self.known:
+            call = self.calls.get(row.path)
+            if call and (
+                call.outputs[0].node == place.node or (inside and row.path.startswith(f"{path}."))
+            ):
+                return replace(row, path=self.prefix + row.path)
+        return Layer(path, self.prefix + path, layout_of(place.read.outputs[0]))
+
+    def nothing_found(self, why: str) -> ProbeError:
+        cuts = [c for c in self.survey.readable if self.stream.is_cut(c.outputs[0].node)]
+        return _nothing_found(self.net, why, cuts or self.survey.readable)
+
+
+def _layout_given(output: Look, given: Look, batch: int) -> Optional[str]:
+    """The layout that makes what the head is given of a module's output; None if none does."""
+    if given.shape[0] != batch or len(given.shape) != 2:  # a head on every position
+        return layout_of(output) if math.prod(given.shape) == math.prod(output.shape) else None
+    if math.prod(given.shape) == math.prod(output.shape):
+        return "flat"
+    first = (output.stride[0], output.stride[-1])
+    is_first = given.offset == output.offset and given.stride == first
+    return "class_token" if is_first and len(output.shape) == 3 else None
+
+
+def _few(net: nn.Module, batch: Any) -> Any:
+    """The first samples of a batch, repeated if there are too few, where the network is."""
+    tensors = [tensor for tensor in _tensors(batch) if tensor.ndim]
+    if not tensors or not len(tensors[0]):
+        raise ProbeError(
+            "expected a batch to run the network on, got no tensor with a sample in it. Pass what "
+            "the network takes, e.g. `auto_layers(net, images)`."
+        )
+    size = len(tensors[0])
+    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
+
+    def few(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.ndim and len(value) == size:
+            value = value[[i % size for i in range(_SAMPLES)]]
+        if weights is None:
+            return value
+        return value.to(weights.device, weights.dtype if value.is_floating_point() else None)
+
+    with torch.inference_mode(False):  # whose tensors nothing may overwrite outside of it
+        return tree_map(few, batch)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
+
+
+def _nothing_found(net: nn.Module, why: str, calls: Iterable[Call]) -> ProbeError:
+    shown = [f"{call.path} {list(call.outputs[0].shape)}" for call in calls if call.readable][:24]
+    example = shown[0].split()[0] if shown else "layer3"
+    return ProbeError(
+        f"no layers could be chosen in {type(net).__name__} by running it: {why}. Name layers by "
+        f"module path, e.g. `layers=['{example}']`. Modules that return one tensor: "
+        f"{', '.join(shown) or 'none'}."
+    )

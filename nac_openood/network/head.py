@@ -1,0 +1,145 @@
+"""The linear layer a classifier ends in, and the features that go into it.
+
+Found by running the network: whatever its layers are called and whatever wraps it, the head is
+the linear layer whose output is the logits.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nac_openood.errors import NACError
+from nac_openood.network.calling import logits_of, prepare
+from nac_openood.network.hooks import run_without_grad
+from nac_openood.network.replica import unwrap
+
+
+class Featured(NamedTuple):
+    """A batch's logits `[batch, classes]` and what the head was given, `[batch, D]`."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class _Call(NamedTuple):
+    path: str
+    layer: nn.Linear
+    features: Tensor
+    output: Tensor
+
+
+class Head(nn.Module):
+    """A classifier's linear layer, standing in for the network where features are the images.
+
+    It speaks as OpenOOD's networks do. The layer is a frozen copy, so that nothing done to it
+    reaches the network.
+
+    Args:
+        layer: from `head_of`.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.fc = copy.deepcopy(layer).requires_grad_(False)
+        self.eval()
+
+    def forward(
+        self, x: Tensor, return_feature: bool = False, return_feature_list: bool = False
+    ) -> Any:
+        """Logits `[batch, classes]` of features `[batch, D]`, alone or with (a list of) them."""
+        logits = self.fc(x.to(self.fc.weight.dtype))
+        if return_feature:
+            return logits, x.clone()  # OpenOOD's ASH overwrites what it is given
+        return (logits, [x.clone()]) if return_feature_list else logits
+
+    def forward_threshold(self, x: Tensor, threshold: float) -> Tensor:
+        """Logits of features clipped at `threshold`."""
+        logits: Tensor = self(x.clip(max=threshold))
+        return logits
+
+    def get_fc_layer(self) -> nn.Linear:
+        """The layer."""
+        return self.fc
+
+    def get_fc(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its weight `[classes, D]` and bias `[classes]`, zeros where it has none."""
+        weight = self.fc.weight.detach().float().cpu()
+        bias = weight.new_zeros(len(weight)) if self.fc.bias is None else self.fc.bias.detach()
+        return weight.numpy(), bias.float().cpu().numpy()
+
+
+def head_of(net: nn.Module, sample: Tensor) -> tuple[str, nn.Linear]:
+    """The linear layer whose output is the logits, and its dotted path.
+
+    Args:
+        net: a classifier; the path is one inside DataParallel and torch.compile.
+        sample: a batch for it, of one image or more.
+
+    Raises:
+        NACError: where the logits are not what a linear layer said.
+    """
+    found = _run(net, sample)[1]
+    return found.path, found.layer
+
+
+def with_features(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> Featured:
+    """One forward pass in evaluation mode: the logits and the input of the head.
+
+    Args:
+        net: a classifier.
+        x: a batch for it.
+        head: from `head_of`; None looks for it in this pass.
+    """
+    logits, call = _run(net, x, head)
+    return Featured(logits, call.features)
+
+
+def _run(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> tuple[Tensor, _Call]:
+    inner = unwrap(net)
+    paths = {
+        layer: path
+        for path, layer in inner.named_modules()
+        if isinstance(layer, nn.Linear) and (head is None or layer is head)
+    }
+    calls: list[_Call] = []
+
+    def observe(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # tokens and maps are no logits, and holding them all would take memory
+        given = inputs[0] if inputs else None
+        if isinstance(layer, nn.Linear) and isinstance(given, Tensor) and given.ndim == 2:
+            # copies: an operation in place may rewrite the originals
+            calls.append(_Call(paths[layer], layer, given.clone(), output.clone()))
+
+    x = prepare(inner, x)
+    on_output = [(layer, observe) for layer in paths]
+    logits = logits_of(run_without_grad(inner, x, on_output=on_output), x)
+    for call in reversed(calls):
+        if call.output.shape == logits.shape and _same(call.output, logits):
+            return logits, call
+    raise _no_head(inner, logits, calls)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first, second) or bool(
+        first.isnan().any() and torch.equal(first.nan_to_num(), second.nan_to_num())
+    )
+
+
+def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NACError:
+    alike = [call.path for call in calls if call.output.shape == logits.shape]
+    if len(alike) > 1:
+        why = f"its linear layers {alike} have outputs of that shape, combined in some way"
+    elif alike:
+        why = f"something comes after its linear layer '{alike[0]}'"
+    else:
+        why = "none of its linear layers has an output of that shape"
+    return NACError(
+        f"expected {type(net).__name__} to end in one nn.Linear whose output is the logits "
+        f"{list(logits.shape)}, but {why}. Methods that work on penultimate features need such a "
+        "head: leave them out, or wrap the network so that it returns that layer's output."
+    )

@@ -1,0 +1,45 @@
+"""The report as data: what the page and Markdown render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Section
+from nac_openood.report.order import standings
+from nac_openood.report.sections.about import about, against_paper
+from nac_openood.report.sections.gallery import gallery
+from nac_openood.report.sections.headline import Headline, headline
+from nac_openood.report.sections.layers import layers
+from nac_openood.report.sections.pictures import bars, distributions, rocs
+from nac_openood.report.sections.ranking import every_dataset, ranking
+from nac_openood.report.sections.settings import hyperparameters
+from nac_openood.report.sections.times import times
+
+
+@dataclass(frozen=True)
+class Document:
+    """The top of the report and its sections."""
+
+    head: Headline
+    sections: Sequence[Section]
+
+
+def document(results: Results) -> Document:
+    """Everything there is to show; pictures are not drawn yet."""
+    order = standings(results)
+    sections = [
+        ranking(results, order),
+        bars(results, order),
+        every_dataset(results, order),
+        distributions(results, order),
+        rocs(results, order),
+        times(results, order),
+        layers(results, order),
+        gallery(results),
+        hyperparameters(results, order),
+        against_paper(results, order),
+        about(results),
+    ]
+    return Document(headline(results, order), [s for s in sections if s is not None])

@@ -1,0 +1,232 @@
+"""How NAC is set up on a network: split, read, search, guard, fit.
+
+The plugin, `nac-openood search`, the comparison and the demo all take these steps:
+
+1. split the training data into the fitting subset and other samples, held out for the guard;
+2. read both and the validation sets in one pass over the network. Without an OOD validation set,
+   surrogates made of the ID validation images take its place, and every result says so;
+3. search the settings without the network (`nac_openood.search.run`), and measure on the held-out
+   samples whether they overfit;
+4. fit the rule with the winner.
+
+`set_up` does all of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Union
+
+import numpy as np
+from torch import nn
+from torch.utils.data import Subset
+
+from nac_openood.core.coverage import Coverage
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.batches import (
+    AUTHORS_SEED,
+    balanced_indices,
+    dataset_labels,
+    fitting_indices,
+    indexable,
+    reloaded,
+)
+from nac_openood.detector.config import NACConfig
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import NACError
+from nac_openood.search.result import SearchResult
+from nac_openood.search.run import search
+from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
+from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
+
+#: How many training samples to hold out for the guard.
+HELD_OUT = 1000
+_MOST_IN_MEMORY = 200_000
+
+_ROLES = {
+    "fit": "the fitting subset",
+    "id_val": "ID validation",
+    "ood_val": "OOD validation",
+    "held_out": "held-out training samples",
+}
+
+
+class Outcome(NamedTuple):
+    """A fitted detector, and what the search found; None where nothing was searched."""
+
+    detector: NACDetector
+    found: Optional[SearchResult]
+
+
+def set_up(
+    net: nn.Module,
+    config: NACConfig,
+    train: Iterable[Any],
+    id_val: Optional[Iterable[Any]] = None,
+    ood_val: Optional[Iterable[Any]] = None,
+    *,
+    strategy: str = "grid",
+    held_out: int = HELD_OUT,
+    seed: int = 0,
+    progress: Optional[bool] = None,
+) -> Outcome:
+    """Fit NAC on a network, after a search where the config asks for one.
+
+    The guard is measured and reported, not enforced: the search follows the protocol that OpenOOD
+    has for every method.
+
+    Args:
+        net: the network.
+        config: settings and sweep; nothing is searched without `config.search` or a sweep.
+        train: batches of training data, under the test transform.
+        id_val: batches of ID validation data; needed for a search.
+        ood_val: batches of OOD validation data; None makes surrogates of `id_val`.
+        strategy: one of `nac_openood.search.STRATEGIES`.
+        held_out: how many other training samples to read for the guard.
+        seed: random seed.
+        progress: whether to show progress bars; None shows them on a terminal.
+    """
+    reader = NACDetector(net, config.layer_choice, rule=config.rule, fast=config.fast)
+    if not (config.search and config.sweep):
+        reader.fit(train, config.n_samples, progress=progress)
+        return Outcome(_calibrated(reader, id_val, progress), None)
+    if id_val is None:
+        raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
+    readings = gather(
+        reader, train, id_val, ood_val,
+        n_samples=config.n_samples, held_out=held_out, seed=seed, progress=progress,
+    )  # fmt: skip
+    found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
+    detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
+    return Outcome(_calibrated(detector.fit_readings(readings.fit), id_val, progress), found)
+
+
+def _calibrated(
+    detector: NACDetector, id_val: Optional[Iterable[Any]], progress: Optional[bool]
+) -> NACDetector:
+    """The detector, calibrated where the scores of its rule depend on that."""
+    if id_val is None or not rule_named(detector.rule).needs_calibration:
+        return detector
+    return detector.calibrate(id_val, progress=progress)
+
+
+def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
+    """Search the sweep of `config`; the guard is reported, not enforced."""
+    if config.rule != Coverage.name:
+        raise NACError(
+            f"only rule '{Coverage.name}' can be searched, not '{config.rule}'. Turn the search "
+            "off."
+        )
+    return search(
+        readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
+        layers=config.layers, sweep=config.sweep, guard=None, surrogate=readings.surrogate,
+        **options,
+    )  # fmt: skip
+
+
+def gather(
+    reader: NACDetector,
+    train: Iterable[Any],
+    id_val: Iterable[Any],
+    ood_val: Optional[Iterable[Any]] = None,
+    *,
+    n_samples: Optional[int] = 1000,
+    held_out: int = HELD_OUT,
+    folder: Union[str, Path, None] = None,
+    names: Optional[Mapping[str, str]] = None,
+    about: Optional[Mapping[str, Any]] = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Optional[bool] = None,
+) -> ReadingSet:
+    """Read the fitting subset, both validation sets and held-out training samples.
+
+    Args:
+        reader: a detector with the layers to read; it need not be fitted.
+        train: batches of training data, under the test transform.
+        id_val: batches of ID validation data.
+        ood_val: batches of OOD validation data; None makes surrogates of `id_val`.
+        n_samples: size of the fitting subset; None takes all training samples.
+        held_out: how many other training samples to read for the guard.
+        folder: where to write the readings, batch by batch; None keeps them in memory.
+        names: names of the validation sets, by role, for reports.
+        about: what else to note beside the readings.
+        seed: random seed for the surrogates.
+        say: called with a line of text for each dataset that is read.
+        progress: whether to show progress bars; None shows them on a terminal.
+    """
+    named = {"id_val": "ID validation", "ood_val": "OOD validation", **(names or {})}
+    surrogate = ood_val is None
+    if surrogate:
+        named["ood_val"] = f"surrogates of {named['id_val']} ({', '.join(SURROGATES)})"
+    loaders = {
+        "fit": train,
+        "id_val": id_val,
+        "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
+        "held_out": held_out_of(train, n_samples, held_out),
+    }
+    if folder is None:
+        _refuse_too_much(train, n_samples)
+    target = None if folder is None else prepare_folder(folder)
+    found: dict[str, Readings] = {}
+    for role, loader in loaders.items():
+        if loader is None:
+            continue
+        say(f"reading {_ROLES[role]}" + (f": {named[role]}" if role in named else ""))
+        found[role] = reader.read_loader(
+            loader,
+            n_samples if role == "fit" else None,
+            save_to=None if target is None else target / f"{role}.safetensors",
+            in_distribution=role != "ood_val",
+            progress=progress,
+        )
+    notes = {
+        **(about or {}),
+        "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
+        "samples": {role: readings.n_samples for role, readings in found.items()},
+        "accuracy": found["id_val"].accuracy,
+    }
+    if target is not None:
+        write_manifest(target, list(found), notes)
+    return ReadingSet(**found, about=notes)
+
+
+def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optional[Iterable[Any]]:
+    """A loader of training samples that `fit` and `read_loader` leave out with `n_samples`.
+
+    Args:
+        train: batches of training data.
+        n_samples: how many are fitted on.
+        n: how many others to take at most, drawn class by class as the fitting subset is.
+
+    Returns:
+        None where nothing is left, or where `train` is a stream that cannot be indexed.
+    """
+    if n_samples is None or not indexable(train):
+        return None
+    loader: Any = train
+    labels, size = dataset_labels(loader.dataset), len(loader.dataset)
+    rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
+    rows = _drawn(labels, rest, n)
+    return reloaded(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
+
+
+def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray:
+    """At most `n` of the rows `rest`, as many of each class where there are enough."""
+    if not n or n >= len(rest):
+        return rest[:n]
+    if labels is not None and n >= len(np.unique(labels[rest])):
+        return rest[balanced_indices(labels[rest], n, AUTHORS_SEED)]
+    return np.random.RandomState(AUTHORS_SEED).permutation(rest)[:n]
+
+
+def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
+    """Readings are kept in memory; those of all of ImageNet would not fit."""
+    if n_samples is None and hasattr(getattr(train, "dataset", None), "__len__"):
+        n_samples = len(train.dataset)
+    if n_samples is not None and n_samples > _MOST_IN_MEMORY:
+        raise NACError(
+            f"a search over a fitting set of {n_samples} samples would need too much memory. Set "
+            "`n_samples` (the paper uses 1000, and 50000 for ViT), or fit without a search."
+        )

@@ -1,0 +1,1 @@
+"""Data and networks by name, folder, list or checkpoint: what every command starts from."""

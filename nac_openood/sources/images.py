@@ -1,0 +1,153 @@
+"""Image files as a dataset; bad files are found before a long run and named in errors."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence, Union
+
+import numpy as np
+from PIL import Image, ImageFile
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from nac_openood.errors import NACError
+from nac_openood.progress import bar
+
+Transform = Callable[[Image.Image], Tensor]
+
+_SUFFIXES = frozenset(Image.registered_extensions())
+_SHOWN = 5
+
+
+class FileImages(Dataset[dict[str, Any]]):
+    """Image files as OpenOOD's `{'data', 'label'}` dicts.
+
+    Args:
+        names: paths relative to `root`.
+        labels: a label per image, -1 if it has none.
+        root: folder of the images.
+        transform: turns an RGB image into a tensor.
+        origin: where the names come from, for errors.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        labels: Union[Sequence[int], np.ndarray],
+        root: Path,
+        transform: Transform,
+        origin: str,
+    ) -> None:
+        self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self._identity: Optional[str] = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"data": self.transform(self.picture(index)), "label": int(self.labels[index])}
+
+    def picture(self, index: int) -> Image.Image:
+        """The image, in RGB."""
+        path = self.root / self.names[index]
+        reason = _opened(path)
+        if isinstance(reason, Image.Image):
+            return reason
+        if not path.is_file():
+            raise NACError(
+                f"there is no image {path}, which is named in {self.origin}. Check `data_root`."
+            )
+        raise NACError(
+            f"the image {path} cannot be read ({reason}). Replace it, or take it out of "
+            f"{self.origin}."
+        )
+
+    def without(self, indices: Sequence[int]) -> FileImages:
+        """The same images without some of them."""
+        kept = np.setdiff1d(np.arange(len(self)), indices)
+        names = [self.names[i] for i in kept]
+        return FileImages(names, self.labels[kept], self.root, self.transform, self.origin)
+
+    def identity(self) -> str:
+        """A hash of the names, labels, sizes and times of change of all files and the transform.
+
+        Computed once, since a million files take a while.
+        """
+        if self._identity is None:
+            # a function is identified by its name, not by its address in memory
+            transform = re.sub(r" at 0x[0-9a-f]+", "", repr(self.transform))
+            digest = hashlib.sha256(transform.encode())
+            for name, label in zip(self.names, self.labels):
+                digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
+            self._identity = digest.hexdigest()[:16]
+        return self._identity
+
+
+def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
+    """All images in a folder and its subfolders, sorted by path, without labels."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise NACError(f"there is no folder {root}: expected a folder of images.")
+    found = [p for p in root.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file()]
+    names = sorted(p.relative_to(root).as_posix() for p in found)
+    if not names:
+        raise NACError(
+            f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
+        )
+    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+
+
+def bad_images(
+    images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
+) -> dict[int, str]:
+    """The reason for each missing or unreadable image, by index. Decodes every image once."""
+    checks = _Checks([images.root / name for name in images.names])
+    loader = DataLoader(checks, batch_size=64, num_workers=workers, collate_fn=list)
+    found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
+    return {index: why for index, why in enumerate(found) if why}
+
+
+def told(images: FileImages, bad: dict[int, str]) -> str:
+    """A sentence that names the first few bad images and counts them all."""
+    shown = [f"{images.root / images.names[i]} ({why})" for i, why in list(bad.items())[:_SHOWN]]
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return f"{len(bad)} of {len(images)} images are missing or unreadable: {', '.join(shown)}{more}"
+
+
+class _Checks(Dataset[str]):
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        found = _opened(self.paths[index])
+        return "" if isinstance(found, Image.Image) else found
+
+
+def _opened(path: Path) -> Union[Image.Image, str]:
+    """The image in RGB, or the reason why it cannot be read."""
+    # importing OpenOOD makes Pillow fill truncated files with gray in the whole process
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        return "missing"
+    # what Pillow raises on broken files; a bomb is an image of absurd size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return str(error) or type(error).__name__
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"

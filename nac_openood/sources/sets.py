@@ -1,0 +1,149 @@
+"""The datasets of an OOD benchmark, by role."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+
+from nac_openood.errors import NACError
+from nac_openood.sources.images import FileImages, Transform, folder_images
+from nac_openood.sources.imglist import Benchmark
+
+#: Names that no OOD set may have: those of other sets, and of means.
+RESERVED = ("test", "train", "id_val", "ood_val", "nearood", "farood")
+#: The name that stands for: there is no OOD validation data.
+NO_OOD = "none"
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a comparison needs: map-style datasets or `DataLoader`s, as `Samples` takes them.
+
+    Args:
+        id_name: name of the in-distribution data.
+        n_classes: number of its classes.
+        train: training data, without augmentation.
+        id_val: ID validation data.
+        test: ID test data.
+        ood_val: OOD validation data; None makes surrogates from `id_val`.
+        near: near-OOD test sets by name.
+        far: far-OOD test sets by name.
+        shifted: covariate-shifted ID test sets (OpenOOD's csid) by name, for full-spectrum
+            detection.
+        std: standard deviation per channel by which images were normalized.
+    """
+
+    id_name: str
+    n_classes: int
+    train: Any
+    id_val: Any
+    test: Any
+    ood_val: Optional[Any] = None
+    near: Mapping[str, Any] = field(default_factory=dict)
+    far: Mapping[str, Any] = field(default_factory=dict)
+    shifted: Mapping[str, Any] = field(default_factory=dict)
+    std: Optional[tuple[float, ...]] = None
+
+    def __post_init__(self) -> None:
+        for role in ("near", "far", "shifted"):
+            if not isinstance(getattr(self, role), Mapping):
+                raise NACError(
+                    f"`{role}` must map names to datasets, as in {{'svhn': dataset}}; got "
+                    f"{type(getattr(self, role)).__name__}."
+                )
+        check_names([*self.shifted, *self.near, *self.far])
+
+    def roles(self) -> dict[str, str]:
+        """The role of every set that is scored; the ID test set, called "test", comes first."""
+        roles = {"test": "id", **dict.fromkeys(self.shifted, "csid")}
+        return {**roles, **dict.fromkeys(self.near, "near"), **dict.fromkeys(self.far, "far")}
+
+    def scored(self) -> dict[str, Any]:
+        """The sets that are scored, in the order of `roles`."""
+        return {"test": self.test, **self.shifted, **self.near, **self.far}
+
+
+def listed_sets(
+    benchmark: Benchmark,
+    data_root: Union[str, Path],
+    transform: Optional[Transform] = None,
+    *,
+    near: Optional[Sequence[str]] = None,
+    far: Optional[Sequence[str]] = None,
+    full_spectrum: bool = False,
+    ood_val: Optional[str] = None,
+) -> Datasets:
+    """The sets of a benchmark in OpenOOD's layout, and image folders of your own.
+
+    Args:
+        benchmark: which benchmark.
+        data_root: OpenOOD's data folder.
+        transform: turns an image into a tensor; None takes the benchmark's.
+        near: near-OOD sets, `NAME` of a list `test_NAME` or `NAME=FOLDER`; None takes the
+            benchmark's.
+        far: the same for far-OOD sets.
+        full_spectrum: add the covariate-shifted ID sets.
+        ood_val: list of OOD validation images without `val_`, `NAME=FOLDER`, or "none" for
+            surrogates; None takes the benchmark's.
+    """
+    transform = transform or benchmark.transform()
+
+    def listed(part: str) -> FileImages:
+        return benchmark.images(data_root, part, transform)
+
+    def chosen(entry: str, prefix: str) -> tuple[str, FileImages]:
+        name, equals, folder = entry.partition("=")
+        if not _is_name(name) or (equals and not folder):
+            raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
+        return name, folder_images(folder, transform) if equals else listed(f"{prefix}_{name}")
+
+    roles = {"near": near, "far": far}
+    given = {role: getattr(benchmark, role) if e is None else e for role, e in roles.items()}
+    entries = [entry for role in given.values() for entry in role]
+    check_names([name for name in (e.partition("=")[0] for e in entries) if _is_name(name)])
+    against = ood_val or benchmark.ood_val
+    return Datasets(
+        benchmark.name,
+        benchmark.n_classes,
+        train=listed(f"train_{benchmark.name}"),
+        id_val=listed(f"val_{benchmark.name}"),
+        test=listed(f"test_{benchmark.name}"),
+        ood_val=None if against == NO_OOD else chosen(against, "val")[1],
+        near=dict(chosen(entry, "test") for entry in given["near"]),
+        far=dict(chosen(entry, "test") for entry in given["far"]),
+        shifted={n: listed(p) for n, p in benchmark.shifted.items()} if full_spectrum else {},
+        std=benchmark.std,
+    )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names of test sets that are taken, repeated or not fit for a file."""
+    check_file_names("a dataset", names)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    reserved = [name for name in names if name in RESERVED]
+    if repeated:
+        raise NACError(
+            f"expected a different name for each OOD set, got {repeated} more than once. Name a "
+            "folder differently: NAME=FOLDER."
+        )
+    if reserved:
+        raise NACError(
+            f"an OOD set cannot be called {', '.join(reserved)}; these names are reserved: "
+            f"{', '.join(RESERVED)}."
+        )
+
+
+def check_file_names(what: str, names: Iterable[str]) -> None:
+    """Refuse names that no file can have."""
+    for name in names:
+        if not _is_name(name):
+            raise NACError(
+                f"the name of {what} must not be empty, contain a slash or begin with a '.', "
+                f"because files are named after it; got {name!r}."
+            )
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0]+", name) is not None

@@ -1,0 +1,461 @@
+"""`nac_openood.compare` from Python: networks and datasets of any kind, results as tables."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from compare_toy import SETTINGS, Failing, Toy, small_net
+from conftest import SmallNet
+from test_head import assert_untouched, state_of
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
+
+import nac_openood
+from nac_openood import LayerConfig, NACConfig, NACError, compare
+from nac_openood.benchmark.methods.table import METHODS, Method
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.write import write_page, write_tables
+from nac_openood.sources.samples import Samples
+
+CLASSES = 10
+TABULAR = NACConfig(layers={"2": LayerConfig(), "0": LayerConfig()}, n_samples=None, sweep={})
+
+
+def images(n, seed, shift=0.0, labels=True):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, 9, 9, generator=draw) + shift
+    return TensorDataset(x, torch.arange(n) % CLASSES) if labels else x
+
+
+@pytest.fixture
+def data():
+    return {
+        "train": images(60, 1),
+        "id_val": images(30, 2),
+        "test": images(30, 3),
+        "near": {"shifted": images(20, 4, 0.5, labels=False)},
+        "far": {"far away": images(20, 5, 3.0, labels=False)},
+        "ood_val": images(20, 6, 1.0, labels=False),
+    }
+
+
+def run(net, data, methods=("toy", "nac"), **more):
+    rows = [TOY if name == "toy" else name for name in methods]
+    options = {"nac_config": SETTINGS, "progress": False, **more}
+    return compare(net, **data, methods=rows, **options)
+
+
+TOY = Method("toy", "Toy", scorer=Toy)
+
+
+def aurocs(results):
+    return {(r.run, r.method): [m["AUROC"] for m in r.metrics.values()] for r in results.rows}
+
+
+def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):
+    net = small_net(None).train()
+    before, state = state_of(net), torch.get_rng_state()
+    results = run(net, data, ["msp", "knn", "nac"], backend="pytorch-ood")
+    assert_untouched(net, before)
+    assert torch.equal(state, torch.get_rng_state())
+    status = {r.method: (r.status, r.error) for r in results.rows}
+    assert status["msp"] == status["nac"] == ("ok", None)
+    assert status["knn"][0] == "ok" and results.arch == "SmallNet"
+    assert [s.name for s in results.sets] == ["test", "shifted", "far away"]
+    assert results.runs[0].name == "SmallNet" and 0 <= results.runs[0].accuracy <= 100
+    assert {e.file for e in results.gallery} == {None} and not results.surrogates
+    lowest = results.scores("SmallNet", "nac", "test").score.argmin()
+    assert results.gallery[0].name == str(lowest)
+    assert Results.load(results.folder) == results
+
+    table = results.table()
+    assert len(table) == 3 * 4  # two sets and two means
+    line = next(t for t in table if t["method"] == "nac" and t["dataset"] == "far away")
+    assert line["role"] == "far" and line["status"] == "ok" and line["ms_per_image"] > 0
+    assert line["AUROC"] == results.value("nac", "far away", "AUROC").mean
+    assert {"FPR@95", "FPR@95_IN", "disturbed", "implementation"} <= set(line)
+    json.dumps(table)
+    written = write_tables(results)
+    with written[0].open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(table)
+
+
+def test_it_is_a_name_of_the_package():
+    assert nac_openood.compare is compare and "compare" in nac_openood.__all__
+
+
+class Dicts(Dataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        item = self.data[index]
+        x, y = item if isinstance(item, tuple) else (item, -1)
+        return {"data": x, "label": int(y), "name": f"sample {index}"}
+
+
+def shuffled(data):
+    return DataLoader(data, batch_size=7, shuffle=True, drop_last=True)
+
+
+def chosen(data):
+    both = torch.utils.data.ConcatDataset([data, data])
+    return DataLoader(both, batch_size=7, sampler=SubsetRandomSampler(range(len(data))))
+
+
+@pytest.mark.parametrize("kind", [list, Dicts, shuffled, chosen])
+def test_any_dataset_gives_the_same(data, kind):
+    net = small_net(None)
+    expected = run(net, data, batch_size=7)
+    changed = {
+        name: {n: kind(d) for n, d in value.items()} if isinstance(value, dict) else kind(value)
+        for name, value in data.items()
+    }
+    found = run(net, changed, batch_size=7)
+    assert aurocs(found) == aurocs(expected)
+    assert [s.images for s in found.sets] == [30, 20, 20]
+    score = [r.scores("SmallNet", "nac", "far away").score for r in (found, expected)]
+    np.testing.assert_array_equal(*score)
+
+
+def test_a_loaders_batch_size_is_used(data):
+    data = {
+        **data,
+        "test": DataLoader(data["test"], batch_size=6),
+        "id_val": shuffled(data["id_val"]),
+    }
+    results = run(small_net(None), data, ["toy"])
+    path = results.folder / "runs/SmallNet/toy/test.safetensors"
+    from nac_openood.benchmark.run.cells import read_cell
+
+    assert read_cell(path)[1]["made_with"]["batch_size"] == 6
+
+
+def test_tables_and_signals_have_no_pictures():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    def rows(n, seed, shift=0.0):
+        draw = torch.Generator().manual_seed(seed)
+        return TensorDataset(torch.randn(n, 5, generator=draw) + shift, torch.arange(n) % 3)
+
+    data = {"train": rows(60, 1), "id_val": rows(30, 2), "test": rows(30, 3)}
+    data["far"] = {"shifted": rows(30, 4, 4.0)}
+    with pytest.raises(
+        NACError, match="surrogates can only be made from square images.*OOD validation data"
+    ):
+        run(net, data, ["nac"], nac_config=TABULAR)
+    results = run(net, data, ["msp", "knn", "nac"], nac_config=TABULAR, search=False,
+                  backend="pytorch-ood")  # fmt: skip
+    assert [(r.status, r.error) for r in results.rows] == [("ok", None)] * 3
+    assert {e.file for e in results.gallery} == {None} and results.arch == "Sequential"
+    assert write_page(results).stat().st_size > 1000
+    with_val = run(net, {**data, "ood_val": rows(20, 5, 2.0)}, ["knn", "nac"],
+                   nac_config=TABULAR, backend="pytorch-ood")  # fmt: skip
+    assert [r.status for r in with_val.rows] == ["ok", "ok"]
+
+
+def test_several_networks(data):
+    torch.manual_seed(1)
+    nets = {"first": small_net(None), "second": SmallNet(CLASSES).eval()}
+    results = run(nets, data)
+    assert [r.name for r in results.runs] == ["first", "second"]
+    assert results.value("nac", "far away", "AUROC").std is not None
+    listed = run(list(nets.values()), data)
+    assert [r.name for r in listed.runs] == ["SmallNet-0", "SmallNet-1"]
+    assert list(aurocs(listed).values()) == list(aurocs(results).values())
+
+
+def test_checkpoints_are_loaded_one_after_the_other(data, tmp_path):
+    for name in ("s0", "s1"):
+        (tmp_path / name).mkdir()
+        torch.save(small_net(None).state_dict(), tmp_path / name / "best.ckpt")
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        net = SmallNet(CLASSES)
+        net.load_state_dict(torch.load(path, weights_only=True))
+        return net.eval()
+
+    results = run(tmp_path, data, load=load, n_classes=CLASSES)
+    assert [r.name for r in results.runs] == ["s0", "s1"]
+    assert loaded == [str(tmp_path / name / "best.ckpt") for name in ("s0", "s1")]
+    assert results.runs[0].checkpoint == loaded[0]
+    with pytest.raises(NACError, match="pass `load`"):
+        run(str(tmp_path), data)
+
+
+def test_methods_of_your_own_and_failures_are_rows(data):
+    bad = Method("bad", "Bad", scorer=lambda: Failing(RuntimeError("no")))
+    results = compare(small_net(None), **data, methods=[TOY, bad], progress=False)
+    assert [(r.title, r.status) for r in results.rows] == [("Toy", "ok"), ("Bad", "failed")]
+    (line,) = [t for t in results.table() if t["method"] == "bad"]
+    assert line["error"] == "RuntimeError: no" and line["dataset"] == "" and line["AUROC"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ["mps"]}, "unknown methods"),
+        ({"near": images(5, 1)}, "`near` must map names to datasets"),
+        ({"near": {}, "far": {}}, "pass `near`, `far` or both"),
+        ({"near": {"a/b": images(5, 1)}}, "name of a dataset must not be empty, contain a slash"),
+        ({"near": {"test": images(5, 1)}}, "cannot be called test"),
+        ({"test": []}, "test: the dataset is empty"),
+        ({"test": iter([])}, "test: expected a map-style dataset"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1"),
+        ({"workers": -1}, "`workers` must be at least 0"),
+        ({"against": "paper"}, "the paper has no results for in-distribution data"),
+        ({"against": "leaderboard"}, "`against` must be 'paper' or None"),
+        ({"backend": "mine", "methods": ["msp"]}, "`backend` must be one of auto, openood"),
+        ({"networks": []}, "at least one network"),
+        ({"networks": [3]}, "got \\['int'\\]"),
+        ({"networks": {"a/b": SmallNet()}}, "name of a network must not be empty"),
+        ({"train": images(60, 1, labels=False)}, "train: expected a label for every sample"),
+        ({"nac_strategy": "luck", "methods": ["nac"]}, None),
+    ],
+)
+def test_wrong_arguments_are_explained(data, change, message):
+    options = {"networks": small_net(None), **data, "methods": [TOY], "progress": False, **change}
+    net = options.pop("networks")
+    if message is None:  # an error of the method
+        row = compare(net, **options, nac_config=SETTINGS).rows[0]
+        assert row.status == "failed" and "luck" in row.error
+        return
+    with pytest.raises(NACError, match=message):
+        compare(net, **options)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(3, 9, 9)
+
+
+def test_data_that_cannot_be_indexed(data):
+    sampler = BatchSampler(SequentialSampler(data["test"]), 5, drop_last=False)
+    with pytest.raises(NACError, match="with a batch_sampler"):
+        run(small_net(None), {**data, "test": DataLoader(data["test"], batch_sampler=sampler)})
+    with pytest.raises(NACError, match="test: expected a map-style dataset"):
+        run(small_net(None), {**data, "test": DataLoader(Stream())})
+
+
+# ---- labels
+
+
+def wrong(data, row, label):
+    x, y = data.tensors
+    y = y.clone()
+    y[row] = label
+    return TensorDataset(x, y)
+
+
+@pytest.mark.parametrize("label", [77, -1, CLASSES])
+@pytest.mark.parametrize("role", ["train", "id_val", "test"])
+def test_labels_are_checked_before_anything_runs(data, role, label, tmp_path):
+    broken = {**data, role: wrong(data[role], 5, label)}
+    with pytest.raises(NACError, match=rf"^{role}: labels must be in 0..9.*found {label}"):
+        run(small_net(None), broken, ["toy"], out=tmp_path)
+    assert not (tmp_path / "runs").exists()
+    # also where the dataset does not tell its labels without being read
+    with pytest.raises(NACError, match=rf"^{role}: labels must be"):
+        run(small_net(None), {**data, role: Dicts(broken[role])}, ["toy"])
+
+
+class Moved(Dataset):
+    """Tells labels that it does not yield, as torchvision's datasets with a target transform."""
+
+    def __init__(self, data):
+        self.data, self.targets = data, [100 + int(y) for _, y in data]
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+def test_the_labels_are_those_that_samples_have(data):
+    samples = Samples("train", Moved(data["train"]), progress=False)
+    assert samples.labels.tolist() == data["train"].tensors[1].tolist()
+    assert aurocs(run(small_net(None), {**data, "train": Moved(data["train"])})) == aurocs(
+        run(small_net(None), data)
+    )
+    assert Samples("ood", data["ood_val"], progress=False).labels is None
+
+
+# ---- results of an earlier call
+
+
+class Counting(nn.Module):
+    """A network that counts what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net(None)
+        self.tally = SimpleNamespace(seen=0)  # shared by the replicas that passes run on
+
+    def forward(self, x):
+        self.tally.seen += len(x)
+        return self.net(x)
+
+
+NESTED = dataclasses.replace(
+    SETTINGS, layers={f"net.{n}": c for n, c in SETTINGS.layers.items()}, sweep={}
+)
+
+
+def again(data, out, **more):
+    net = more.pop("net", None) or Counting()
+    results = run({"s0": net}, data, out=out, nac_config=NESTED, n_classes=CLASSES, **more)
+    assert [r.status for r in results.rows] == ["ok", "ok"], [r.error for r in results.rows]
+    return results, net.tally.seen
+
+
+def test_equal_data_and_network_are_not_run_again(data, tmp_path):
+    first, seen = again(data, tmp_path)
+    assert seen > 100
+    copies = {n: Dicts(d) if n == "train" else d for n, d in data.items()}
+    second, seen = again(data, tmp_path)
+    assert seen == 0 and second == first
+    assert again(copies, tmp_path)[1] > 0  # dicts have more in them than tuples
+
+
+@pytest.mark.parametrize("role", ["train", "id_val", "test", "ood_val", "near"])
+def test_other_samples_are_run_again(data, tmp_path, role):
+    again(data, tmp_path)
+    other = dict(data)
+    if role == "near":
+        other["near"] = {"shifted": data["near"]["shifted"] + 0.25}
+    elif role == "ood_val":
+        other[role] = data[role] + 0.25
+    else:
+        x, y = data[role].tensors
+        x = x.clone()
+        x[3, 1, 4, 4] += 0.25  # one pixel of one sample
+        other[role] = TensorDataset(x, y)
+    found, seen = again(other, tmp_path)
+    fresh, _ = again(other, tmp_path / "fresh")
+    assert seen > 0 and aurocs(found) == aurocs(fresh)
+
+
+def test_a_forward_that_changed_is_run_again(data, tmp_path):
+    """Equal weights are not enough: the code decides, too."""
+    before, _ = again(data, tmp_path)
+
+    class Louder(Counting):
+        def forward(self, x):
+            return super().forward(2 * x)
+
+    Louder.__name__ = Louder.__qualname__ = Counting.__qualname__  # as after an edit
+    after, seen = again(data, tmp_path, net=Louder())
+    assert seen > 0 and aurocs(after) != aurocs(before)
+
+
+class Noisy(Dataset):
+    """Yields something else every time."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.random.default_rng().normal(size=(3, 9, 9))).float()
+
+
+class Opaque(Dataset):
+    """Yields objects of which nobody can tell whether they are equal."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index], -1, object()
+
+
+def as_objects(items):
+    return torch.stack([i[0] for i in items]), torch.tensor([i[1] for i in items]), items[0][2]
+
+
+def test_what_cannot_be_compared_is_never_reused(data, tmp_path):
+    for far in (Noisy(), DataLoader(Opaque(data["far"]["far away"]), collate_fn=as_objects)):
+        changed = {**data, "far": {"far away": far}}
+        assert again(changed, tmp_path)[1] > 0
+        assert again(changed, tmp_path)[1] > 0
+
+
+class Identified(Dicts):
+    reads = 0
+
+    def __init__(self, data, name):
+        super().__init__(data)
+        self.name, self.labels = name, data.tensors[1].numpy()
+
+    def identity(self):
+        return self.name
+
+    def __getitem__(self, index):
+        Identified.reads += 1
+        return super().__getitem__(index)
+
+
+def test_a_dataset_may_tell_its_identity(data, tmp_path):
+    again({**data, "train": Identified(data["train"], "mine")}, tmp_path)
+    Identified.reads = 0
+    assert again({**data, "train": Identified(data["train"], "mine")}, tmp_path)[1] == 0
+    assert Identified.reads == 2  # the first and the last, whose labels are checked
+    assert again({**data, "train": Identified(data["train"], "other")}, tmp_path)[1] > 0
+
+
+def test_without_a_folder_nothing_is_hashed(data, monkeypatch):
+    monkeypatch.setattr("nac_openood.sources.samples._hash", lambda *_: pytest.fail("hashed"))
+    results = run(small_net(None), data, ["toy"])
+    assert results.rows[0].status == "ok" and results.folder.is_dir()
+
+
+def test_surrogates_without_ood_validation_data(data):
+    del data["ood_val"]
+    results = run(small_net(None), data)
+    assert results.surrogates and results.rows[1].search["points"] == 2
+    assert any("surrogates of ID validation data" in note for note in results.notes)
+    plain = run(small_net(None), data, search=False)
+    assert not plain.surrogates and plain.rows[1].search is None
+    assert any("default hyperparameters" in note for note in plain.notes)
+
+
+def test_the_whole_table_without_backends(data, monkeypatch):
+    """Methods that cannot run are rows, too."""
+    monkeypatch.setitem(__import__("sys").modules, "pytorch_ood", None)
+    monkeypatch.delitem(__import__("sys").modules, "pytorch_ood.detector", raising=False)
+    monkeypatch.setattr("nac_openood.plugin.source.has_openood", lambda: False)
+    said = []
+    results = compare(small_net(None), **data, nac_config=SETTINGS, progress=False, say=said.append)
+    assert [r.method for r in results.rows] == list(METHODS)
+    assert {r.method for r in results.rows if r.status == "ok"} == {"nac"}
+    assert any("no baselines, NAC alone" in line for line in said)
+
+
+def test_subsets_of_a_dataset(data):
+    half = Subset(data["test"], range(0, 30, 2))
+    results = run(small_net(None), {**data, "test": half})
+    assert results.sets[0].images == 15

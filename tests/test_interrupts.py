@@ -1,0 +1,93 @@
+"""Ctrl-C at any moment: the network and the thread's modes are as they were."""
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from test_probe import NAMES, equal, layers, snapshot
+
+from nac_openood import NACDetector
+from nac_openood.network.calling import classify
+from nac_openood.network.head import with_features
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.taps import read
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread(),
+    reason="needs a timer that interrupts the main thread",
+)
+TRIES, SECONDS = 300, 4.0
+
+
+@pytest.fixture
+def timer():
+    """Calls work and interrupts it after some seconds; tells whether it was."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted(work, seconds):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            work()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    yield interrupted
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+def everything(net):
+    """All that a network is made of, with the identity of each attribute."""
+    attributes = [
+        {
+            name: id(v) if not isinstance(v, dict) else [*map(id, v.values())]
+            for name, v in d.items()
+        }
+        for d in map(vars, net.modules())
+    ]
+    modes = torch._C._len_torch_function_stack(), torch.is_inference_mode_enabled()
+    return {**snapshot(net), "attributes": attributes, "more modes": modes}
+
+
+@pytest.mark.parametrize(
+    "work", ["read", "forward only", "fast", "plan", "classify", "features", "score"]
+)
+def test_an_interrupt_leaves_no_trace(small_net, images, timer, work):
+    draw = random.Random(work)
+    small_net.train()
+    small_net.layer1.eval().requires_grad_(False)
+    fast = PassPlan(small_net, images[:2], fast=True)
+    detector = NACDetector(small_net, NAMES, fast=True).fit([images])
+    x = images[:2]
+    do = {
+        "read": lambda: read(small_net, x, layers(small_net)),
+        "forward only": lambda: read(small_net, x, layers(small_net), gradients=False),
+        "fast": lambda: read(small_net, x, layers(small_net), fast),
+        "plan": lambda: PassPlan(small_net, x, fast=True),
+        "classify": lambda: classify(small_net, x),
+        "features": lambda: with_features(small_net, x),
+        "score": lambda: detector.score(x),
+    }[work]
+    durations = []
+    for _ in range(5):
+        start = time.perf_counter()
+        do()
+        durations.append(time.perf_counter() - start)
+    before, end, hits = everything(small_net), time.monotonic() + SECONDS, 0
+    for _ in range(TRIES):
+        hits += timer(do, max(1e-6, draw.uniform(0, 1.1 * min(durations))))
+        after = everything(small_net)
+        for key in before:
+            assert equal(before[key], after[key]), key
+        if time.monotonic() > end:
+            break
+    assert hits > 20
+    assert torch.equal(classify(small_net, images), small_net.eval()(images).detach())

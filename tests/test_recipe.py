@@ -1,0 +1,108 @@
+"""The one recipe: split, read, search, guard, fit."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from nac_openood import LayerConfig, NACConfig, NACDetector, NACError
+from nac_openood.search.recipe import gather, held_out_of, set_up
+
+CONFIG = NACConfig(
+    layers={"avgpool": LayerConfig(n_bins=20), "layer2": LayerConfig(steepness=0.1)},
+    n_samples=40,
+    search=True,
+    sweep={"avgpool": {"full_count": [2, 5], "steepness": [1, 100]}},
+)
+
+
+def loader(n, seed=0, scale=1.0, labels=True):
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 3, 9, 9, generator=draw) * scale
+    tensors = (images, torch.arange(n) % 4) if labels else (images,)
+    return DataLoader(TensorDataset(*tensors), batch_size=16)
+
+
+def rows_of(found):
+    return [] if found is None else list(found.dataset.indices)
+
+
+def test_held_out_samples_are_not_fitted_on():
+    train = loader(100)
+    fitted = set(rows_of_fit(train, 40))
+    held = rows_of(held_out_of(train, 40, 20))
+    assert len(fitted) == 40 and len(held) == 20 and not fitted & set(held)
+    assert set(np.bincount(np.array(held) % 4)) == {5}
+    assert len(rows_of(held_out_of(train, 40, 3))) == 3
+    assert len(rows_of(held_out_of(train, 40, 1000))) == 60
+    assert held_out_of(train, 40, 0) is None
+    assert held_out_of(train, None, 20) is None and held_out_of(train, 100, 20) is None
+    unlabeled = rows_of(held_out_of(loader(100, labels=False), 40, 20))
+    assert len(unlabeled) == 20
+
+
+def rows_of_fit(train, n):
+    from nac_openood.detector.batches import fitting_loader
+
+    return fitting_loader(train, n).dataset.indices
+
+
+def test_nothing_is_held_out_of_a_stream():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from loader(30).dataset
+
+    assert held_out_of(DataLoader(Stream(), batch_size=5), 10, 5) is None
+    assert held_out_of([torch.zeros(2, 3, 9, 9)], 2, 5) is None
+
+
+def test_every_step_gives_what_doing_it_by_hand_gives(small_net):
+    train, inside, outside = loader(100), loader(30, 1), loader(30, 2, scale=2.0)
+    detector, found = set_up(small_net, CONFIG, train, inside, outside, held_out=20)
+    assert found.evaluated == 4 and found.best.guard is not None and not found.surrogate
+    by_hand = NACDetector(small_net, found.layers).fit(train, 40)
+    images = torch.randn(8, 3, 9, 9)
+    assert torch.equal(detector.score(images), by_hand.score(images))
+    values = {}
+    for count in (2, 5):
+        for steepness in (1, 100):
+            layers = {**CONFIG.layers,
+                      "avgpool": LayerConfig(n_bins=20, full_count=count, steepness=steepness)}  # fmt: skip
+            fitted = NACDetector(small_net, layers).fit(train, 40)
+            a, b = (fitted.score_loader(x).score for x in (inside, outside))
+            values[count, steepness] = (a[:, None] > b).mean() + (a[:, None] == b).mean() / 2
+    best = found.layers["avgpool"]
+    assert values[best.full_count, best.steepness] == max(values.values())
+    assert found.best.auroc == pytest.approx(max(values.values()), abs=1e-12)
+
+
+def test_without_a_search_the_settings_are_used_as_they_are(small_net):
+    quiet = NACConfig(layers=CONFIG.layers, n_samples=40)
+    detector, found = set_up(small_net, quiet, loader(100))
+    assert found is None and detector.layers == dict(CONFIG.layers)
+    with pytest.raises(NACError, match="a search needs ID validation data: pass `id_val`"):
+        set_up(small_net, CONFIG, loader(100))
+
+
+def test_without_ood_validation_data_surrogates_stand_in(small_net):
+    reader = NACDetector(small_net, CONFIG.layers)
+    readings = gather(reader, loader(60), loader(30, 1), n_samples=40, names={"id_val": "val_x"})
+    assert readings.surrogate and readings.ood_val.n_samples == 30
+    assert readings.about["ood_val"]["name"].startswith("surrogates of val_x (rotated, ")
+    assert set_up(small_net, CONFIG, loader(60), loader(30, 1)).found.surrogate
+
+
+@pytest.mark.parametrize(("label", "told"), [(77, "found 77"), (-1, "found -1. -1 marks")])
+@pytest.mark.parametrize("role", ["fit", "id_val"])
+def test_labels_are_checked_as_fit_checks_them(small_net, role, label, told):
+    sets = {"fit": loader(60), "id_val": loader(30, 1)}
+    sets[role].dataset.tensors[1][3] = label
+    reader = NACDetector(small_net, CONFIG.layers)
+    with pytest.raises(NACError, match=told):
+        gather(reader, sets["fit"], sets["id_val"], n_samples=None)
+
+
+def test_a_fitting_set_that_would_not_fit_in_memory_is_refused(small_net):
+    reader = NACDetector(small_net, CONFIG.layers)
+    with pytest.raises(NACError, match="300000 samples would need too much memory"):
+        gather(reader, loader(60), loader(30), n_samples=300_000)

@@ -1,0 +1,368 @@
+"""A replica computes what the network computes, with the network's weights and none of its objects."""
+
+import gc
+import weakref
+from functools import partial
+from types import MethodType
+
+import pytest
+import torch
+from conftest import SmallNet
+from test_probe import equal, layers, snapshot
+from torch import nn
+from torch.nn.utils import prune
+
+from nac_openood import NACDetector, ProbeError
+from nac_openood.network.calling import classify
+from nac_openood.network.head import with_features
+from nac_openood.network.hooks import EndOfPass, run
+from nac_openood.network.replica import private_copy, replicate
+from nac_openood.network.taps import read
+
+
+def linear(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 4)
+
+
+class Base(nn.Module):
+    """`self.part` is trained with dropout, so that a pass over the original module shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(linear(), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = linear(1)
+
+
+class ByList(Base):
+    def __init__(self):
+        super().__init__()
+        self.steps = [self.part, (self.head,)]
+
+    def forward(self, x):
+        return self.steps[1][0](self.steps[0](x))
+
+
+class ByMethod(Base):
+    def __init__(self):
+        super().__init__()
+        self.steps = {"part": self.part.forward, "head": partial(nn.Module.__call__, self.head)}
+
+    def forward(self, x):
+        return self.steps["head"](self.steps["part"](x))
+
+
+class ByClosure(Base):
+    def __init__(self):
+        super().__init__()
+
+        def twice(x, again=True):
+            return twice(self.part(x), False) if again else self.head(x)
+
+        self.both = lambda x, *, run=twice: run(x)
+
+    def forward(self, x):
+        return self.both(x)
+
+
+class ByHook(Base):
+    """A forward hook keeps features on the network for a forward that looks there."""
+
+    def __init__(self):
+        super().__init__()
+        self.part.register_forward_hook(self._keep)
+        self.head.register_forward_pre_hook(lambda module, inputs: (self.kept,))
+
+    def _keep(self, module, inputs, output):
+        self.kept = output
+
+    def forward(self, x):
+        self.part(x)
+        return self.head(x)
+
+
+class ByParent(Base):
+    """A child that reaches back to its parent, past the registered modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.child = nn.Module()
+        vars(self.child)["parent"] = self
+        self.child.forward = MethodType(lambda child, x: child.parent.part(x), self.child)
+
+    def forward(self, x):
+        return self.head(self.child(x))
+
+
+class Tied(Base):
+    def __init__(self):
+        super().__init__()
+        self.again = self.part
+
+    def forward(self, x):
+        assert self.again is self.part
+        return self.head(self.again(x))
+
+
+def by_global():
+    """As in a notebook: forward is a function that names a global variable."""
+    variables = {"net": Base()}
+    exec("def forward(x):\n    return net.head(net.part(x))", variables)
+    variables["net"].forward = variables["forward"]
+    return variables["net"]
+
+
+NETS = [ByList, ByMethod, ByClosure, ByHook, ByParent, Tied, by_global]
+
+
+@pytest.mark.parametrize("make", NETS)
+def test_modules_are_found_in_whatever_way_forward_reaches_them(make):
+    net, x = make().train(), torch.randn(6, 4)
+    before = snapshot(net)
+    probed = read(net, x, layers(net, ["part.1", "head"]))
+    plain = classify(net, x)
+    assert equal(before, snapshot(net))
+    assert "kept" not in vars(net)
+    with torch.no_grad():
+        expected = net.eval()(x)
+    assert torch.equal(probed.logits, expected) and torch.equal(plain, expected)
+
+
+def test_weights_are_shared_and_objects_are_not(small_net):
+    replicas = replicate(small_net)
+    assert list(replicas) == list(small_net.modules())
+    for module, replica in replicas.items():
+        assert replica is not module and type(replica) is type(module)
+        assert replica._forward_hooks is not module._forward_hooks
+    replica = replicas[small_net]
+    assert all(a is b for a, b in zip(replica.parameters(), small_net.parameters()))
+    assert all(a is b for a, b in zip(replica.buffers(), small_net.buffers()))
+    gone = weakref.ref(replica)
+    del replica, replicas
+    assert gone() is None  # by counting references: no cycle keeps it until the collector comes
+
+
+def test_a_private_copy_needs_no_gradients_and_shares_memory():
+    net = nn.Sequential(nn.LSTM(4, 4), SmallNet())
+    copy = private_copy(nn.DataParallel(net.train()))
+    assert not copy.training and net.training
+    assert not any(p.requires_grad for p in copy.parameters())
+    assert all(p.requires_grad for p in net.parameters())
+    pointers = [[p.data_ptr() for p in n.parameters()] for n in (copy, net)]
+    assert pointers[0] == pointers[1]
+    copy[0](torch.rand(2, 4, requires_grad=True))[0].sum().backward()
+    assert all(p.grad is None for p in net.parameters())
+    copy[1].fc.register_forward_hook(lambda *_: None)
+    assert not net[1].fc._forward_hooks
+
+
+# -- hooks of the caller's ------------------------------------------------------------------------
+
+
+class Recorder:
+    """Looks modules up by identity, as many feature extractors do."""
+
+    def __init__(self, net):
+        self.names = {module: name for name, module in net.named_modules()}
+        self.seen = []
+        for module in self.names:
+            module.register_forward_hook(self.hook)
+
+    def hook(self, module, inputs, output):
+        self.seen.append(self.names[module])
+
+
+def test_hooks_that_look_their_module_up(small_net, images):
+    expected = read(small_net, images, layers(small_net))
+    recorder = Recorder(small_net)
+    names, seen = dict(recorder.names), []
+    small_net.fc.register_forward_hook(lambda m, i, o: seen.append(names[m]))
+    for _ in range(2):
+        found = read(small_net, images, layers(small_net))
+        assert equal(list(found.values()), list(expected.values()))
+    assert len(recorder.seen) == 2 * len(recorder.names) and recorder.seen[-1] == ""
+    assert seen == 2 * ["fc"]
+
+
+def test_hooks_with_keywords_and_hooks_that_count(small_net, images):
+    calls = 0
+
+    def hook(module, inputs, keywords, output):
+        nonlocal calls
+        calls += small_net is not None  # leads to the network, so it is copied for the replica
+
+    small_net.layer1.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    read(small_net, images, layers(small_net))
+    assert calls == 1
+
+
+@pytest.mark.parametrize("norm", ["old", "new", "spectral", "pruned"])
+def test_hooks_and_parametrizations_that_make_weights(small_net, images, norm):
+    conv = small_net.layer1[0]
+    if norm == "old":
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(conv)
+    elif norm == "new":
+        nn.utils.parametrizations.weight_norm(conv)
+    elif norm == "spectral":
+        nn.utils.spectral_norm(conv.train()).eval()
+    else:
+        prune.random_unstructured(conv, "weight", 0.5)
+    with torch.no_grad():
+        first = small_net(images)
+        changed = conv.weight_orig if norm in ("spectral", "pruned") else conv.bias
+        assert torch.equal(classify(small_net, images), first)
+        changed.add_(torch.randn_like(changed))
+        logits = read(small_net, images, layers(small_net)).logits
+        assert torch.equal(logits, small_net(images))
+        assert not torch.equal(logits, first)
+
+
+# -- observers ------------------------------------------------------------------------------------
+
+
+def test_observers_see_modules_of_the_network_and_replace_outputs(small_net, images):
+    seen = []
+    output = run(
+        small_net,
+        images,
+        on_input=[(small_net.fc, lambda module, inputs: seen.append((module, inputs[0].shape)))],
+        on_output=[(small_net.fc, lambda module, inputs, output: output * 2)],
+    )
+    assert seen == [(small_net.fc, (24, 10))]
+    assert torch.equal(output, small_net(images) * 2)
+    assert output.requires_grad
+
+
+def test_an_observer_can_end_the_pass(small_net, images):
+    ran = []
+
+    def stop(module, inputs):
+        raise EndOfPass
+
+    small_net.layer3.register_forward_hook(lambda *_: ran.append("layer3"))
+    assert run(small_net, images, on_input=[(small_net.layer2, stop)]) is None
+    assert ran == []
+
+
+class Overwrites(nn.Module):
+    """A network that edits its input in place and remembers what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.fc = nn.Flatten(), nn.Linear(243, 3)
+        self.given = []
+
+    def forward(self, x):
+        self.given.append(x.clone())
+        return self.fc(self.flat(x.mul_(0.5).add_(1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_that_edits_its_input_sees_the_original_data_in_every_pass(images, dtype):
+    net, original = Overwrites().eval(), images.clone()
+    detector = NACDetector(net, ["fc"], fast=True).fit([images.to(dtype)] * 2)
+    scores = detector.score(images)
+    classify(net, images)
+    with_features(net, images)
+    assert torch.equal(images, original)
+    assert all(torch.equal(seen, original[: len(seen)]) for seen in net.given)
+    assert torch.equal(detector.score(images), scores)
+
+
+# -- odd modules ----------------------------------------------------------------------------------
+
+
+def test_compiled_modules_inside_run_eagerly(images):
+    torch.manual_seed(0)
+    net = SmallNet().eval()
+    expected = read(net, images, layers(net))
+    net.layer2 = torch.compile(net.layer2, backend="eager")
+    net.layer3.compile(backend="eager")
+    net.run_pool = torch.compile(net.avgpool.forward, backend="eager")
+    net.avgpool.forward = lambda x: net.run_pool(x)
+    with torch.no_grad():
+        net(images)
+    net.train()
+    found = read(net, images, layers(net))
+    assert equal(list(found.values()), list(expected.values()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("training", [False, True])
+def test_scripted_modules_inside(small_net, images, training):
+    expected = read(small_net, images, layers(small_net))
+    small_net.layer2 = torch.jit.script(small_net.layer2)
+    small_net.train(training)
+    before = snapshot(small_net)
+    found = read(small_net, images, layers(small_net))
+    assert equal(before, snapshot(small_net))
+    torch.testing.assert_close(found["layer1"], expected["layer1"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["layer2"], expected["layer2"], rtol=1e-4, atol=1e-6)
+
+
+class Cleans(nn.Module):
+    """Removes its hook when it is deleted."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.seen = net, []
+        self.handle = net.fc.register_forward_hook(lambda m, i, o: self.seen.append(1))
+
+    def __del__(self):
+        self.handle.remove()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_replica_that_goes_does_not_clean_up_after_the_network(small_net, images):
+    net = Cleans(small_net)
+    read(net, images, layers(net))
+    gc.collect()
+    assert len(small_net.fc._forward_hooks) == 1
+    assert net.seen == [1]
+
+
+class Locked(nn.Module):
+    """Attributes that cannot be copied or set."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.stream = net, (i for i in range(3))
+        self.big = list(range(100_000))
+        self.locked = True
+
+    def __setattr__(self, name, value):
+        if "locked" in vars(self):
+            raise AttributeError("locked")
+        super().__setattr__(name, value)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_attributes_that_cannot_be_copied_are_shared(small_net, images):
+    net = Locked(small_net)
+    assert torch.equal(classify(net, images), classify(small_net, images))
+
+
+def test_what_forward_keeps_on_self_is_dropped(images):
+    class Counts(SmallNet):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) + self.calls
+
+    net = Counts()
+    first, second = (read(net, images, layers(net)).logits for _ in range(2))
+    assert torch.equal(first, second) and "calls" not in vars(net)
+
+
+def test_lazy_modules_must_have_run(images):
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(ProbeError, match="Run the network once"):
+        classify(net, images)
+    net(images)
+    assert classify(net, images).shape == (24, 3)

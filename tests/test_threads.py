@@ -1,0 +1,207 @@
+"""Many threads on one network: everybody gets what they would get alone."""
+
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+import torch
+from conftest import SmallNet
+from test_probe import NAMES, equal, layers, snapshot
+from torch import nn
+
+from nac_openood import NACDetector
+from nac_openood.network.calling import classify
+from nac_openood.network.head import with_features
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.taps import read
+
+SECONDS = 3.0
+
+
+@pytest.fixture(autouse=True)
+def one_thread_each():
+    """Rounding depends on the number of threads that an operation is spread over."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def at_once(works, seconds=SECONDS):
+    """Repeat each of `works` in a thread of its own; the number of runs of each."""
+    end, failures = time.monotonic() + seconds, []
+    runs = [0] * len(works)
+    start = threading.Barrier(len(works))
+
+    def repeat(index, work):
+        try:
+            start.wait()
+            while time.monotonic() < end and not failures:
+                work()
+                runs[index] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=repeat, args=pair) for pair in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return runs
+
+
+def always(work):
+    """`work`, checking that it returns to the bit what it returns alone."""
+    expected = work()
+
+    def check():
+        assert equal(work(), expected)
+
+    return check
+
+
+def values(probed):
+    return [probed.logits, *(tuple(reading) for reading in probed.values())]
+
+
+def plain(net, x):
+    with torch.no_grad():
+        return net(x)
+
+
+@pytest.mark.parametrize("fitted", ["one detector", "a detector per thread"])
+def test_scoring_and_plain_calls(small_net, images, fitted):
+    other = images.flip(0)[:9]
+
+    def detector(fast):
+        return NACDetector(small_net, NAMES, fast=fast).fit([images])
+
+    shared = {fast: detector(fast) for fast in (False, True)}
+
+    def scoring(fast, x):
+        if fitted == "one detector":
+            return always(lambda: shared[fast].score(x))
+        return always(lambda: detector(fast).score(x))
+
+    exact = PassPlan(small_net, images)
+    works = [
+        *(scoring(fast, x) for fast in (False, True) for x in (images, other)),
+        always(lambda: plain(small_net, images)),
+        always(lambda: plain(small_net, other)),
+        always(lambda: values(read(small_net, images, layers(small_net), exact, gradients=()))),
+        always(lambda: tuple(with_features(small_net, other))),
+    ]
+    before = snapshot(small_net)
+    runs = at_once(works)
+    assert equal(before, snapshot(small_net))
+    assert min(runs) > 5
+
+
+def test_a_network_in_training_mode_stays_in_it(small_net, images):
+    small_net.train()
+    fast = PassPlan(small_net, images, fast=True)
+    before, modes = snapshot(small_net), set()
+
+    def look():
+        modes.update(module.training for module in small_net.modules())
+
+    works = [
+        always(lambda: values(read(small_net, images, layers(small_net)))),
+        always(lambda: values(read(small_net, images, layers(small_net), fast))),
+        always(lambda: classify(small_net, images)),
+        look,
+    ]
+    at_once(works, SECONDS / 2)
+    assert modes == {True}
+    assert equal(before, snapshot(small_net))
+
+
+def test_training_goes_on_undisturbed(images):
+    """The same batches give the same weights, whether or not somebody scores meanwhile."""
+
+    def train(scoring):
+        torch.manual_seed(0)
+        net, teacher = SmallNet().train(), SmallNet()
+        stopped, scored, failures = threading.Event(), [], []
+
+        def score():
+            try:
+                while not stopped.is_set():
+                    scored.append(classify(net, images))
+                    read(net, images, layers(net), gradients=False)
+                    read(teacher, images, layers(teacher))
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=score)
+        if scoring:
+            thread.start()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(images), torch.arange(24) % 4)
+            loss.backward()
+            optimizer.step()
+        stopped.set()
+        if scoring:
+            thread.join()
+            assert scored and not failures, failures
+        return net.state_dict(), torch.rand(3)
+
+    assert equal(train(scoring=False), train(scoring=True))
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_modes_belong_to_the_thread(small_net, images, mode):
+    def check():
+        with mode():
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            read(small_net, images, layers(small_net))
+            assert before == (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+    def autocast():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.is_autocast_cache_enabled()
+            first = plain(small_net, images)
+            assert torch.is_autocast_cache_enabled()
+            read(small_net, images, layers(small_net))
+            assert torch.is_autocast_cache_enabled()
+            assert torch.equal(plain(small_net, images), first)
+
+    at_once([check, check, autocast], SECONDS / 6)
+
+
+def test_compiled_networks_stay_compiled(small_net, images):
+    """Reading runs eagerly; that must not be seen by a thread that uses the compiled network."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(small_net, backend=backend)
+    plain(compiled, images)
+    compilations = len(graphs)
+    works = [
+        always(lambda: plain(compiled, images)),
+        always(lambda: values(read(compiled, images, layers(compiled)))),
+    ]
+    at_once(works, SECONDS / 3)
+    assert len(graphs) == compilations
+
+
+def test_draws_of_other_threads_are_not_repeated(small_net, images):
+    """Scoring and looping over a loader put no generator back under the feet of others."""
+    detector = NACDetector(small_net, NAMES).fit([images])
+    loader = torch.utils.data.DataLoader(images, batch_size=8, shuffle=True)
+    drawn = []
+    works = [
+        lambda: drawn.append(torch.rand(8)),
+        lambda: detector.score(images),
+        lambda: detector.score_loader(loader, progress=False),
+    ]
+    at_once(works, SECONDS / 3)
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == len(drawn)
