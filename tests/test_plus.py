@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_pvalues import oracle_p
 
 from nac_openood import NACError, NotFittedError
-from nac_openood.core.fine_counts import N_CELLS, FineCounts, cell_index, cell_values
+from nac_openood.core.fine_counts import N_CELLS, FineCounts, cell_edges, cell_index
 from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.layer_evidence import WIDEST
 from nac_openood.core.logit_scores import gen
-from nac_openood.core.plus import NACPlus
-from nac_openood.core.pvalues import PValues
+from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.reading import Probed, Reading
 
 LAYERS = {"a": LayoutConfig(), "b": LayoutConfig()}
@@ -56,11 +57,12 @@ def oracle_coverage(train, x):
     return total / train.shape[1]
 
 
-def oracle_p(c, x):
-    q05 = np.quantile(c, 0.05)
-    b = np.mean(q05 - c[c < q05])
-    p = np.array([(1 + (c <= value).sum()) / (len(c) + 1) for value in x])
-    return np.maximum(np.where(x < q05, 0.05 * np.exp(-(q05 - x) / b), p), 1e-300)
+def oracle_distance(train, x):
+    covariance = np.cov(train.T, bias=True)
+    size = len(covariance)
+    covariance += (0.01 * np.trace(covariance) / size + 1e-12) * np.eye(size)
+    off = x - train.mean(0)
+    return -np.einsum("bi,ij,bj->b", off, np.linalg.inv(covariance), off)
 
 
 def test_gen_is_its_formula():
@@ -70,57 +72,75 @@ def test_gen_is_its_formula():
     np.testing.assert_allclose(gen(many).numpy(), oracle_gen(many.double().numpy()), rtol=1e-10)
 
 
-def test_p_values_are_their_formula():
-    c = np.random.RandomState(0).randn(200)
-    x = np.concatenate([np.linspace(-8, 3, 50), c[:20]])
-    np.testing.assert_allclose(PValues(c)(torch.tensor(x)).numpy(), oracle_p(c, x), rtol=1e-10)
-    assert float(PValues(c)(torch.tensor([-1e9]))) == pytest.approx(1e-300)
-    assert PValues(c)(torch.tensor([float("nan")])).isnan().all()
-
-
-def test_coverage_is_its_formula_up_to_the_grid():
+def test_coverage_and_distance_are_their_formulas_up_to_the_grid():
     rule, train = NACPlus(LAYERS), samples(3000, 0)
     rule.update(train)
     rule.calibrate([samples(200, 7)])  # also counts what was set aside
     x = samples(400, 1, scale=1.5)
+    found = rule.parts(x)
     for name in LAYERS:
-        found = rule.parts(x)[name].numpy()
-        wanted = oracle_coverage(*(r[name].activation.double().numpy() for r in (train, x)))
-        assert np.corrcoef(found, wanted)[0, 1] > 0.95
-        assert np.abs(found - wanted).mean() < 0.03
+        arrays = [r[name].activation.double().numpy() for r in (train, x)]
+        coverage = oracle_coverage(*arrays)
+        assert np.corrcoef(found[name].numpy(), coverage)[0, 1] > 0.99
+        assert np.abs(found[name].numpy() - coverage).mean() < 0.015
+        distance = found[distance_of(name)].numpy()
+        np.testing.assert_allclose(distance, oracle_distance(*arrays), rtol=1e-4)
 
 
-def test_the_score_is_the_sum_of_its_evidence():
+def test_the_score_is_the_fusion_of_its_evidence():
     rule = fitted()
     held, x = samples(300, 10**6), samples(40, 5, scale=2.0)
-    rule.calibrate([held])
+    told = rule.calibrate([held])
     c, parts = rule.parts(held), rule.parts(x)
-    logs = {n: np.log(oracle_p(c[n].numpy(), parts[n].numpy())) for n in parts}
-    early_c = sum(np.log(oracle_p(c[n].numpy(), c[n].numpy())) for n in LAYERS)
-    early = np.log(oracle_p(early_c, sum(logs[n] for n in LAYERS)))
-    np.testing.assert_allclose(rule.combine(parts).numpy(), 4 * logs["logits"] + early, rtol=1e-9)
-    added = rule.contributions(parts)
-    total = sum(part for part in added.values())
-    torch.testing.assert_close(total, rule.combine(parts), rtol=1e-9, atol=1e-9)
+    early_parts = [n for n in parts if n != "logits"]
+    assert len(early_parts) == 4
+    p = {n: oracle_p(c[n].numpy(), parts[n].numpy()) for n in parts}
+    # a calibration sample is compared with the others
+    own = {n: np.array([oracle_p(np.delete(v, i), v[i : i + 1])[0] for i in range(len(v))])
+           for n, v in ((n, c[n].numpy()) for n in parts)}  # fmt: skip
+    early_c = sum(np.log(own[n]) for n in early_parts)
+    early = oracle_p(early_c, sum(np.log(p[n]) for n in early_parts))
+    wanted = 2 * np.log(p["logits"]) - np.log(1 + 0.2 / early)
+    np.testing.assert_allclose(rule.combine(parts).numpy(), wanted, rtol=1e-9)
+    own_early = [
+        oracle_p(np.delete(early_c, i), early_c[i : i + 1])[0] for i in range(len(early_c))
+    ]
+    wanted = 2 * np.log(own["logits"]) - np.log(1 + 0.2 / np.array(own_early))
+    np.testing.assert_allclose(told.numpy(), wanted, rtol=1e-9)
+
+
+def test_contributions_sum_to_the_score():
+    rule = fitted()
+    rule.calibrate([samples(300, 10**6)])
+    # the second batch is as usual as can be: nothing to share by
+    usual = {name: part.max().expand(3) + 1 for name, part in rule.fusion().held_out.items()}
+    for parts in (rule.parts(samples(40, 5, scale=2.0)), usual):
+        added = rule.contributions(parts)
+        assert set(added) == {*LAYERS, "logits"}
+        torch.testing.assert_close(sum(added.values()), rule.combine(parts), rtol=1e-9, atol=1e-9)
 
 
 # -- the grid ------------------------------------------------------------------------------
 
 
 @given(st.floats(width=32, allow_nan=False, min_value=-(2.0**15), max_value=2.0**15))
-def test_a_cell_holds_what_is_near_its_middle(value):
+def test_a_cell_holds_what_is_between_its_edges(value):
     index = int(cell_index(torch.tensor([value])))
-    middle = float(cell_values(CPU)[index])
+    low, high = cell_edges(CPU)[index : index + 2].tolist()
     if abs(value) < 2**-16:
-        assert middle == 0
+        assert low == high == 0
     else:
-        assert abs(middle - value) <= abs(value) / 64
+        assert low <= value <= high and high - low <= abs(value) / 32
 
 
 def test_cells_are_in_order_and_nothing_falls_outside():
-    values = cell_values(CPU)
-    assert len(values) == N_CELLS and (values.diff() > 0).all()
-    assert torch.equal(cell_index(values.float()), torch.arange(N_CELLS))
+    edges = cell_edges(CPU)
+    middles = (edges[1:] + edges[:-1]) / 2
+    assert len(edges) == N_CELLS + 1 and (middles.diff() > 0).all()
+    # but for those beside zero, whose cells begin at 2**-16
+    found = cell_index(middles.float())
+    beside = (torch.arange(N_CELLS) - N_CELLS // 2).abs() == 1
+    assert torch.equal(found[~beside], torch.arange(N_CELLS)[~beside])
     edge = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
     assert cell_index(edge).tolist() == [N_CELLS - 1, 0, *[N_CELLS // 2] * 3]
 
@@ -130,7 +150,27 @@ def test_quantiles_of_magnitudes():
     counts = FineCounts.empty(4, CPU)
     counts.update(z)
     exact = z.abs().double().quantile(0.95, dim=0)
-    assert ((counts.magnitude_quantile(0.95) / exact - 1).abs() < 0.03).all()
+    assert ((counts.magnitude_quantile(0.95) / exact - 1).abs() < 0.005).all()
+    one = FineCounts.empty(4, CPU)
+    one.update(z[:1])
+    assert ((one.magnitude_quantile(0.95) / z[0].abs().double() - 1).abs() < 0.01).all()
+
+
+def test_how_many_values_lie_below():
+    z = torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
+    z[:, 3] = z[:, 3].relu()  # half of them are zero
+    counts = FineCounts.empty(4, CPU)
+    counts.update(z)
+    at = torch.tensor([-9.0, -1.0, -0.3, 0.0, 1e-9, 0.5, 2.0, 1e9], dtype=torch.float64)
+    exact = (z.double().t()[:, None] < at[:, None]).sum(-1)
+    assert (counts.below(at.expand(4, -1)) - exact).abs().max() < 25
+    assert counts.below(at.expand(4, -1))[3].tolist()[:5] == [
+        0,
+        0,
+        0,
+        0,
+        pytest.approx(exact[3, 4]),
+    ]
 
 
 # -- shards, files, edges ------------------------------------------------------------------
@@ -158,7 +198,8 @@ def test_batches_do_not_matter():
         many.update(
             Probed(whole.logits[rows], {n: Reading(r.activation[rows]) for n, r in whole.items()})
         )
-    assert torch.equal(one.counts["a"].counts, many.counts["a"].counts)
+    assert torch.equal(one.evidence["a"].counts.counts, many.evidence["a"].counts.counts)
+    assert torch.equal(one.evidence["a"].moments.low, many.evidence["a"].moments.low)
     assert one._held.n_samples == many._held.n_samples == 50
 
 
@@ -197,10 +238,19 @@ def test_files(calibrated):
         warnings.simplefilter("ignore")
         assert torch.equal(again.score(x), rule.score(x))
     assert again.calibrated is calibrated and again.n_samples == rule.n_samples
-    assert rule.tensors()["counts/a"].shape[1] < N_CELLS
-    broken = {**rule.tensors(), "counts/a": rule.tensors()["counts/a"] + 1}
-    with pytest.raises(NACError, match="counts of layer 'a' do not add up"):
-        NACPlus.restore(rule.settings(), broken)
+    tensors = rule.tensors()
+    assert tensors["layer/a/counts"].shape[1] < N_CELLS
+    for name, message in {
+        "layer/a/counts": "layer 'a': the counts do not add up",
+        "layer/b/moments/high": "layer 'b': the moments are of another number of samples",
+    }.items():
+        broken = {**tensors, name: tensors[name] * 2}
+        with pytest.raises(NACError, match=message):
+            NACPlus.restore(rule.settings(), broken)
+    for name in ("layer/a/counts", "layer/b/moments/high"):
+        broken = {**tensors, name: tensors[name][None, 1:]}
+        with pytest.raises(NACError, match="have the wrong shape"):
+            NACPlus.restore(rule.settings(), broken)
 
 
 def test_broken_samples():
@@ -222,6 +272,25 @@ def test_what_it_needs():
         NACPlus(LAYERS).update({"a": Reading(torch.zeros(2, 36)), "b": Reading(torch.zeros(2, 40))})
     with pytest.raises(NACError, match="no layers given"):
         NACPlus({})
+
+
+def test_wide_layers_have_no_distance():
+    rule = NACPlus({"a": LayoutConfig()})
+    wide = Probed(torch.randn(40, 3), {"a": Reading(torch.randn(40, WIDEST + 1))})
+    rule.update(wide)
+    rule.calibrate([wide, wide, wide])
+    assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()
+    again = NACPlus.restore(rule.settings(), rule.tensors())
+    assert torch.equal(again.score(wide), rule.score(wide))
+    assert set(rule.contributions(rule.parts(wide))) == {"a", "logits"}
+
+
+def test_a_shard_without_samples_merges():
+    first, second, x = NACPlus(LAYERS), fitted(400), samples(9, 5)
+    first.merge(second)
+    for rule in (first, second):
+        rule.calibrate([samples(100, 7)])
+    assert torch.equal(first.score(x), second.score(x))
 
 
 def test_dead_and_constant_neurons_do_no_harm():

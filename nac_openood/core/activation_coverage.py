@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nac_openood.core.fine_counts import FineCounts, cell_index, cell_values
+from nac_openood.core.fine_counts import FineCounts
+from nac_openood.core.precision import double
 
 N_BINS = 50
 _SIZE, _SIZE_FLOOR = 0.95, 0.10  # quantiles: of |z| per neuron, and of the sizes per layer
@@ -19,7 +20,7 @@ _SMOOTHING = 0.5
 
 
 class ActivationCoverage:
-    """The log coverage of every neuron and cell of a layer.
+    """The log coverage of every neuron and bin of a layer.
 
     Args:
         counts: counts of the training data.
@@ -28,21 +29,21 @@ class ActivationCoverage:
     def __init__(self, counts: FineCounts) -> None:
         sizes = counts.magnitude_quantile(_SIZE)
         sizes = sizes.clamp(min=float(sizes.quantile(_SIZE_FLOOR)) + 1e-12)
-        values = cell_values(counts.counts.device)
-        bins = torch.empty(counts.counts.shape, dtype=torch.int64, device=values.device)
-        for row, size in enumerate(sizes):  # a row at a time: the whole would be large in float64
-            states = torch.sigmoid(_STEEPNESS * values / size)
-            bins[row] = (states * N_BINS).long().clamp_(max=N_BINS - 1)
-        filled = torch.zeros((len(sizes), N_BINS), dtype=torch.int64, device=values.device)
-        filled.scatter_add_(1, bins, counts.counts.long())
-        share = (filled.double() + _SMOOTHING) * N_BINS / counts.n_samples
-        self._table = share.log().clamp(max=0.0).float().gather(1, bins)
+        self._slope = _STEEPNESS / sizes
+        inner = torch.arange(1, N_BINS, dtype=torch.float64, device=sizes.device) / N_BINS
+        below = counts.below(inner.logit() / self._slope[:, None])
+        everything = below.new_full((len(sizes), 1), counts.n_samples)
+        filled = torch.cat([torch.zeros_like(everything), below, everything], dim=1).diff(dim=1)
+        share = (filled + _SMOOTHING) * N_BINS / counts.n_samples
+        self._table = share.log().clamp(max=0.0)
 
     def neurons(self, activation: Tensor) -> Tensor:
         """Log coverage of activations `[batch, neurons]`, in that shape; 0 is fully covered."""
-        index = cell_index(activation).t().contiguous()
-        return self._table.to(index.device).gather(1, index).t()
+        z = double(activation)
+        states = torch.sigmoid(z * self._slope.to(z.device))
+        bins = (states * N_BINS).nan_to_num(0.0).long().clamp_(max=N_BINS - 1)
+        return self._table.to(z.device).gather(1, bins.t()).t()
 
     def score(self, activation: Tensor) -> Tensor:
         """Mean log coverage over neurons, float64 `[batch]`."""
-        return self.neurons(activation).double().mean(dim=1)
+        return self.neurons(activation).mean(dim=1)

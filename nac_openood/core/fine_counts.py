@@ -34,14 +34,17 @@ def cell_index(values: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def cell_values(device: torch.device) -> Tensor:
-    """The middle of every cell, float64 `[N_CELLS]`, in increasing order."""
-    index = torch.arange(_PER_SIGN, dtype=torch.float64)
+def cell_edges(device: torch.device) -> Tensor:
+    """The lower edge of every cell, and the upper edge of the last, float64 `[N_CELLS + 1]`.
+
+    The cell around zero begins and ends at zero: what is in it counts as zero.
+    """
+    index = torch.arange(_PER_SIGN + 1, dtype=torch.float64)
     per_octave = 2**_MANTISSA_BITS
     octave, step = index.div(per_octave, rounding_mode="floor"), index % per_octave
-    middle = torch.exp2(octave + _LOWEST) * (1 + (step + 0.5) / per_octave)
-    zero = torch.zeros(1, dtype=torch.float64)
-    return torch.cat([-middle.flip(0), zero, middle]).to(device)
+    edges = torch.exp2(octave + _LOWEST) * (1 + step / per_octave)
+    edges[0] = 0.0
+    return torch.cat([-edges.flip(0), edges]).to(device)
 
 
 class FineCounts:
@@ -78,10 +81,43 @@ class FineCounts:
         self.n_samples += other.n_samples
 
     def magnitude_quantile(self, share: float) -> Tensor:
-        """The `share` quantile of the absolute values, float64 `[neurons]`."""
-        negative = self.counts[:, : _PER_SIGN + 1].flip(1)
-        folded = negative.long()
+        """The `share` quantile of the absolute values, float64 `[neurons]`.
+
+        Values are taken to be evenly spread over their cell.
+        """
+        folded = self.counts[:, : _PER_SIGN + 1].flip(1).long()
         folded[:, 1:] += self.counts[:, _PER_SIGN + 1 :]
-        reached = folded.cumsum(dim=1) >= share * self.n_samples
-        values = cell_values(self.counts.device)[_PER_SIGN:]
-        return values[reached.int().argmax(dim=1)]
+        position = share * (self.n_samples - 1)
+        rank = int(position)
+        low = self._ranked(folded, rank)
+        high = self._ranked(folded, min(rank + 1, self.n_samples - 1))
+        return torch.lerp(low, high, position - rank)
+
+    @staticmethod
+    def _ranked(folded: Tensor, rank: int) -> Tensor:
+        """The magnitude `[neurons]` that `rank` others are smaller than."""
+        reached = folded.cumsum(dim=1)
+        cell = (reached > rank).int().argmax(dim=1, keepdim=True)
+        inside = folded.gather(1, cell)
+        before = reached.gather(1, cell) - inside
+        edges = cell_edges(folded.device)[_PER_SIGN:]
+        low, high = edges[cell], edges[cell + 1]
+        return (low + (rank - before + 0.5) / inside * (high - low)).squeeze(1)
+
+    def below(self, values: Tensor) -> Tensor:
+        """How many counted values are smaller than `values` `[neurons, k]`, in that shape.
+
+        Values are taken to be evenly spread over their cell, so this is not a whole number.
+        """
+        edges = cell_edges(values.device)
+        # the cell around zero has no width: a value of zero has none of it below
+        cell = (torch.searchsorted(edges, values.contiguous(), right=True) - 1).clamp(
+            0, N_CELLS - 1
+        )
+        zero = values == 0
+        cell = cell.masked_fill(zero, _PER_SIGN)
+        inside = self.counts.gather(1, cell)
+        before = self.counts.cumsum(dim=1).gather(1, cell) - inside
+        low, high = edges[cell], edges[cell + 1]
+        share = ((values - low) / (high - low)).clamp(0, 1).masked_fill(zero, 0.0)
+        return before + share * inside

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nac_openood.core.precision import double
+
 _CLIP = 1e-12
 
 
@@ -15,6 +17,6 @@ def gen(logits: Tensor, *, gamma: float = 0.1, top: int = 100) -> Tensor:
         gamma: below 1, so that small probabilities count.
         top: how many of the largest probabilities to look at.
     """
-    p = logits.double().softmax(dim=1)
+    p = double(logits).softmax(dim=1)
     p = p.topk(min(top, p.shape[1]), dim=1).values.clamp(_CLIP, 1 - _CLIP)
     return -(p**gamma * (1 - p) ** gamma).sum(dim=1)

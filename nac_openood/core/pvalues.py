@@ -1,22 +1,24 @@
 """How unusual a score is among held-out in-distribution scores.
 
 `p = (1 + #{c <= x}) / (n + 1)` for `n` held-out scores `c`: about a share `p` of new
-in-distribution data scores this low or lower. Below their 5 % quantile, where few scores are left
-to count, an exponential tail takes over: `p = 0.05 * exp(-(q05 - x) / b)`, with `b` the mean
-distance of the scores below the quantile.
+in-distribution data scores this low or lower. In the lowest part of the scores, where few are left
+to count, an exponential tail takes over: `p = t * exp(-(q - x) / b)` below the `t` quantile `q`,
+with `b` the mean distance of the scores below it. `t` is 5 %, or as much as holds ten scores.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nac_openood.core.precision import double
 from nac_openood.errors import NACError
 
-_TAIL = 0.05
-_LEAST = 1e-300
+_TAIL, _TAIL_SAMPLES = 0.05, 10
+_LOG_LEAST = math.log(1e-300)
 #: Fewer held-out scores say nothing about a tail.
 MIN_SAMPLES = 16
 
@@ -27,10 +29,13 @@ class PValues:
     Args:
         scores: of held-out data, `[samples]`, at least `MIN_SAMPLES`; never of the data that
             something was fitted on, which networks remember.
+
+    Attributes:
+        scores: the scores in increasing order, float64 `[samples]`.
     """
 
     def __init__(self, scores: Any) -> None:
-        values = torch.as_tensor(scores).detach().double().cpu().flatten()
+        values = double(torch.as_tensor(scores).detach()).cpu().flatten()
         if len(values) < MIN_SAMPLES:
             raise NACError(
                 f"p-values need at least {MIN_SAMPLES} held-out samples, got {len(values)}. "
@@ -41,23 +46,63 @@ class PValues:
             raise NACError(
                 f"{broken} of {len(values)} held-out scores are NaN or Inf: check the inputs."
             )
+        self._given = values
         self.scores = values.sort().values
-        self._q05 = self.scores.quantile(_TAIL)
-        below = self._q05 - self.scores[self.scores < self._q05]
-        # all scores equal: whatever is lower is as unusual as can be told
-        self._scale = below.mean() if len(below) else torch.tensor(0.0, dtype=torch.float64)
+        self._share = _tail_share(len(values))
+        below, above, weight = _position(self._share, len(values))
+        self._edge = torch.lerp(self.scores[below], self.scores[above], weight)
+        tail = self.scores[self.scores < self._edge]
+        self._scale = (self._edge - tail).mean() if len(tail) else torch.zeros_like(self._edge)
 
     def log(self, scores: Tensor) -> Tensor:
         """Logarithms of the p-values, float64 in the shape of `scores`; NaN where those are."""
-        x = scores.double()
-        held, q05, scale = (t.to(x.device) for t in (self.scores, self._q05, self._scale))
+        x = double(scores)
+        held, edge, scale = (t.to(x.device) for t in (self.scores, self._edge, self._scale))
         counted = torch.searchsorted(held, x.contiguous(), right=True)
-        body = ((1 + counted).double() / (len(held) + 1)).log()
-        tail = torch.log(torch.tensor(_TAIL, dtype=torch.float64)) - (q05 - x) / scale
-        floor = torch.log(torch.tensor(_LEAST, dtype=torch.float64))
-        logs = torch.where(x < q05, tail, body).clamp(min=float(floor))
-        return logs.masked_fill(x.isnan(), float("nan"))
+        bulk = ((1 + counted).double() / (len(held) + 1)).log()
+        return _with_tail(x, bulk, edge, scale, self._share).masked_fill(x.isnan(), float("nan"))
 
     def __call__(self, scores: Tensor) -> Tensor:
         """p-values, float64 in the shape of `scores`."""
         return self.log(scores).exp()
+
+    def left_out(self) -> Tensor:
+        """Logarithms of the held-out scores' own p-values, in the order in which they were given.
+
+        Each is taken against the others only, as if it were a new score; against all of them, a
+        score would never look unusual. Equal to `n` refits, in one sort.
+        """
+        held, x, n = self.scores, self._given, len(self.scores)
+        counted = torch.searchsorted(held, x, right=True)  # counts the score itself: the "1 +"
+        bulk = (counted.double() / n).log()
+        share = _tail_share(n - 1)
+        below, above, weight = _position(share, n - 1)
+        # sorted scores without this one: whatever stands at or after its place moves up by one
+        place = torch.searchsorted(held, x)
+        edge = torch.lerp(
+            held[below + (place <= below).long()], held[above + (place <= above).long()], weight
+        )
+        inside = (x < edge).long()
+        before = torch.searchsorted(held, edge)
+        sums = torch.cat([held.new_zeros(1), held.cumsum(0)])
+        others = before - inside
+        mean = (sums[before] - x * inside) / others.clamp(min=1)
+        scale = torch.where(others > 0, edge - mean, torch.zeros_like(edge))
+        return _with_tail(x, bulk, edge, scale, share)
+
+
+def _tail_share(n: int) -> float:
+    return min(0.5, max(_TAIL, _TAIL_SAMPLES / n))
+
+
+def _position(share: float, n: int) -> tuple[int, int, float]:
+    """Between which of `n` sorted values a quantile lies, and how far from the first of them."""
+    position = share * (n - 1)
+    below = int(position)
+    return below, min(below + 1, n - 1), position - below
+
+
+def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: float) -> Tensor:
+    """Log p-values with the exponential tail below `edge`, where the scores have one."""
+    tail = math.log(share) - (edge - x) / scale
+    return torch.where((x < edge) & (scale > 0), tail, bulk).clamp(min=_LOG_LEAST)

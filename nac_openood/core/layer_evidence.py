@@ -1,0 +1,133 @@
+"""What NAC+ learns about one layer: counts for the coverage, moments for the distance."""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from nac_openood.core.activation_coverage import ActivationCoverage
+from nac_openood.core.fine_counts import N_CELLS, FineCounts
+from nac_openood.core.moments import Gaussian, Moments
+from nac_openood.errors import NACError
+
+#: Wider layers have no distance: their covariance would take too much memory.
+WIDEST = 2048
+
+
+class LayerEvidence:
+    """Activations of the training data, summed up so that shards add up exactly.
+
+    Args:
+        counts: how often each neuron was in which range.
+        moments: means and covariances; None for layers wider than `WIDEST`.
+    """
+
+    def __init__(self, counts: FineCounts, moments: Optional[Moments]) -> None:
+        self.counts, self.moments = counts, moments
+        self._coverage: Optional[ActivationCoverage] = None
+        self._gaussian: Optional[Gaussian] = None
+
+    @classmethod
+    def empty(cls, neurons: int, device: torch.device) -> LayerEvidence:
+        """No samples yet."""
+        moments = Moments.empty(neurons, device) if neurons <= WIDEST else None
+        return cls(FineCounts.empty(neurons, device), moments)
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were counted."""
+        return self.counts.n_samples
+
+    def update(self, activation: Tensor) -> None:
+        """Add activations `[batch, neurons]`."""
+        self.counts.update(activation)
+        if self.moments is not None:
+            self.moments.update(activation)
+        self._forget()
+
+    def merge(self, other: LayerEvidence) -> None:
+        """Add what another one of the same layer has seen."""
+        self.counts.merge(other.counts)
+        if self.moments is not None and other.moments is not None:
+            self.moments.merge(other.moments)
+        self._forget()
+
+    @property
+    def coverage(self) -> ActivationCoverage:
+        """Of each neuron alone."""
+        if self._coverage is None:
+            self._coverage = ActivationCoverage(self.counts)
+        return self._coverage
+
+    @property
+    def gaussian(self) -> Optional[Gaussian]:
+        """Of all neurons together; None for a wide layer."""
+        if self._gaussian is None and self.moments is not None:
+            self._gaussian = Gaussian(self.moments)
+        return self._gaussian
+
+    def _forget(self) -> None:
+        self._coverage = self._gaussian = None
+
+    def to(self, device: torch.device) -> LayerEvidence:
+        """Move the tensors; returns itself."""
+        self.counts.counts = self.counts.counts.to(device)
+        if self.moments is not None:
+            self.moments = Moments(self.moments.high.to(device), self.moments.low.to(device))
+        self._forget()
+        return self
+
+    # -- files -----------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Counts without empty cells at both ends; half of the symmetric moments."""
+        first, end = _used(self.counts)
+        named = {
+            "counts": self.counts.counts[:, first:end].contiguous(),
+            "first_cell": torch.tensor(first),
+            "n_samples": torch.tensor(self.n_samples),
+        }
+        if self.moments is not None:
+            rows, columns = _upper(self.moments.neurons)
+            named["moments/high"] = self.moments.high.cpu()[rows, columns]
+            named["moments/low"] = self.moments.low.cpu()[rows, columns]
+        return named
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor]) -> LayerEvidence:
+        """What `tensors` came from.
+
+        Raises:
+            NACError: where the tensors contradict each other.
+        """
+        kept, first, n = tensors["counts"], int(tensors["first_cell"]), int(tensors["n_samples"])
+        if kept.ndim != 2 or not 0 <= first <= N_CELLS - kept.shape[1]:
+            raise NACError("the counts have the wrong shape")
+        found = cls.empty(kept.shape[0], kept.device)
+        found.counts.counts[:, first : first + kept.shape[1]] = kept
+        found.counts.n_samples = n
+        if not bool((found.counts.counts.sum(dim=1) == n).all()):
+            raise NACError("the counts do not add up")
+        if found.moments is not None:
+            rows, columns = _upper(found.moments.neurons)
+            for name, part in (("high", found.moments.high), ("low", found.moments.low)):
+                stored = tensors[f"moments/{name}"]
+                if stored.shape != rows.shape or stored.dtype != part.dtype:
+                    raise NACError("the moments have the wrong shape")
+                part[rows, columns] = part[columns, rows] = stored
+            if round(float(found.moments.products()[0, 0])) != n:
+                raise NACError("the moments are of another number of samples than the counts")
+        return found
+
+
+def _upper(neurons: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(neurons + 1, neurons + 1)
+    return rows, columns
+
+
+def _used(counts: FineCounts) -> tuple[int, int]:
+    """The first cell that any neuron was in, and the one after the last."""
+    columns = counts.counts.any(dim=0).nonzero()[:, 0]
+    return (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)

@@ -1,0 +1,78 @@
+"""Moments that add up exactly, and the distance from a Gaussian made of them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nac_openood import NACError
+from nac_openood.core.moments import Gaussian, Moments
+
+CPU = torch.device("cpu")
+STEP = 2.0**-28
+
+
+def of(values):
+    moments = Moments.empty(values.shape[1], CPU)
+    moments.update(values)
+    return moments
+
+
+def literal(values):
+    """The sum of products in Python's integers, which have no limit."""
+    rows = [[2**28, *(round(v / STEP) for v in row)] for row in values.double().tolist()]
+    size = len(rows[0])
+    return [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([1e-4, 1.0, 300.0, 2.0**15]))
+def test_sums_of_products_are_exact(seed, scale):
+    draw = torch.Generator().manual_seed(seed)
+    values = (torch.randn(9, 3, generator=draw) * scale).clamp(-(2.0**15), 2.0**15)
+    found, wanted = of(values), literal(values)
+    for i in range(4):
+        for j in range(4):
+            exact = int(found.high[i, j]) * 2**45 + int(found.low[i, j])
+            assert exact == wanted[i][j] and 0 <= int(found.low[i, j]) < 2**45
+
+
+def test_shards_add_up_to_the_bit():
+    values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0)) * 40
+    whole, shards = of(values), Moments.empty(5, CPU)
+    for part in values.split(37):
+        shards.merge(of(part))
+    assert torch.equal(whole.high, shards.high) and torch.equal(whole.low, shards.low)
+    assert whole.products()[0, 0] == 1000
+    with pytest.raises(NACError, match="moments of 5 and 4 neurons"):
+        whole.merge(Moments.empty(4, CPU))
+
+
+def test_means_and_products_are_those_of_numpy():
+    values = torch.randn(500, 6, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    products = of(values).products().numpy()
+    z = values.double().numpy()
+    np.testing.assert_allclose(products[0, 1:], z.sum(0), rtol=1e-7)
+    np.testing.assert_allclose(products[1:, 1:], z.T @ z, rtol=1e-7)
+
+
+def test_distance_is_its_formula():
+    draw = torch.Generator().manual_seed(2)
+    train = torch.randn(400, 8, generator=draw) @ torch.randn(8, 8, generator=draw) + 5
+    x = torch.randn(20, 8, generator=draw) * 4
+    z, v = train.double().numpy(), x.double().numpy()
+    covariance = np.cov(z.T, bias=True)
+    covariance += (0.01 * np.trace(covariance) / 8 + 1e-12) * np.eye(8)
+    off = v - z.mean(0)
+    wanted = -np.einsum("bi,ij,bj->b", off, np.linalg.inv(covariance), off)
+    np.testing.assert_allclose(Gaussian(of(train)).score(x).numpy(), wanted, rtol=1e-5)
+
+
+def test_constant_neurons_few_samples_and_extremes():
+    constant = Gaussian(of(torch.ones(50, 3)))
+    assert constant.score(torch.ones(2, 3)).tolist() == [0.0, 0.0]
+    assert (constant.score(torch.zeros(1, 3)) < -1e9).all()
+    assert Gaussian(of(torch.randn(5, 40))).score(torch.randn(7, 40)).isfinite().all()
+    extreme = of(torch.tensor([[float("inf"), -float("inf"), float("nan"), 1e30]]))
+    assert extreme.products()[0].tolist() == [1, 2.0**15, -(2.0**15), 0, 2.0**15]
