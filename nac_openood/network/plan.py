@@ -35,12 +35,17 @@ class PassPlan:
         net: the network.
         x: a batch of the kind that will be passed.
         fast: also do what rounds differently.
+
+    Attributes:
+        try_closed_form: whether the one gradient that is wanted may be that of a linear head's
+            input; False once it was not.
     """
 
     def __init__(self, net: nn.Module, x: Tensor, *, fast: bool = False) -> None:
         net = unwrap(net)
         x = prepare(net, x)
         self._fast = fast
+        self.try_closed_form = True
         self._on_cpu = x.device.type == "cpu"
         self._channels_last = fast and x.ndim == 4
         with kept_random_state():

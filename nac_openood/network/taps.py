@@ -3,7 +3,8 @@
 Every layer that is read has a tap on its output, which pools the activation on the way forward.
 Where a gradient is wanted, the tap is also an identity in the graph that pools the gradient on the
 way back. The graph starts at the first such layer, so nothing is remembered before it, no full-size
-gradient is kept, and a pass without gradients has no graph and no backward at all.
+gradient is kept, and a pass without gradients has no graph and no backward at all. Neither has a
+pass with the gradient of the head's input alone, which has a closed form (`penultimate.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from nac_openood.core.reading import Probed, Reading
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.calling import logits_of, prepare
-from nac_openood.network.hooks import Adapt, run
+from nac_openood.network.hooks import Adapt, OutputObserver, run
+from nac_openood.network.penultimate import HeadWatch
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.replica import unwrap
 
 #: Gradients of float16 layers are computed this much larger, or the small ones become zero.
 _FLOAT16_SCALE = 1024.0
+
+
+class _NoClosedForm(Exception):
+    """The layer is not the input of a linear head: its gradient needs a backward pass."""
 
 
 class _Tap(torch.autograd.Function):
@@ -54,12 +60,18 @@ class _Taps:
         layers: what to read, by name.
         gradients: the names of the layers whose gradients are wanted.
         mean: whether to average over positions instead of summing.
+        head: if given, the gradient of the only layer in `gradients` comes from it.
     """
 
     def __init__(
-        self, layers: Mapping[str, Layer], gradients: Collection[str], *, mean: bool
+        self,
+        layers: Mapping[str, Layer],
+        gradients: Collection[str],
+        *,
+        mean: bool,
+        head: Optional[HeadWatch] = None,
     ) -> None:
-        self._layers, self._wanted, self._mean = layers, gradients, mean
+        self._layers, self._wanted, self._mean, self._head = layers, gradients, mean, head
         self._anchor = torch.zeros((), requires_grad=True)
         self._activations: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
@@ -71,6 +83,10 @@ class _Taps:
         pool = pooling_for(self._layers[name].layout, output.shape, name, mean=self._mean)
         self._activations[name] = pool(output.detach())
         if name not in self._wanted:
+            return None
+        if self._head is not None:
+            self._head.saw_layer(output)
+            self._pool_of_head = pool
             return None
         if output.dtype == torch.float16:
             self._scale = _FLOAT16_SCALE
@@ -103,6 +119,13 @@ class _Taps:
     def backward(self, logits: Tensor) -> None:
         """Send the gradient of KL(uniform || softmax) back through all taps at once."""
         if not self._wanted:
+            return
+        if self._head is not None:
+            gradient = self._head.gradient(logits)
+            if gradient is None:
+                raise _NoClosedForm
+            (name,) = self._wanted
+            self._gradients[name] = self._pool_of_head(gradient)
             return
         if not logits.requires_grad:
             raise ProbeError(
@@ -178,8 +201,16 @@ def read(
         return _read(inner, x, taps, modules, None)
     parts = []
     for part in plan.parts(x):
+        adapt = partial(plan.adapt, inner, part, modules.values())
+        if len(wanted) == 1 and plan.try_closed_form:
+            try:
+                with plan.around_pass():
+                    head = HeadWatch(inner)
+                    parts.append(_read(inner, part, taps, modules, adapt, head))
+                continue
+            except _NoClosedForm:
+                plan.try_closed_form = False
         with plan.around_pass():
-            adapt = partial(plan.adapt, inner, part, modules.values())
             parts.append(_read(inner, part, taps, modules, adapt))
     return parts[0] if len(parts) == 1 else _join(parts)
 
@@ -199,15 +230,20 @@ def _wanted(layers: Mapping[str, Layer], gradients: Union[bool, Collection[str]]
 def _read(
     net: nn.Module,
     x: Tensor,
-    new_taps: Callable[[], _Taps],
+    new_taps: Callable[..., _Taps],
     modules: Mapping[str, nn.Module],
     adapt: Optional[Adapt],
+    head: Optional[HeadWatch] = None,
 ) -> Probed:
     cache = torch.is_autocast_cache_enabled()
     # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
     with torch._C._InferenceMode(False):
-        taps = new_taps()
-        observers = [(module, partial(taps.observe, name)) for name, module in modules.items()]
+        taps = new_taps(head=head)
+        observers: list[tuple[nn.Module, OutputObserver]] = [
+            (module, partial(taps.observe, name)) for name, module in modules.items()
+        ]
+        if head is not None:
+            observers += head.observers
         try:
             torch._C._set_grad_enabled(False)
             # weights cast without a graph must not stay in the caller's autocast cache
