@@ -23,7 +23,7 @@ N_CLASSES, SIZE = 10, 32
 # name of the list -> (folder of the images, how many, whether they are in-distribution)
 LISTS = {
     "train_cifar10": ("cifar10/train", 100, True),
-    "val_cifar10": ("cifar10/val", 10, True),
+    "val_cifar10": ("cifar10/val", 20, True),
     "test_cifar10": ("cifar10/test", 10, True),
     "test_cifar10c": ("cifar10c", 10, True),
     "val_tin": ("tin/val", 10, False),
@@ -37,7 +37,7 @@ LISTS = {
 # The ImageNet benchmark: name of the list -> (folder, how many, whether in-distribution).
 IMAGENET_LISTS = {
     "train_imagenet": ("images_largescale/imagenet_1k/train", 2, True),
-    "val_imagenet": ("images_largescale/imagenet_1k/val", 2, True),
+    "val_imagenet": ("images_largescale/imagenet_1k/val", 16, True),
     "test_imagenet": ("images_largescale/imagenet_1k/test", 4, True),
     "test_imagenet_v2": ("images_largescale/imagenet_v2", 1, True),
     "test_imagenet_c": ("images_largescale/imagenet_c", 1, True),

@@ -288,45 +288,51 @@ def test_eval_ood_imagenet_runs(imagenet_tree: Path) -> None:
 # ---- NAC through OpenOOD's own scripts
 
 
+ours = pytest.mark.parametrize("name", ["nac", "nac_plus"])
+
+
 @pytest.mark.openood
-def test_nac_through_eval_ood_twice(tree: Path) -> None:
+@ours
+def test_nac_through_eval_ood_twice(tree: Path, name: str) -> None:
     tables = []
     for _ in range(2):
-        done = nac_openood(tree, *EVAL, "--postprocessor", "nac", "--save-csv", "--save-score")
+        done = nac_openood(tree, *EVAL, "--postprocessor", name, "--save-csv", "--save-score")
         assert done.returncode == 0, done.stderr
-        tables.append(rows(tree / "results" / "run" / "ood" / "nac.csv"))
+        tables.append(rows(tree / "results" / "run" / "ood" / f"{name}.csv"))
         for folder in ("postprocessors", "scores"):
-            assert (tree / "results" / "run" / "s0" / folder / "nac.pkl").is_file()
+            assert (tree / "results" / "run" / "s0" / folder / f"{name}.pkl").is_file()
     assert "Loaded pre-computed scores from file." in done.stdout
     assert "fitted again" not in done.stderr
     assert tables[0] == tables[1]
     assert set(tables[0]) >= {"cifar100", "tin", "nearood", "mnist", "farood"}
-    assert not (tree / "configs" / "postprocessors" / "nac.yml").exists()
+    assert not (tree / "configs" / "postprocessors" / f"{name}.yml").exists()
 
 
 @pytest.mark.openood
-def test_nac_through_main(tree: Path) -> None:
+@ours
+def test_nac_through_main(tree: Path, name: str) -> None:
     from nac_openood.detector.presets import CONFIG_ROOT
 
     configs = [
         *("configs/datasets/cifar10/cifar10.yml", "configs/datasets/cifar10/cifar10_ood.yml"),
         *("configs/networks/resnet18_32x32.yml", "configs/pipelines/test/test_ood.yml"),
         "configs/preprocessors/base_preprocessor.yml",
-        CONFIG_ROOT / "postprocessors" / "nac.yml",
+        CONFIG_ROOT / "postprocessors" / f"{name}.yml",
     ]
     options = ["--num_workers", 0, "--network.checkpoint", "results/run/s0/best.ckpt"]
     options += ["--postprocessor.APS_mode", "False", "--mark", "0"]
     done = nac_openood(tree, "main.py", "--config", *configs, *options)
     assert done.returncode == 0, done.stderr
-    assert list((tree / "results").glob("cifar10_*nac*/s0/ood/ood.csv"))
+    assert list((tree / "results").glob(f"cifar10_*{name}_0/s0/ood/ood.csv"))
 
 
 @pytest.mark.openood
-def test_nac_through_eval_ood_imagenet(imagenet_tree: Path) -> None:
-    args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "nac", "--save-csv")
+@ours
+def test_nac_through_eval_ood_imagenet(imagenet_tree: Path, name: str) -> None:
+    args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", name, "--save-csv")
     done = nac_openood(imagenet_tree, "scripts/eval_ood_imagenet.py", *args)
     assert done.returncode == 0, done.stderr
-    assert set(rows(imagenet_tree / "results" / "ood" / "nac.csv")) >= {
+    assert set(rows(imagenet_tree / "results" / "ood" / f"{name}.csv")) >= {
         "nearood",
         "ninco",
         "farood",

@@ -42,6 +42,7 @@ class NACPostprocessor(BasePostprocessor):
     Attributes:
         APS_mode: whether hyperparameters are searched.
         hyperparam_search_done: whether they have been.
+        setup_flag: whether `setup` was called; OpenOOD's scripts pickle objects that have it.
         args_dict: what OpenOOD's sweep walks: "layer.setting" -> values, in order.
         search_result: the ranking, where `setup` searched, with the overfitting guard.
         config_file: the YAML it was made from, read again when a pickle of it is set up.
@@ -58,7 +59,7 @@ class NACPostprocessor(BasePostprocessor):
         self._name = str(root.get("name") or "nac")
         self._id_name: Optional[str] = (document.get("dataset") or {}).get("name")
         self.APS_mode = bool(root.get("APS_mode"))
-        self.hyperparam_search_done = False
+        self.hyperparam_search_done = self.setup_flag = False
         self.args_dict = sweep_arguments(self._written) if self._written else {}
         self.search_result: Optional[SearchResult] = None
         self.config_file: Optional[str] = None
@@ -75,10 +76,10 @@ class NACPostprocessor(BasePostprocessor):
     ) -> None:
         """Fit on a class-balanced subset of the training data; search where that is due."""
         settings = self._current(net)
-        fitted = self._rule is not None or self._cache is not None
-        if fitted and self._still_fits(net, settings):
+        if self.setup_flag and self._still_fits(net, settings):
             return
         self._forget()
+        self.setup_flag = False  # until the end: an interrupted set-up is none
         self._source, self._network = settings, fingerprint(net)
         self.args_dict, self.search_result = sweep_arguments(settings), None
         # with nothing to sweep there is nothing to search, and OpenOOD must not try
@@ -94,6 +95,7 @@ class NACPostprocessor(BasePostprocessor):
             if rule_named(settings.rule).needs_calibration:
                 reader.calibrate(_loader(id_loader_dict, "val"))
             self._use(reader.layers, reader.rule_)
+        self.setup_flag = True
 
     def _prepare_search(
         self, reader: NACDetector, settings: NACConfig, train: Any, inside: Any, outside: Any
@@ -199,7 +201,7 @@ class NACPostprocessor(BasePostprocessor):
         if changed:
             warnings.warn(
                 f"a fitted NACPostprocessor was loaded, but {changed}: it is fitted again. Delete "
-                "the outdated postprocessors/nac.pkl (and scores/nac.pkl, if any).",
+                f"the outdated postprocessors/{self._name}.pkl (and scores/{self._name}.pkl, if any).",
                 UserWarning,
                 stacklevel=3,
             )
