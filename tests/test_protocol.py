@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from nac_openood.benchmark.methods.scorer import Scored
-from nac_openood.benchmark.methods.sweep import best_point, grid, vim_dims
+from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import (
     METHODS,
     NAC,
@@ -22,6 +22,7 @@ from nac_openood.benchmark.run import meter
 from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import METRICS, metrics_by_set, ood_metrics
 from nac_openood.errors import NACError
+from nac_openood.search.space import grid
 
 
 def scored(values):
