@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import Given
-from nac_openood.benchmark.methods.sweep import grid
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.core.ranking import auroc
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.head import Head, head_of, with_features
+from nac_openood.search.space import grid
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 

@@ -13,7 +13,13 @@ from sklearn import metrics
 
 from nac_openood import NACError
 from nac_openood.core import ranking
-from nac_openood.core.ranking import auroc, fpr_at
+from nac_openood.core.ranking import auroc, joined_fpr_at
+
+
+def fpr_at(id_scores, ood_scores, tpr=0.95):
+    """`joined_fpr_at` of scores that are not joined."""
+    joined, n_id, shape = ranking._join(id_scores, ood_scores)
+    return joined_fpr_at(joined, n_id, tpr).reshape(shape)
 
 
 def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[float, float]:

@@ -9,10 +9,11 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_ranking import fpr_at
 
 from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
 from nac_openood.core.coverage import combine
-from nac_openood.core.ranking import auroc, fpr_at
+from nac_openood.core.ranking import auroc
 from nac_openood.detector.presets import preset, presets
 from nac_openood.search import (
     PAPER_SPACE,

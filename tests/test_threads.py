@@ -17,6 +17,8 @@ from nac_openood.network.plan import PassPlan
 from nac_openood.network.taps import read
 
 SECONDS = 3.0
+#: How often every thread runs at least, however busy the machine is.
+LEAST = 6
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def one_thread_each():
 
 
 def at_once(works, seconds=SECONDS):
-    """Repeat each of `works` in a thread of its own; the number of runs of each."""
+    """Repeat each of `works` in a thread of its own, for some seconds and `LEAST` times or more."""
     end, failures = time.monotonic() + seconds, []
     runs = [0] * len(works)
     start = threading.Barrier(len(works))
@@ -37,7 +39,7 @@ def at_once(works, seconds=SECONDS):
     def repeat(index, work):
         try:
             start.wait()
-            while time.monotonic() < end and not failures:
+            while (time.monotonic() < end or runs[index] < LEAST) and not failures:
                 work()
                 runs[index] += 1
         except BaseException as error:
@@ -50,7 +52,6 @@ def at_once(works, seconds=SECONDS):
         thread.join()
     if failures:
         raise failures[0]
-    return runs
 
 
 def always(work):
@@ -95,9 +96,8 @@ def test_scoring_and_plain_calls(small_net, images, fitted):
         always(lambda: tuple(with_features(small_net, other))),
     ]
     before = snapshot(small_net)
-    runs = at_once(works)
+    at_once(works)
     assert equal(before, snapshot(small_net))
-    assert min(runs) > 5
 
 
 def test_a_network_in_training_mode_stays_in_it(small_net, images):

@@ -49,8 +49,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     speak_for(next(c for c in commands.values() if c.get_default("run") is args.run))
     try:
-        code: int = args.run(args)
-        return code
+        return args.run(args)
     except NACError as error:
         complain(str(error))
         return 1

@@ -34,7 +34,12 @@ def auroc(id_scores: Any, ood_scores: Any) -> Tensor:
     return joined_auroc(joined, n_id).reshape(shape)
 
 
-def fpr_at(id_scores: Any, ood_scores: Any, tpr: float = 0.95) -> Tensor:
+def joined_auroc(scores: Tensor, n_id: int) -> Tensor:
+    """`auroc` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
+    return _by_chunk(lambda part: _auroc(part, n_id), scores)
+
+
+def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
     """OpenOOD's FPR@95: ID samples called OOD when `tpr` of the OOD samples are found.
 
     OOD is the positive class. OpenOOD takes this number from scikit-learn's `roc_curve`, which
@@ -42,24 +47,13 @@ def fpr_at(id_scores: Any, ood_scores: Any, tpr: float = 0.95) -> Tensor:
     would differ where many scores are equal.
 
     Args:
-        id_scores: `[candidates, n_id]`, or `[n_id]` of a single candidate.
-        ood_scores: `[candidates, n_ood]`, or `[n_ood]`.
+        scores: float64 `[candidates, samples]`, of which the first `n_id` columns are ID.
+        n_id: how many.
         tpr: the share of OOD samples to find.
 
     Returns:
-        float64 `[candidates]` (or a scalar), on the device of the scores.
+        float64 `[candidates]`, on the device of the scores.
     """
-    joined, n_id, shape = _join(id_scores, ood_scores)
-    return joined_fpr_at(joined, n_id, tpr).reshape(shape)
-
-
-def joined_auroc(scores: Tensor, n_id: int) -> Tensor:
-    """`auroc` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
-    return _by_chunk(lambda part: _auroc(part, n_id), scores)
-
-
-def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
-    """`fpr_at` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
     if not 0 < tpr <= 1:
         raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")
     return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)

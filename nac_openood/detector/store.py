@@ -90,8 +90,7 @@ def load(path: files.PathLike, net: nn.Module) -> Fitted:
 def _settings(about: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rule's settings, which version 1 kept beside everything else."""
     if "rule" in about:
-        settings: Mapping[str, Any] = about["settings"]
-        return settings
+        return about["settings"]
     return {"layers": about["layers"], "n_samples": about["n_samples"]}
 
 

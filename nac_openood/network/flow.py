@@ -167,5 +167,4 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+    return tensor.untyped_storage()._cdata

@@ -92,8 +92,7 @@ def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
     shift = -norm.running_mean if conv.bias is None else conv.bias.detach() - norm.running_mean
     bias = shift * scale if norm.bias is None else norm.bias.detach() + shift * scale
     weight = conv.weight.detach() * scale[:, None, None, None]
-    output: Tensor = conv._conv_forward(input, weight, bias)
-    return output
+    return conv._conv_forward(input, weight, bias)
 
 
 def _identity(input: Tensor) -> Tensor:

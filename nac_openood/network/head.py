@@ -59,8 +59,7 @@ class Head(nn.Module):
 
     def forward_threshold(self, x: Tensor, threshold: float) -> Tensor:
         """Logits of features clipped at `threshold`."""
-        logits: Tensor = self(x.clip(max=threshold))
-        return logits
+        return self(x.clip(max=threshold))
 
     def get_fc_layer(self) -> nn.Linear:
         """The layer."""

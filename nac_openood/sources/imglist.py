@@ -44,7 +44,7 @@ class Benchmark:
         """OpenOOD's test transform."""
         from torchvision import transforms
 
-        composed: Transform = transforms.Compose(
+        return transforms.Compose(
             [
                 transforms.Resize(self.resize, transforms.InterpolationMode.BILINEAR),
                 transforms.CenterCrop(self.crop),
@@ -52,7 +52,6 @@ class Benchmark:
                 transforms.Normalize(self.mean, self.std),
             ]
         )
-        return composed
 
     def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> ListedImages:
         """The images of a list, e.g. `train_cifar10`."""

@@ -14,8 +14,7 @@ from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import PUBLISHED
 from nac_openood.sources.images import Transform
 from nac_openood.sources.imglist import Benchmark
-from nac_openood.sources.resnets import CifarResNet18, SmallResNet
-from nac_openood.sources.small_vit import small_vit
+from nac_openood.sources.small_networks import CifarResNet18, SmallResNet, small_vit
 
 #: Prefixes of the keys of a wrapped network.
 _PREFIXES = ("module.", "_orig_mod.")
@@ -60,8 +59,7 @@ def build(arch: str, n_classes: int) -> nn.Module:
 def _classifiers() -> list[str]:
     import torchvision
 
-    names: list[str] = torchvision.models.list_models(module=torchvision.models)
-    return names
+    return torchvision.models.list_models(module=torchvision.models)
 
 
 def _timm_module(name: str) -> Any:
@@ -123,8 +121,7 @@ def transform_for(arch: str, benchmark: Benchmark, weights: str = "") -> Transfo
         name = weights[len(PUBLISHED) :] if weights.startswith(PUBLISHED) else "IMAGENET1K_V1"
         found = getattr(torchvision.models.get_model_weights(arch), name, None)
         if found is not None:
-            own: Transform = found.transforms()
-            return own
+            return found.transforms()
     return benchmark.transform()
 
 
@@ -133,8 +130,7 @@ def _timm_transform(name: str) -> Transform:
     timm = _timm_module(name)
     config = timm.get_pretrained_cfg(name)
     wanted = timm.data.resolve_data_config({}, pretrained_cfg=config.to_dict() if config else {})
-    transform: Transform = timm.data.create_transform(**wanted, is_training=False)
-    return transform
+    return timm.data.create_transform(**wanted, is_training=False)
 
 
 def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -25,13 +24,6 @@ class Found(NamedTuple):
         return {"objective": "auroc", "auroc": self.auroc, "points": self.points}
 
 
-def grid(lists: Mapping[str, Sequence[Any]]) -> list[Point]:
-    """All combinations in OpenOOD's order: the first name changes fastest."""
-    names = list(lists)
-    turned = product(*(lists[name] for name in reversed(names)))
-    return [dict(zip(names, reversed(values))) for values in turned]
-
-
 def best_point(
     points: Sequence[Point],
     validate: Callable[[Point], tuple[Any, Any]],
@@ -42,7 +34,7 @@ def best_point(
     """The first point with the highest AUROC, or None if no point has an AUROC above 0.
 
     Args:
-        points: from `grid`.
+        points: from `search.space.grid`.
         validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
         title: title of the progress bar.
         progress: None shows a progress bar on a terminal.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import re
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 
 from nac_openood.detector.batches import as_batch
 
-_INTERVAL = 0.005
 #: A measurement is disturbed if it took this many times as long as typical batches would ...
 _SPREAD = 1.5
 #: ... or if the thread was waiting for this share of it.
@@ -92,8 +89,8 @@ def is_disturbed(*timings: Timing) -> bool:
 class Meter:
     """Measures a `with` block.
 
-    On a GPU the peak is PyTorch's own count of allocated memory. On a CPU it is the resident
-    memory of the process, sampled every few milliseconds, and None if the system does not tell.
+    On a GPU the peak is PyTorch's own count of allocated memory. On Linux it is the peak of the
+    process's resident memory, as the kernel records it; on other systems it is None.
 
     Args:
         device: where the block computes; None is the CPU.
@@ -105,56 +102,47 @@ class Meter:
         peak_mb: its peak memory minus the memory at its start, in MB (10**6 bytes).
     """
 
+    #: Meters that are measuring memory now: they share the kernel's record of the process.
+    _measuring: ClassVar[list[Meter]] = []
+
     def __init__(self, device: Optional[torch.device] = None, *, memory: bool = True) -> None:
         self.device, self._memory = device or torch.device("cpu"), memory
+        self._on_gpu = self.device.type == "cuda"
         self.seconds = self.waited = 0.0
         self.peak_mb: Optional[float] = None
 
     def __enter__(self) -> Meter:
-        self._stop = threading.Event()
-        self._watcher: Optional[threading.Thread] = None
         self._before: Optional[int] = None
-        if self.device.type == "cuda":
+        self._highest = 0
+        if self._on_gpu:
             torch.cuda.synchronize(self.device)
             if self._memory:
                 torch.cuda.reset_peak_memory_stats(self.device)
                 self._before = torch.cuda.memory_allocated(self.device)
         elif self._memory:
-            self._before = self._highest = _resident()
-            if self._before is not None:
-                self._watcher = threading.Thread(target=self._watch, daemon=True)
-                self._watcher.start()
+            for other in self._measuring:
+                other._note_peak()
+            self._before = _restart_peak()
+            self._measuring.append(self)
         self._start, self._ran = time.perf_counter(), time.thread_time()
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
-        if self.device.type == "cuda":
+    def __exit__(self, *exception: object) -> None:
+        if self._on_gpu:
             torch.cuda.synchronize(self.device)
-            if self._memory:
-                self._highest = torch.cuda.max_memory_allocated(self.device)
         self.seconds = time.perf_counter() - self._start
-        if self.device.type != "cuda":
+        if not self._on_gpu:
             self.waited = max(0.0, self.seconds - (time.thread_time() - self._ran))
-        if self._watcher is not None:
-            self._look()
-            self._stop.set()
-            self._watcher.join()
-        if self._before is not None and self._highest is not None:
-            self.peak_mb = (self._highest - self._before) / 1e6
+        if self._memory:
+            self._note_peak()
+            if self in self._measuring:
+                self._measuring.remove(self)
+        if self._before is not None:
+            self.peak_mb = max(0, self._highest - self._before) / 1e6
 
-    def _watch(self) -> None:
-        while not self._stop.wait(_INTERVAL):
-            self._look()
-
-    def _look(self) -> None:
-        now = _resident()
-        if now is not None and self._highest is not None:
-            self._highest = max(self._highest, now)
+    def _note_peak(self) -> None:
+        peak = torch.cuda.max_memory_allocated(self.device) if self._on_gpu else _peak()
+        self._highest = max(self._highest, peak or 0)
 
 
 class TimedLoader:
@@ -191,9 +179,20 @@ class TimedLoader:
         return Timing(self.batches, extra, meter.waited)
 
 
-def _resident() -> Optional[int]:
+def _restart_peak() -> Optional[int]:
+    """Make the kernel record the peak from now on; the bytes in use, or None if it does not."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
         return None
+    return _peak()
+
+
+def _peak() -> Optional[int]:
+    """The peak of the process's resident memory in bytes; None if the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, flags=re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024

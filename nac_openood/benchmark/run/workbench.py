@@ -121,8 +121,7 @@ class Workbench:
             "implementation": scorer.implementation,
             "settings": dict(scorer.settings),
         }
-        as_read: dict[str, Any] = json.loads(json.dumps(depends))  # tuples become lists
-        return as_read
+        return json.loads(json.dumps(depends))  # tuples become lists
 
     def pending(self, folder: Path, made_with: Mapping[str, Any]) -> list[str]:
         """The test sets that have no scores made with the same."""

@@ -11,11 +11,12 @@ from torch import nn
 from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
 from nac_openood.benchmark.methods.openood.view import NetworkView
 from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
-from nac_openood.benchmark.methods.sweep import best_point, grid, vim_dims
+from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
 from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
+from nac_openood.search.space import grid
 
 IMPLEMENTATION = "OpenOOD 1.5"
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
 from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
-from nac_openood.benchmark.methods.sweep import best_point, grid
+from nac_openood.benchmark.methods.sweep import best_point
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy
 from nac_openood.progress import bar
+from nac_openood.search.space import grid
 
 
 class PytorchOODScorer:

@@ -1,0 +1,113 @@
+"""LayerReader: passes over a network that read what a rule needs, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Mapping, Optional
+
+from torch import Tensor, nn
+
+from nac_openood.core.reading import Probed
+from nac_openood.core.rule import Rule
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.batches import AUTHORS_SEED, Batch, batches
+from nac_openood.detector.choose import (
+    LayerChoice,
+    automatic_settings,
+    layer_settings,
+    locate_layers,
+)
+from nac_openood.detector.config import AUTO
+from nac_openood.detector.fitting import FittingSet
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import NotFittedError
+from nac_openood.files import PathLike
+from nac_openood.network.architectures import Layer
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.taps import read
+from nac_openood.progress import bar
+
+
+class LayerReader:
+    """Reads the layers of a network for a rule. Its arguments are those of `NACDetector`."""
+
+    def __init__(
+        self, net: nn.Module, layers: LayerChoice, *, rule: str = "nac", fast: bool = False
+    ) -> None:
+        self.net, self.rule, self.fast = net, rule, fast
+        self.layers: dict[str, Any] = {}
+        self._places: dict[str, Layer] = {}
+        self._plan: Optional[PassPlan] = None
+        kind = rule_named(rule)  # a wrong name is refused at once
+        if layers != AUTO:  # which must see the network run, and so waits for the first batch
+            self._settle(layer_settings(net, layers, kind))
+
+    def read_loader(
+        self,
+        loader: Iterable[Any],
+        n_samples: Optional[int] = None,
+        *,
+        save_to: Optional[PathLike] = None,
+        in_distribution: bool = False,
+        progress: Optional[bool] = None,
+    ) -> Readings:
+        """Read a whole dataset once, to fit, score or search without the network afterwards.
+
+        Args:
+            loader: as in `NACDetector.fit`.
+            n_samples: read the subset that `fit` would be fitted on; None reads everything.
+            save_to: a file that the readings are written to batch by batch; what is returned is
+                mapped from it, so that they need not fit in memory.
+            in_distribution: whether labels must be classes of the network, as `fit` checks them.
+            progress: whether to show a progress bar; None shows one on a terminal.
+        """
+        with kept_random_state():
+            parts = self._readings(loader, n_samples, in_distribution, progress)
+            if save_to is not None:
+                return Readings.save_parts(save_to, parts)
+            return Readings.concatenate(list(parts))
+
+    def _readings(
+        self,
+        loader: Iterable[Any],
+        n_samples: Optional[int],
+        in_distribution: bool,
+        progress: Optional[bool],
+    ) -> Iterator[Readings]:
+        samples: Iterable[Batch]
+        if in_distribution or n_samples is not None:
+            samples = FittingSet(
+                self.net, loader, n_samples, seed=AUTHORS_SEED, title="NAC read", progress=progress
+            )
+        else:
+            samples = batches(bar(loader, "NAC read", progress))
+        for batch in samples:
+            yield Readings.of_pass(self._probe(batch.data), batch.labels())
+
+    def _settle(self, settings: Mapping[str, Any]) -> None:
+        """From now on, these are the layers."""
+        self._places = locate_layers(self.net, settings)
+        self._needs = rule_named(self.rule)(settings).needs
+        self.layers = dict(settings)  # last: other threads take it as the sign that all is there
+
+    def _unfitted(self, x: Optional[Tensor] = None) -> Rule:
+        """A new rule; `x` is a batch by which to find automatic layers."""
+        if not self.layers and x is not None:
+            self._settle(automatic_settings(self.net, x, rule_named(self.rule)))
+        if not self.layers:
+            raise NotFittedError(
+                "`layers='auto'` finds layers by running the network: call fit or read_loader "
+                "first, or name the layers."
+            )
+        return rule_named(self.rule)(self.layers)
+
+    def _probe(self, x: Tensor) -> Probed:
+        """One pass over the network."""
+        if self._plan is None:
+            self._plan = PassPlan(self.net, x, fast=self.fast)
+        if not self.layers:
+            self._unfitted(x)
+        needs = self._needs
+        return read(
+            self.net, x, self._places, self._plan, gradients=needs.gradients, mean=needs.mean
+        )
