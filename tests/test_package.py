@@ -21,7 +21,7 @@ LEVELS = [
     {"network"},
     {"detector"},
     {"search", "sources"},
-    {"plugin", "benchmark", "training"},
+    {"plugin", "benchmark", "evaluation", "training"},
     {"report"},
     {"demo"},
     {"cli"},

@@ -20,7 +20,7 @@ class Histogram:
     """Counts `[neurons, bins]` of one layer, on the device of what it counts.
 
     Args:
-        counts: int32 `[neurons, count_bins(n_bins)]`.
+        counts: int32 `[neurons, width(n_bins)]`.
         n_bins: the paper's M; see `nac_openood.core.bins`.
         n_samples: how many samples `counts` holds; each row sums to it.
     """
@@ -33,8 +33,18 @@ class Histogram:
     @classmethod
     def empty(cls, neurons: int, n_bins: int, device: torch.device) -> Histogram:
         """No samples yet."""
-        shape = (neurons, count_bins(n_bins))
+        shape = (neurons, cls.width(n_bins))
         return cls(torch.zeros(shape, dtype=torch.int32, device=device), n_bins=n_bins)
+
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return count_bins(n_bins)
+
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The column of every state, int64 in the shape of `states`."""
+        return bin_index(states, n_bins)
 
     @property
     def neurons(self) -> int:
@@ -79,7 +89,7 @@ class Histogram:
                 f"expected states of shape [batch, {self.neurons}], got {list(states.shape)}: "
                 "these readings are not of the layer this histogram was fitted on."
             )
-        return bin_index(states.t().contiguous(), self.n_bins)
+        return self.bins(states.t().contiguous(), self.n_bins)
 
     def _add_samples(self, n: int) -> None:
         if self.n_samples + n > _MOST_SAMPLES:
