@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from nac_openood.detector.thresholds import threshold_at
     from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
     from nac_openood.evaluation.integral import coverage_integral
+    from nac_openood.evaluation.rank import rank_checkpoints
+    from nac_openood.evaluation.ranking import Ranking
     from nac_openood.plugin.postprocessor import NACPostprocessor
     from nac_openood.plugin.register import register, unregister
 
@@ -40,11 +42,13 @@ _HOMES = {
     "NACPostprocessor": "plugin.postprocessor",
     "NotFittedError": "errors",
     "ProbeError": "errors",
+    "Ranking": "evaluation.ranking",
     "Reading": "core.reading",
     "Readings": "detector.readings",
     "Scores": "detector.outcomes",
     "compare": "benchmark.api",
     "coverage_integral": "evaluation.integral",
+    "rank_checkpoints": "evaluation.rank",
     "read_config": "detector.config",
     "register": "plugin.register",
     "threshold_at": "detector.thresholds",
@@ -86,12 +90,14 @@ __all__ = [
     "NACPostprocessor",
     "NotFittedError",
     "ProbeError",
+    "Ranking",
     "Reading",
     "Readings",
     "Scores",
     "__version__",
     "compare",
     "coverage_integral",
+    "rank_checkpoints",
     "read_config",
     "register",
     "threshold_at",

@@ -6,6 +6,8 @@ size, order or device, and merging two histograms is one addition.
 
 from __future__ import annotations
 
+from typing import Type, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from nac_openood.errors import NACError
 
 #: Counts are int32: half the memory, and more samples than anybody fits with.
 _MOST_SAMPLES = 2**31 - 1
+_H = TypeVar("_H", bound="Histogram")
 
 
 class Histogram:
@@ -31,7 +34,7 @@ class Histogram:
         self.n_samples = n_samples
 
     @classmethod
-    def empty(cls, neurons: int, n_bins: int, device: torch.device) -> Histogram:
+    def empty(cls: Type[_H], neurons: int, n_bins: int, device: torch.device) -> _H:
         """No samples yet."""
         shape = (neurons, cls.width(n_bins))
         return cls(torch.zeros(shape, dtype=torch.int32, device=device), n_bins=n_bins)
@@ -77,7 +80,7 @@ class Histogram:
         """The count of every state's bin, int32 `[neurons, batch]`."""
         return self.counts.gather(1, self._index(states))
 
-    def to(self, device: torch.device) -> Histogram:
+    def to(self: _H, device: torch.device) -> _H:
         """Move the counts; does nothing when they are there already."""
         self.counts = self.counts.to(device)
         return self

@@ -107,7 +107,7 @@ class CoverageIntegral(Accumulator):
         if name not in readings:
             raise missing_layer(name, readings)
         correct = logits_in(readings).argmax(dim=1).cpu() == label.cpu()
-        counted = _product(name, readings[name])[correct.to(readings[name].activation.device)]
+        counted = state_argument(name, readings[name])[correct.to(readings[name].activation.device)]
         if self.histogram is None:
             self.histogram = LinearHistogram.empty(counted.shape[1], config.n_bins, counted.device)
         self.histogram.to(counted.device).update(torch.sigmoid(config.steepness * counted))
@@ -193,8 +193,8 @@ class CoverageIntegral(Accumulator):
         return self
 
 
-def _product(name: str, reading: Reading) -> Tensor:
-    """What the sigmoid is taken of, before it is multiplied by the steepness."""
+def state_argument(name: str, reading: Reading) -> Tensor:
+    """What the sigmoid is taken of, `[batch, neurons]`, before multiplication by the steepness."""
     activation, gradient = reading
     if gradient is None:
         raise NACError(
