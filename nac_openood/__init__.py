@@ -13,7 +13,7 @@ from nac_openood.__about__ import __version__
 if TYPE_CHECKING:
     from nac_openood.benchmark.api import compare
     from nac_openood.core.coverage import Coverage
-    from nac_openood.core.layer_config import LayerConfig
+    from nac_openood.core.layer_config import IntegralConfig, LayerConfig
     from nac_openood.core.reading import Reading
     from nac_openood.detector.config import NACConfig, read_config
     from nac_openood.detector.detector import NACDetector
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from nac_openood.detector.store import FitSummary
     from nac_openood.detector.thresholds import threshold_at
     from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
+    from nac_openood.evaluation.integral import coverage_integral
+    from nac_openood.evaluation.rank import rank_checkpoints
+    from nac_openood.evaluation.ranking import Ranking
     from nac_openood.plugin.postprocessor import NACPostprocessor
     from nac_openood.plugin.register import register, unregister
 
@@ -31,6 +34,7 @@ _HOMES = {
     "Explanation": "detector.outcomes",
     "FileError": "errors",
     "FitSummary": "detector.store",
+    "IntegralConfig": "core.layer_config",
     "LayerConfig": "core.layer_config",
     "NACConfig": "detector.config",
     "NACDetector": "detector.detector",
@@ -38,10 +42,13 @@ _HOMES = {
     "NACPostprocessor": "plugin.postprocessor",
     "NotFittedError": "errors",
     "ProbeError": "errors",
+    "Ranking": "evaluation.ranking",
     "Reading": "core.reading",
     "Readings": "detector.readings",
     "Scores": "detector.outcomes",
     "compare": "benchmark.api",
+    "coverage_integral": "evaluation.integral",
+    "rank_checkpoints": "evaluation.rank",
     "read_config": "detector.config",
     "register": "plugin.register",
     "threshold_at": "detector.thresholds",
@@ -75,6 +82,7 @@ __all__ = [
     "Explanation",
     "FileError",
     "FitSummary",
+    "IntegralConfig",
     "LayerConfig",
     "NACConfig",
     "NACDetector",
@@ -82,11 +90,14 @@ __all__ = [
     "NACPostprocessor",
     "NotFittedError",
     "ProbeError",
+    "Ranking",
     "Reading",
     "Readings",
     "Scores",
     "__version__",
     "compare",
+    "coverage_integral",
+    "rank_checkpoints",
     "read_config",
     "register",
     "threshold_at",

@@ -21,7 +21,7 @@ LEVELS = [
     {"network"},
     {"detector"},
     {"search", "sources"},
-    {"plugin", "benchmark"},
+    {"plugin", "benchmark", "evaluation", "training"},
     {"report"},
     {"demo"},
     {"cli"},

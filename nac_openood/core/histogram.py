@@ -6,6 +6,8 @@ size, order or device, and merging two histograms is one addition.
 
 from __future__ import annotations
 
+from typing import Type, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -14,13 +16,14 @@ from nac_openood.errors import NACError
 
 #: Counts are int32: half the memory, and more samples than anybody fits with.
 _MOST_SAMPLES = 2**31 - 1
+_H = TypeVar("_H", bound="Histogram")
 
 
 class Histogram:
     """Counts `[neurons, bins]` of one layer, on the device of what it counts.
 
     Args:
-        counts: int32 `[neurons, count_bins(n_bins)]`.
+        counts: int32 `[neurons, width(n_bins)]`.
         n_bins: the paper's M; see `nac_openood.core.bins`.
         n_samples: how many samples `counts` holds; each row sums to it.
     """
@@ -31,10 +34,20 @@ class Histogram:
         self.n_samples = n_samples
 
     @classmethod
-    def empty(cls, neurons: int, n_bins: int, device: torch.device) -> Histogram:
+    def empty(cls: Type[_H], neurons: int, n_bins: int, device: torch.device) -> _H:
         """No samples yet."""
-        shape = (neurons, count_bins(n_bins))
+        shape = (neurons, cls.width(n_bins))
         return cls(torch.zeros(shape, dtype=torch.int32, device=device), n_bins=n_bins)
+
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return count_bins(n_bins)
+
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The column of every state, int64 in the shape of `states`."""
+        return bin_index(states, n_bins)
 
     @property
     def neurons(self) -> int:
@@ -67,7 +80,7 @@ class Histogram:
         """The count of every state's bin, int32 `[neurons, batch]`."""
         return self.counts.gather(1, self._index(states))
 
-    def to(self, device: torch.device) -> Histogram:
+    def to(self: _H, device: torch.device) -> _H:
         """Move the counts; does nothing when they are there already."""
         self.counts = self.counts.to(device)
         return self
@@ -79,7 +92,7 @@ class Histogram:
                 f"expected states of shape [batch, {self.neurons}], got {list(states.shape)}: "
                 "these readings are not of the layer this histogram was fitted on."
             )
-        return bin_index(states.t().contiguous(), self.n_bins)
+        return self.bins(states.t().contiguous(), self.n_bins)
 
     def _add_samples(self, n: int) -> None:
         if self.n_samples + n > _MOST_SAMPLES:

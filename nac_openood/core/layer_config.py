@@ -75,10 +75,8 @@ class LayerConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, MIN_BINS))
         object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
-        object.__setattr__(self, "steepness", finite_number("steepness", self.steepness))
+        object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
         object.__setattr__(self, "weight", finite_number("weight", self.weight))
-        if self.steepness == 0:
-            raise NACError("steepness must be above 0, got 0: every state would be 0.5.")
         object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
         if self.state not in STATES:
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
@@ -96,10 +94,47 @@ class LayerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The mapping that `from_dict` reads back; `layout` only where one was set."""
-        settings = dataclasses.asdict(self)
-        if self.layout is None:
-            del settings["layout"]
-        return settings
+        return _without_default_layout(self)
+
+
+@dataclass(frozen=True)
+class IntegralConfig:
+    """Settings of NAC-ME, the coverage of a whole network at one layer; the authors' defaults.
+
+    Args:
+        n_bins: the paper's M, as it is, odd numbers included: M edges make M - 1 bins.
+        full_count: the paper's O*: how many samples fill a bin completely.
+        steepness: the paper's alpha, the steepness of the sigmoid.
+        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+            or for a module of your own goes by the number of dimensions.
+    """
+
+    n_bins: int = 50
+    full_count: int = 500
+    steepness: float = 0.1
+    layout: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, 2))
+        object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
+        object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
+        _check_layout(self.layout)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> IntegralConfig:
+        """Read a mapping, in our spelling or the authors' (`M`, `O`, `sig_alpha`)."""
+        return cls(**_known(cls, settings, "layer setting", _REFERENCE_KEYS))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads back; `layout` only where one was set."""
+        return _without_default_layout(self)
+
+
+def _without_default_layout(config: Any) -> dict[str, Any]:
+    settings = dataclasses.asdict(config)
+    if config.layout is None:
+        del settings["layout"]
+    return settings
 
 
 def _known(
@@ -116,6 +151,13 @@ def _known(
 def _check_layout(layout: Optional[str]) -> None:
     if layout is not None and layout not in LAYOUTS:
         raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {layout!r}.")
+
+
+def _above_zero(name: str, value: Any) -> float:
+    number = finite_number(name, value)
+    if number == 0:
+        raise NACError(f"{name} must be above 0, got 0: every state would be 0.5.")
+    return number
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Collection[str], what: str = "key") -> None:

@@ -1,9 +1,9 @@
 """What a rule is: how the readings of a network become a score.
 
 A rule says what it needs of a pass, is fitted batch by batch, merges with another of its kind by
-addition, scores readings, and is a dict of tensors plus settings in a file. The detector, the
-plugin, the search, the comparison and the files know rules by this interface and by their names in
-`nac_openood.core.rules` only.
+addition, and is a dict of tensors plus settings in a file: that much is an `Accumulator`, whatever
+it is used for. A `Rule` also scores samples. The detector, the plugin, the search, the comparison
+and the files know rules by this interface and by their names in `nac_openood.core.rules` only.
 """
 
 from __future__ import annotations
@@ -39,22 +39,17 @@ class Needs:
     mean: bool = False
 
 
-class Rule(ABC):
-    """From readings to scores; higher scores mean more in-distribution.
+class Accumulator(ABC):
+    """Something fitted batch by batch on readings, merged by addition and kept in a file.
 
     Args:
         layers: settings by layer name, each a `layer_settings`.
     """
 
-    #: The name under which `nac_openood.core.rules` lists it.
+    #: Its name in files.
     name: ClassVar[str]
     #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
     layer_settings: ClassVar[Type[Any]]
-
-    #: Whether `layers="auto"` includes what the head receives.
-    reads_head_input: ClassVar[bool] = False
-    #: Whether scores depend on `calibrate`.
-    needs_calibration: ClassVar[bool] = False
 
     layers: Mapping[str, Any]
 
@@ -64,7 +59,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def needs(self) -> Needs:
-        """What must be read of the network to fit and to score."""
+        """What must be read of the network."""
 
     @property
     @abstractmethod
@@ -73,7 +68,7 @@ class Rule(ABC):
 
     @abstractmethod
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
-        """Add a batch of in-distribution training data.
+        """Add a batch of training data.
 
         Args:
             readings: readings of the layers in `needs`, tensors `[batch, neurons]`.
@@ -86,7 +81,40 @@ class Rule(ABC):
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Add what another rule of the same kind and settings was fitted on."""
+        """Add what another of the same kind and settings was fitted on."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What was fitted, for a file."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Everything else that `restore` needs, as JSON values."""
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+        """The object that `settings` and `tensors` came from.
+
+        Raises:
+            NACError, KeyError, TypeError, ValueError: where they do not fit together.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Any:
+        """Move the tensors; fitting and scoring move them to their readings by themselves."""
+
+
+class Rule(Accumulator):
+    """From readings to scores; higher scores mean more in-distribution.
+
+    Its `name` is the one under which `nac_openood.core.rules` lists it.
+    """
+
+    #: Whether `layers="auto"` includes what the head receives.
+    reads_head_input: ClassVar[bool] = False
+    #: Whether scores depend on `calibrate`.
+    needs_calibration: ClassVar[bool] = False
 
     @abstractmethod
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
@@ -117,24 +145,3 @@ class Rule(ABC):
         if not scores:
             raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
         return torch.cat(scores)
-
-    @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """What was fitted, for a file."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Everything else that `restore` needs, as JSON values."""
-
-    @classmethod
-    @abstractmethod
-    def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-        """The rule that `settings` and `tensors` came from.
-
-        Raises:
-            NACError, KeyError, TypeError, ValueError: where they do not fit together.
-        """
-
-    @abstractmethod
-    def to(self, device: torch.device) -> Any:
-        """Move the tensors; scoring moves them to its readings by itself."""

@@ -2,7 +2,8 @@
 
 `run` makes a replica of the network (see `replica.py`), hooks it and runs it once. The caller's
 network has no hook, mode or attribute changed at any moment, so there is nothing to put back
-afterwards, and other threads can use the same network meanwhile.
+afterwards, and other threads can use the same network meanwhile. Only `attach` hooks the network
+itself, for training, where the caller runs it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from nac_openood.network.replica import replicate, unwrap
 
@@ -93,6 +95,26 @@ def run_without_grad(net: nn.Module, x: Tensor, **observers: Any) -> Any:
     with torch._C._InferenceMode(False):
         torch._C._set_grad_enabled(False)  # leaving the block restores this, too
         return run(net, x, **observers)
+
+
+def attach(
+    module: nn.Module,
+    *,
+    on_input: Optional[InputObserver] = None,
+    on_output: Optional[OutputObserver] = None,
+) -> RemovableHandle:
+    """Observe a module of the network itself while its owner trains it, until `.remove()`.
+
+    Args:
+        module: the module.
+        on_input: what to call with its inputs.
+        on_output: what to call with its output; give one of the two.
+    """
+    if on_input is not None:
+        return module.register_forward_pre_hook(on_input)
+    if on_output is not None:
+        return module.register_forward_hook(on_output)
+    raise ValueError("attach needs on_input or on_output")
 
 
 def _observe(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence, Union
+from typing import Optional, Sequence, Union
 
 from nac_openood.errors import NACError
 
 _BEST = "best.ckpt"
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl")
 #: Prefix of the names of weights that torchvision publishes.
 PUBLISHED = "torchvision:"
 
@@ -34,6 +35,43 @@ def find_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     if len(set(names)) < len(names):  # s0 of two folders, say
         names = [f"{i}-{name}" for i, name in enumerate(names)]
     return [Checkpoint(name, path) for name, path in zip(names, found)]
+
+
+def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
+    """All checkpoints of a training run, in the order of their steps.
+
+    Args:
+        given: files, or folders with files such as `step_300.pt` or `model_step300.pkl`.
+    """
+    found: list[str] = []
+    for entry in map(Path, given):
+        inside = [entry] if entry.is_file() else _inside(entry)
+        found += [str(path) for path in inside]
+    names = [_name(path) for path in found]
+    if len(set(names)) < len(names):
+        names = [f"{i}-{name}" for i, name in enumerate(names)]
+    runs = [Checkpoint(name, path) for name, path in zip(names, found)]
+    steps = [training_step(run.path) for run in runs]
+    if any(step is None for step in steps):
+        return runs
+    return [run for _, run in sorted(zip(steps, runs), key=lambda pair: pair[0] or 0)]
+
+
+def training_step(path: str) -> Optional[int]:
+    """The number at the end of a checkpoint's name, 300 of `model_step300.pkl`, or None."""
+    number = re.search(r"(\d+)$", Path(path).stem)
+    return None if number is None else int(number[1])
+
+
+def _inside(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise NACError(f"there is no checkpoint {folder}.")
+    found = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and p.is_file())
+    if not found:
+        raise NACError(
+            f"{folder} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
+        )
+    return found
 
 
 def _expand(entry: str) -> list[str]:

@@ -1,0 +1,204 @@
+"""NAC-ME: how much of their range the neurons of a network cover on its training data.
+
+The states of correctly classified samples are counted in equal bins, and
+
+    G = mean over neurons of (sum over bins of min(count / O*, 1)) / M
+
+is the coverage of the network, a number from 0 to (M - 1) / M. See `docs/nac_me.md`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from nac_openood.core.coverage import missing_layer, not_finite
+from nac_openood.core.histogram import Histogram
+from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.reading import Reading, logits_in
+from nac_openood.core.rule import Accumulator, Needs
+from nac_openood.errors import NACError, NotFittedError
+
+
+@lru_cache(maxsize=64)
+def linear_edges(n_bins: int) -> Tensor:
+    """The `n_bins` edges of `n_bins - 1` equal bins, float32 from 0 to 1.
+
+    Always computed on the CPU: other devices round `linspace` differently.
+    """
+    return torch.linspace(0.0, 1.0, n_bins, dtype=torch.float32)
+
+
+class LinearHistogram(Histogram):
+    """Counts `[neurons, n_bins]` in equal bins that are closed on the left and open on the right.
+
+    There are `n_bins - 1` bins. A state of exactly 1 is in none of them; the last column counts
+    such states, so that each row still sums to the number of samples.
+    """
+
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return n_bins
+
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The column of every state, int64 in the shape of `states`; the last one for NaN."""
+        if states.dtype not in (torch.float32, torch.float64):
+            states = states.float()
+        edges = linear_edges(n_bins).to(states.device, states.dtype)
+        return torch.bucketize(states, edges[1:], right=True)
+
+    def integral(self, full_count: int) -> float:
+        """G for this O*: one division of two integers."""
+        filled = self.counts[:, :-1].clamp(max=full_count).sum(dtype=torch.int64)
+        return int(filled) / (full_count * self.n_bins * self.neurons)
+
+
+class CoverageIntegral(Accumulator):
+    """The coverage of one layer, counted batch by batch.
+
+    Args:
+        layers: the settings of the layer, by its name.
+    """
+
+    name = "nac-me"
+    layer_settings = IntegralConfig
+
+    def __init__(self, layers: Mapping[str, IntegralConfig]) -> None:
+        if len(layers) != 1:
+            raise NACError(f"NAC-ME is computed at one layer, got {list(layers)}: name one.")
+        self.layers = dict(layers)
+        self.histogram: Optional[LinearHistogram] = None
+        self._n_samples = 0
+        self._broken: Optional[Tensor] = None
+
+    @property
+    def needs(self) -> Needs:
+        """Activations and gradients of the layer; logits and labels tell which samples count."""
+        return Needs(tuple(self.layers), frozenset(self.layers), logits=True, labels=True)
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were seen, classified correctly or not."""
+        return self._n_samples
+
+    @property
+    def n_correct(self) -> int:
+        """How many of them were classified correctly, and counted."""
+        return 0 if self.histogram is None else self.histogram.n_samples
+
+    def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
+        """Count the correctly classified samples of a batch.
+
+        Args:
+            readings: readings of the layer `[batch, neurons]`, with logits `[batch, classes]`.
+            label: int64 `[batch]`.
+        """
+        ((name, config),) = self.layers.items()
+        if label is None:
+            raise NACError(
+                "NAC-ME counts correctly classified samples, but this loader yields no labels. "
+                "Let it yield (x, y)."
+            )
+        if name not in readings:
+            raise missing_layer(name, readings)
+        correct = logits_in(readings).argmax(dim=1).cpu() == label.cpu()
+        counted = state_argument(name, readings[name])[correct.to(readings[name].activation.device)]
+        if self.histogram is None:
+            self.histogram = LinearHistogram.empty(counted.shape[1], config.n_bins, counted.device)
+        self.histogram.to(counted.device).update(torch.sigmoid(config.steepness * counted))
+        self._n_samples += label.shape[0]
+        broken = not_finite(Reading(counted)).sum()
+        # added up on the device: reading the number here would stall every batch
+        self._broken = broken if self._broken is None else self._broken.to(broken.device) + broken
+
+    def check(self) -> None:
+        """Raise if no sample was seen, or if a counted sample had NaN or Inf readings."""
+        if self.histogram is None or not self._n_samples:
+            raise NotFittedError("nothing was counted: there was no training sample.")
+        if self._broken is not None and int(self._broken):
+            raise NACError(
+                f"layer '{next(iter(self.layers))}': {int(self._broken)} of {self.n_correct} "
+                "samples have NaN or Inf readings. Check the inputs (normalization, corrupt "
+                "images) and the precision (float16 overflows where bfloat16 does not)."
+            )
+
+    def integral(self) -> float:
+        """G(X, theta); 0 where no sample was classified correctly."""
+        self.check()
+        assert self.histogram is not None
+        return self.histogram.integral(next(iter(self.layers.values())).full_count)
+
+    def merge(self, other: CoverageIntegral) -> None:
+        """Add the counts of another shard of the training data."""
+        if self.layers != other.layers:
+            raise NACError(
+                "cannot merge NAC-ME of different layers or settings: "
+                f"{self.layers} and {other.layers}."
+            )
+        if other.histogram is None:
+            return
+        if self.histogram is None:
+            shape, m = other.histogram, other.histogram.n_bins
+            self.histogram = LinearHistogram.empty(shape.neurons, m, shape.counts.device)
+        self.histogram.merge(other.histogram)
+        self._n_samples += other._n_samples
+        if other._broken is not None:
+            mine = 0 if self._broken is None else self._broken.to(other._broken.device)
+            self._broken = other._broken + mine
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The counts."""
+        name = next(iter(self.layers))
+        return {} if self.histogram is None else {f"counts/{name}": self.histogram.counts}
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the layer, and how many samples were seen and counted."""
+        return {
+            "layers": {name: config.to_dict() for name, config in self.layers.items()},
+            "n_samples": self.n_samples,
+            "n_correct": self.n_correct,
+        }
+
+    @classmethod
+    def restore(
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> CoverageIntegral:
+        """The counts that `settings` and `tensors` came from."""
+        found = cls({n: IntegralConfig.from_dict(c) for n, c in settings["layers"].items()})
+        ((name, config),) = found.layers.items()
+        seen, correct = settings["n_samples"], settings["n_correct"]
+        counts = tensors[f"counts/{name}"].clone()
+        whole = (
+            counts.ndim == 2
+            and counts.dtype == torch.int32
+            and counts.shape[1] == LinearHistogram.width(config.n_bins)
+            and bool((counts.sum(dim=1) == correct).all())
+            and 0 <= correct <= seen
+        )
+        if not whole:
+            raise NACError(f"the counts of layer '{name}' do not add up.")
+        found.histogram = LinearHistogram(counts, n_bins=config.n_bins, n_samples=correct)
+        found._n_samples = seen
+        return found
+
+    def to(self, device: torch.device) -> CoverageIntegral:
+        """Move the counts; `update` moves them to its readings by itself."""
+        if self.histogram is not None:
+            self.histogram.to(device)
+        return self
+
+
+def state_argument(name: str, reading: Reading) -> Tensor:
+    """What the sigmoid is taken of, `[batch, neurons]`, before multiplication by the steepness."""
+    activation, gradient = reading
+    if gradient is None:
+        raise NACError(
+            f"layer '{name}': NAC-ME needs gradients, but these readings have none. Read the "
+            "network again with gradients."
+        )
+    return activation * gradient

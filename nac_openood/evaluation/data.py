@@ -1,0 +1,118 @@
+"""The domains that checkpoints are ranked with, by role."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Optional
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from nac_openood.errors import NACError
+from nac_openood.sources.samples import Samples
+from nac_openood.sources.sets import check_file_names
+
+ROLES = ("train", "val", "test", "oracle")
+
+
+class Rows(Dataset[Any]):
+    """Some samples of a dataset, in their order, with an identity of their own.
+
+    Args:
+        dataset: a map-style dataset.
+        rows: int64 `[n]`, which samples.
+    """
+
+    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
+        self.dataset, self.rows = dataset, np.sort(rows)
+        labels = getattr(dataset, "labels", None)
+        if labels is not None:
+            self.labels = np.asarray(labels)[self.rows]
+        if hasattr(dataset, "identity"):
+            self.identity = self._identity
+
+    @property
+    def origin(self) -> str:
+        """Where the samples come from, for errors."""
+        return str(getattr(self.dataset, "origin", type(self.dataset).__name__))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.rows[index])]
+
+    def _identity(self) -> str:
+        digest = hashlib.sha256(str(self.dataset.identity()).encode())
+        digest.update(self.rows.astype(np.int64).tobytes())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Labeled data by role and domain: map-style datasets or `DataLoader`s, without augmentation.
+
+    Args:
+        train: training data of the source domains, on which coverage is counted.
+        val: held-out data of the source domains.
+        test: data of the target domains; empty if there is none.
+        oracle: other data of the target domains, by which the oracle chooses; empty if it chooses
+            by the test data itself.
+        batch_size: samples per batch.
+        workers: number of processes that load samples.
+        progress: whether to show progress bars; None shows them on a terminal.
+    """
+
+    train: Mapping[str, Any]
+    val: Mapping[str, Any]
+    test: Mapping[str, Any] = field(default_factory=dict)
+    oracle: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int = 100
+    workers: int = 0
+    progress: Optional[bool] = None
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            if not isinstance(getattr(self, role), Mapping):
+                raise NACError(
+                    f"`{role}` must map names of domains to datasets, as in "
+                    f"{{'sketch': dataset}}; got {type(getattr(self, role)).__name__}."
+                )
+            check_file_names("a domain", getattr(self, role))
+        for role in ("train", "val"):
+            if not getattr(self, role):
+                raise NACError(f"`{role}` has no domain: expected at least one.")
+        if self.oracle and not self.test:
+            raise NACError("`oracle` needs `test`: there is no target domain to test on.")
+        samples = {
+            (role, name): Samples(
+                f"{role} domain {name}", data, batch_size=self.batch_size, workers=self.workers,
+                progress=self.progress,
+            )
+            for role in ROLES
+            for name, data in getattr(self, role).items()
+        }  # fmt: skip
+        object.__setattr__(self, "_samples", samples)
+
+    def samples(self) -> Iterator[tuple[str, str, Samples]]:
+        """(role, name of the domain, samples) of everything that is read."""
+        found: Mapping[tuple[str, str], Samples] = self._samples  # type: ignore[attr-defined]
+        for (role, name), samples in found.items():
+            yield role, name, samples
+
+    def check(self, n_classes: int) -> None:
+        """Refuse data without labels, or with labels that are no classes of the network."""
+        for _, _, samples in self.samples():
+            samples.check_labels(n_classes)
+
+    def identities(self) -> dict[str, str]:
+        """A text for each role and domain that changes with its samples."""
+        return {f"{role}/{name}": samples.identity for role, name, samples in self.samples()}
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Number of samples by role and domain."""
+        found: dict[str, dict[str, int]] = {}
+        for role, name, samples in self.samples():
+            found.setdefault(role, {})[name] = len(samples)
+        return found

@@ -1,0 +1,103 @@
+"""Read one layer of a network: which one, and batch by batch."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, NamedTuple, Optional
+
+from torch import Tensor, nn
+
+from nac_openood.core.reading import Probed
+from nac_openood.detector.batches import batches, check_labels
+from nac_openood.errors import NACError
+from nac_openood.network.architectures import Layer, find_layer, known_layers, recognise
+from nac_openood.network.auto import auto_layers
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.taps import read
+from nac_openood.progress import bar
+
+AUTO = "auto"
+
+
+def deepest_layer(net: nn.Module, x: Tensor, name: str = AUTO) -> Layer:
+    """The layer that NAC-ME is computed at.
+
+    Args:
+        net: the network.
+        x: a batch, by which the layer of an unknown architecture is found.
+        name: an alias of the architecture table, a module path, or "auto" for the paper's choice:
+            in ViTs, the norm behind the attention of the last block (`norm2` of block 11); in
+            ResNets and all other networks, what the head is given (`avgpool`, which the paper
+            calls layer4).
+    """
+    if name != AUTO:
+        return find_layer(net, name)
+    found = recognise(net)
+    if found is None:
+        return auto_layers(net, x).head_input
+    layers = known_layers(net)
+    if found[0].family == "vit":
+        layers = [layer for layer in layers if layer.layout == "tokens"]
+    return layers[0]
+
+
+class Pass(NamedTuple):
+    """A batch that went through the network; labels are int64 `[batch]`."""
+
+    layer: str
+    probed: Probed
+    label: Tensor
+
+
+class LayerReader:
+    """Reads one layer of a network, with gradients; the network is never changed.
+
+    Args:
+        net: a network that returns logits `[batch, classes]`.
+        layer: as in `deepest_layer`.
+        layout: how the layer's output is laid out; None goes by the architecture table or by its
+            dimensions.
+    """
+
+    def __init__(self, net: nn.Module, layer: str = AUTO, layout: Optional[str] = None) -> None:
+        self._net, self._name, self._layout = net, layer, layout
+        self._layer: Optional[Layer] = None
+        self._plan: Optional[PassPlan] = None
+        if layer != AUTO:
+            find_layer(net, layer)  # a wrong name is refused at once
+
+    def passes(
+        self, loader: Iterable[Any], title: str, progress: Optional[bool] = None
+    ) -> Iterator[Pass]:
+        """Read labeled batches.
+
+        Args:
+            loader: batches as `(x, y)` tuples or dicts `{'data', 'label'}`.
+            title: title of the progress bar.
+            progress: whether to show one; None shows it on a terminal.
+
+        Raises:
+            NACError: the loader yields no batch, no labels, or labels that are no classes of the
+                network.
+        """
+        empty = True
+        with kept_random_state():
+            for batch in batches(bar(loader, title, progress)):
+                if batch.label is None:
+                    raise NACError(
+                        f"{title}: expected labels, because only correctly classified samples "
+                        "count, but this loader yields none. Let it yield (x, y)."
+                    )
+                probed, layer = self._read(batch.data)
+                check_labels(batch.label, probed.logits.shape[1])
+                empty = False
+                yield Pass(layer.path, probed, batch.label)
+        if empty:
+            raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")
+
+    def _read(self, x: Tensor) -> tuple[Probed, Layer]:
+        if self._plan is None or self._layer is None:
+            self._plan = PassPlan(self._net, x)
+            found = deepest_layer(self._net, x, self._name)
+            self._layer = Layer(found.alias, found.path, self._layout or found.layout)
+        return read(self._net, x, {self._layer.path: self._layer}, self._plan), self._layer

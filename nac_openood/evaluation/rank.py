@@ -1,0 +1,254 @@
+"""`nac_openood.rank_checkpoints`: which checkpoint of a run will generalize best."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+import numpy as np
+from torch import nn
+
+from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.detector.batches import batches
+from nac_openood.errors import FileError, NACError
+from nac_openood.evaluation.correlation import rank_correlation
+from nac_openood.evaluation.data import Domains
+from nac_openood.evaluation.extraction import CheckpointReadings, extract
+from nac_openood.evaluation.passes import AUTO
+from nac_openood.evaluation.ranking import Candidate, RankedCheckpoint, Ranking, choose
+from nac_openood.evaluation.space import Space, candidates
+from nac_openood.evaluation.volume import rc_by_volume
+from nac_openood.files import make_folder
+from nac_openood.network.calling import classify
+from nac_openood.network.fingerprint import fingerprint
+from nac_openood.sources.checkpoints import Checkpoint, training_step
+from nac_openood.sources.sets import check_file_names
+
+Networks = Union[Mapping[str, Any], Sequence[Any]]
+_READINGS = "readings"
+
+
+def rank_checkpoints(
+    checkpoints: Networks,
+    *,
+    train: Mapping[str, Any],
+    val: Mapping[str, Any],
+    test: Optional[Mapping[str, Any]] = None,
+    oracle: Optional[Mapping[str, Any]] = None,
+    load: Optional[Callable[[str], nn.Module]] = None,
+    layer: str = AUTO,
+    space: Space = "all",
+    out: Union[str, Path, None] = None,
+    batch_size: int = 100,
+    workers: int = 0,
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Ranking:
+    """Rank the checkpoints of a training run by their coverage on training data (NAC-ME).
+
+    Each checkpoint is read once. Of the settings in `space`, those are chosen whose coverage agrees
+    best with validation accuracy over the checkpoints (Spearman's rank correlation). Target data,
+    where it is given, only measures how well that worked.
+
+    Example:
+        >>> ranking = nac_openood.rank_checkpoints(
+        ...     {"step_300": "run/step_300.pt", "step_600": "run/step_600.pt"},
+        ...     load=lambda path: load_checkpoint(build("resnet18", 7), path),
+        ...     train={"photo": photo_train, "cartoon": cartoon_train},
+        ...     val={"photo": photo_val, "cartoon": cartoon_val},
+        ...     test={"sketch": sketch},
+        ...     space="pacs", out="ranking",
+        ... )
+        >>> ranking.chosen().name                 # by NAC-ME
+        >>> ranking.rc("nac-me"), ranking.rc("validation")
+        >>> ranking.accuracy("nac-me"), ranking.accuracy("oracle")
+
+    Repeat the call after an interruption to continue: readings in `out` are used again if they are
+    of the same weights, data and layer.
+
+    Args:
+        checkpoints: two or more, in the order of training: paths or modules, in a list or by name.
+            Paths whose names end in a number (`step_300.pt`) are put in the order of the numbers.
+        train: training data of the source domains by name, without augmentation: map-style datasets
+            of `(x, y)`, or `DataLoader`s of them.
+        val: held-out data of the source domains by name.
+        test: data of the target domains by name; None ranks without measuring anything.
+        oracle: other data of the target domains, by which the oracle chooses; None lets it choose
+            by `test` itself.
+        load: makes a network, on its device, from the path of a checkpoint.
+        layer: as in `coverage_integral`.
+        space: the settings to choose from: "pacs", "vlcs", "officehome", "terraincognita" (the
+            paper's), "all", lists by setting, or one `IntegralConfig`.
+        out: folder of the readings and of `ranking.json`; None uses a temporary one.
+        batch_size: samples per batch.
+        workers: number of processes that load samples.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: is told what is going on, e.g. `print`.
+
+    Raises:
+        NACError: there are fewer than two checkpoints, one does not fit the network or the data,
+            or no setting can be chosen. Nothing is written then.
+    """
+    configs = candidates(space)
+    runs, network = _networks(checkpoints, load)
+    domains = Domains(
+        train, val, test or {}, oracle or {}, batch_size=batch_size, workers=workers,
+        progress=progress,
+    )  # fmt: skip
+    made_with = _checked(runs, network, domains, layer, configs[0].layout)
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="nac_rank_") as place:
+            readings = _read(runs, network, domains, made_with, Path(place), layer, configs, say)
+            return assemble(runs, readings, configs, domains.sizes())
+    folder = make_folder(out)
+    readings = _read(runs, network, domains, made_with, folder, layer, configs, say)
+    ranking = assemble(runs, readings, configs, domains.sizes())
+    ranking.save(folder)
+    return ranking
+
+
+def assemble(
+    runs: Sequence[Checkpoint],
+    readings: Sequence[CheckpointReadings],
+    configs: Sequence[IntegralConfig],
+    sizes: Mapping[str, Mapping[str, int]],
+) -> Ranking:
+    """The ranking, from readings alone."""
+    val = [_share(each.accuracy("val")) for each in readings]
+    coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
+    tried = [
+        Candidate(config, tuple(values), rank_correlation(values, val))
+        for config, values in zip(configs, coverage.T.tolist())
+    ]
+    best, notes = choose(tried)
+    roles = ("val", "test", "oracle")
+    ranked = tuple(
+        RankedCheckpoint(
+            run.name, run.path, training_step(run.path), g, accuracy, each.accuracy("test"),
+            each.accuracy("oracle") if "oracle" in each.correct else each.accuracy("test"),
+            {role: each.accuracies(role) for role in roles if role in each.correct},
+        )
+        for run, each, g, accuracy in zip(runs, readings, best.coverage, val)
+    )  # fmt: skip
+    volume = []
+    if "test" in readings[0].correct:
+        stacked = [
+            np.stack([each.correct["test"][name].numpy() for each in readings])
+            for name in readings[0].correct["test"]
+        ]
+        volume = rc_by_volume({"validation": val, "nac-me": best.coverage}, stacked)
+    layer = readings[0].layer
+    return Ranking(ranked, tuple(tried), best.config, layer, sizes, tuple(volume), tuple(notes))
+
+
+def _networks(
+    given: Networks, load: Optional[Callable[[str], nn.Module]]
+) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
+    """The checkpoints in the order of training, and a function that makes their networks."""
+    entries = list(given.values()) if isinstance(given, Mapping) else list(given)
+    names = list(given) if isinstance(given, Mapping) else _names(entries)
+    check_file_names("a checkpoint", names)
+    if len(entries) < 2:
+        raise NACError(
+            f"expected at least two checkpoints to rank, got {len(entries)}: the rank correlation "
+            "of one is undefined. For the coverage of a single network use coverage_integral."
+        )
+    if load is None and not all(isinstance(entry, nn.Module) for entry in entries):
+        raise NACError(
+            "to rank checkpoint files, pass `load`: a function that makes a network from the path "
+            "of a checkpoint. Or pass the networks themselves."
+        )
+    modules = {n: entry for n, entry in zip(names, entries) if isinstance(entry, nn.Module)}
+    paths = [type(e).__name__ if isinstance(e, nn.Module) else str(e) for e in entries]
+    runs = [Checkpoint(name, path) for name, path in zip(names, paths)]
+    steps = [None if run.name in modules else training_step(run.path) for run in runs]
+    if all(step is not None for step in steps):
+        runs = [run for _, run in sorted(zip(steps, runs), key=lambda pair: pair[0] or 0)]
+
+    def network(run: Checkpoint) -> nn.Module:
+        return modules[run.name] if run.name in modules else load(run.path)  # type: ignore[misc]
+
+    return runs, network
+
+
+def _names(entries: Sequence[Any]) -> list[str]:
+    names = [
+        f"{type(entry).__name__}-{number}" if isinstance(entry, nn.Module) else Path(entry).stem
+        for number, entry in enumerate(entries)
+    ]
+    repeated = len(set(names)) < len(names)
+    return [f"{i}-{name}" for i, name in enumerate(names)] if repeated else names
+
+
+def _checked(
+    runs: Sequence[Checkpoint],
+    network: Callable[[Checkpoint], nn.Module],
+    domains: Domains,
+    layer: str,
+    layout: Optional[str],
+) -> list[dict[str, Any]]:
+    """Load every checkpoint before anything is written; returns what each is made with."""
+    found: list[dict[str, Any]] = []
+    identities: dict[str, str] = {}
+    for run in runs:
+        net = network(run)
+        if not identities:
+            first = next(iter(domains.samples()))[2]
+            x = next(batches(first.loader())).data[:2]
+            domains.check(classify(net, x).shape[1])
+            identities = domains.identities()
+        made_with = {"network": fingerprint(net), "layer": layer, "layout": layout}
+        found.append({**made_with, "data": identities})
+    others = [
+        run.name
+        for run, made_with in zip(runs, found)
+        if made_with["network"]["structure"] != found[0]["network"]["structure"]
+    ]
+    if others:
+        raise NACError(
+            f"expected checkpoints of one architecture; {', '.join(others)} differ from "
+            f"{runs[0].name}. Coverage of different architectures cannot be compared."
+        )
+    return found
+
+
+def _read(
+    runs: Sequence[Checkpoint],
+    network: Callable[[Checkpoint], nn.Module],
+    domains: Domains,
+    made_with: Sequence[Mapping[str, Any]],
+    folder: Path,
+    layer: str,
+    configs: Sequence[IntegralConfig],
+    say: Callable[[str], None],
+) -> list[CheckpointReadings]:
+    """The readings of all checkpoints; those in the folder are used if nothing has changed."""
+    target = make_folder(folder / _READINGS)
+    found = []
+    for number, (run, expected) in enumerate(zip(runs, made_with), start=1):
+        path = target / f"{run.name}.safetensors"
+        known = _known(path, expected)
+        if known is None:
+            say(f"reading checkpoint {number} of {len(runs)}: {run.name}")
+            known = extract(
+                path, network(run), domains, expected, layer=layer, layout=configs[0].layout
+            )
+        found.append(known)
+    return found
+
+
+def _known(path: Path, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
+    """Readings of an earlier call, if they were made with the same."""
+    if not path.is_file():
+        return None
+    try:
+        found = CheckpointReadings.load(path)
+    except FileError:
+        return None
+    return found if dict(found.made_with) == dict(made_with) else None
+
+
+def _share(accuracy: Optional[float]) -> float:
+    assert accuracy is not None  # `Domains` refuses to be without validation data
+    return accuracy

@@ -1,0 +1,194 @@
+"""The ranking of the checkpoints of one training run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from nac_openood import files
+from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.errors import FileError, NACError
+from nac_openood.evaluation.correlation import rank_correlation
+from nac_openood.evaluation.volume import VolumePoint
+
+DOCUMENT = "ranking.json"
+_FORMAT = 1
+#: The criteria by which a checkpoint can be chosen, with the names of the paper.
+CRITERIA: Mapping[str, str] = {
+    "validation": "Validation",
+    "nac-me": "NAC-ME",
+    "oracle": "Oracle",
+}
+
+
+@dataclass(frozen=True)
+class RankedCheckpoint:
+    """A checkpoint; accuracies are shares from 0 to 1, means over domains.
+
+    Args:
+        name: its name.
+        path: its file, or the name of its class.
+        step: the training step, from the name of the file; None if that has no number.
+        coverage: G, with the settings that were chosen.
+        val: accuracy on held-out data of the source domains.
+        test: accuracy on the target domains; None if there are none.
+        oracle: accuracy on the data that the oracle chooses by.
+        by_domain: accuracies by role and domain.
+    """
+
+    name: str
+    path: str
+    step: Optional[int]
+    coverage: float
+    val: float
+    test: Optional[float] = None
+    oracle: Optional[float] = None
+    by_domain: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were tried.
+
+    Args:
+        config: the settings.
+        coverage: G of each checkpoint.
+        rc_val: rank correlation of G with validation accuracy; None where it is undefined.
+    """
+
+    config: IntegralConfig
+    coverage: tuple[float, ...]
+    rc_val: Optional[float]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The checkpoints of a run, best first by NAC-ME in `order()`.
+
+    Args:
+        checkpoints: in the order of training.
+        candidates: all settings that were tried.
+        config: those that were chosen: the highest `rc_val`, the first of equal ones.
+        layer: module path of the layer.
+        sizes: number of samples by role and domain.
+        volume: RC over the volume of test data; empty without test data.
+        notes: what a reader should know.
+    """
+
+    checkpoints: tuple[RankedCheckpoint, ...]
+    candidates: tuple[Candidate, ...]
+    config: IntegralConfig
+    layer: str
+    sizes: Mapping[str, Mapping[str, int]]
+    volume: tuple[VolumePoint, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there was data of target domains."""
+        return self.checkpoints[0].test is not None
+
+    @property
+    def rc_val(self) -> Optional[float]:
+        """Rank correlation of G with validation accuracy; no target data is used."""
+        return rank_correlation(self.scores("nac-me"), self.scores("validation"))
+
+    def scores(self, criterion: str) -> list[float]:
+        """What a criterion says of each checkpoint."""
+        names = {"validation": "val", "nac-me": "coverage", "oracle": "oracle"}
+        if criterion not in names:
+            raise NACError(f"unknown criterion {criterion!r}; expected one of {list(names)}.")
+        found = [getattr(each, names[criterion]) for each in self.checkpoints]
+        if any(value is None for value in found):
+            raise NACError("the oracle needs data of the target domains: pass `test`.")
+        return found
+
+    def order(self, criterion: str = "nac-me") -> list[RankedCheckpoint]:
+        """The checkpoints, best first; equal ones in the order of training."""
+        scores = np.asarray(self.scores(criterion))
+        return [self.checkpoints[i] for i in np.argsort(-scores, kind="stable")]
+
+    def chosen(self, criterion: str = "nac-me") -> RankedCheckpoint:
+        """The best checkpoint; of equal ones the earliest."""
+        return self.order(criterion)[0]
+
+    def rc(self, criterion: str) -> Optional[float]:
+        """Rank correlation of a criterion with test accuracy; None where it is undefined.
+
+        See `rank_correlation`: equal values share the mean of their ranks.
+        """
+        return rank_correlation(self.scores(criterion), self._tested())
+
+    def accuracy(self, criterion: str) -> float:
+        """Test accuracy of the checkpoint that a criterion chooses."""
+        self._tested()
+        return float(self.chosen(criterion).test or 0.0)
+
+    def _tested(self) -> list[float]:
+        found = [each.test for each in self.checkpoints]
+        if any(value is None for value in found):
+            raise NACError("there was no data of target domains: pass `test` to measure this.")
+        return [float(value) for value in found if value is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ranking as JSON values."""
+        document = asdict(self)
+        document["config"] = self.config.to_dict()
+        for entry, candidate in zip(document["candidates"], self.candidates):
+            entry["config"] = candidate.config.to_dict()
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Ranking:
+        """Read what `to_dict` gave."""
+        found = dict(document)
+        found["checkpoints"] = tuple(RankedCheckpoint(**c) for c in found["checkpoints"])
+        found["candidates"] = tuple(
+            Candidate(IntegralConfig.from_dict(c["config"]), tuple(c["coverage"]), c["rc_val"])
+            for c in found["candidates"]
+        )
+        found["config"] = IntegralConfig.from_dict(found["config"])
+        found["volume"] = tuple(VolumePoint(**point) for point in found["volume"])
+        found["notes"] = tuple(found["notes"])
+        return cls(**found)
+
+    def save(self, folder: Union[str, Path]) -> None:
+        """Write `ranking.json` into a folder, atomically."""
+        document = {"format": _FORMAT, **self.to_dict()}
+        files.write_text(Path(folder) / DOCUMENT, json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Union[str, Path]) -> Ranking:
+        """Read what `save` wrote."""
+        path = Path(folder) / DOCUMENT
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.pop("format") > _FORMAT:
+                raise FileError(f"{path} was written by a newer nac_openood. Upgrade it.")
+            return cls.from_dict(document)
+        except FileNotFoundError:
+            raise FileError(f"there is no {path}: expected the folder of a ranking.") from None
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise FileError(f"{path} is damaged ({error!r}). Rank again.") from error
+
+
+def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, list[str]]:
+    """The candidate whose G agrees best with validation accuracy, and notes about the choice.
+
+    Raises:
+        NACError: if the correlation is undefined for all of several candidates.
+    """
+    defined = [c for c in candidates if c.rc_val is not None]
+    if defined:
+        return max(defined, key=lambda c: c.rc_val or 0.0), []
+    if len(candidates) > 1:
+        raise NACError(
+            "the settings of NAC-ME cannot be chosen: the validation accuracies of all checkpoints "
+            "are equal, or their coverage is with every setting. Rank checkpoints that differ, or "
+            "pass one `IntegralConfig` as `space`."
+        )
+    return candidates[0], ["RC with validation accuracy is undefined: all values are equal."]

@@ -1,0 +1,181 @@
+"""Domains as image folders, in DomainBed's layout: `root/domain/class/image`.
+
+PACS, VLCS, OfficeHome and TerraIncognita are laid out like this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Iterable, Optional, Sequence, Union
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from nac_openood.errors import NACError
+from nac_openood.sources.images import FileImages, Transform, folder_images
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class DomainFolder(Dataset[tuple[Any, int]]):
+    """The images of one domain, as pairs `(image, label)`, sorted by class and path.
+
+    Args:
+        path: folder of the domain, with a subfolder for each class.
+        classes: names of the classes in the order of their labels; None takes the subfolders that
+            hold images. Pass `domain_classes(...)` so that labels agree between domains.
+        transform: turns an RGB image into a tensor; None takes `domainbed_transform()`.
+
+    Attributes:
+        classes: names of the classes, in the order of their labels.
+        labels: int64 `[images]`.
+        names: paths relative to the folder.
+        origin: where the images come from, for errors.
+
+    Raises:
+        NACError: if the folder is missing or empty, or its classes are not `classes`.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, Path],
+        classes: Optional[Sequence[str]] = None,
+        transform: Optional[Transform] = None,
+    ) -> None:
+        self.path = Path(path)
+        found = _names_by_class(self.path)
+        self.classes = tuple(found if classes is None else classes)
+        _check_classes(self.path, found, self.classes)
+        names = [name for one in self.classes for name in found[one]]
+        labels = np.repeat(np.arange(len(self.classes)), [len(found[c]) for c in self.classes])
+        transform = transform or domainbed_transform()
+        self._images = FileImages(names, labels, self.path, transform, f"the folder {self.path}")
+        self.labels, self.names, self.origin = self._images.labels, names, self._images.origin
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self._images.transform(self.picture(index)), int(self.labels[index])
+
+    def picture(self, index: int) -> Image.Image:
+        """The image, in RGB."""
+        return self._images.picture(index)
+
+    def identity(self) -> str:
+        """A text that changes with the files, their labels and the transform."""
+        return self._images.identity()
+
+
+def domain_folders(root: Union[str, Path]) -> dict[str, Path]:
+    """The folder of each domain, sorted by name.
+
+    Args:
+        root: e.g. `PACS`, with one subfolder per domain.
+    """
+    if not Path(root).is_dir():
+        raise NACError(f"there is no folder {root}: expected one with a subfolder per domain.")
+    folders = {p.name: p for p in sorted(Path(root).iterdir()) if p.is_dir() and _is_shown(p.name)}
+    if not folders:
+        raise NACError(
+            f"{root} has no subfolders: expected one per domain, as in {root}/sketch/dog/1.jpg."
+        )
+    return folders
+
+
+def domain_classes(folders: Iterable[Union[str, Path]]) -> tuple[str, ...]:
+    """The names of all classes that occur in any of the domains, sorted."""
+    return tuple(sorted({name for folder in folders for name in _names_by_class(Path(folder))}))
+
+
+def domainbed_transform(size: int = 224) -> Transform:
+    """DomainBed's test transform: resize to `size` x `size`, normalize as for ImageNet."""
+    from torchvision import transforms
+
+    composed: Transform = transforms.Compose(
+        [
+            transforms.Resize((size, size)),
+            transforms.ToTensor(),
+            transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
+        ]
+    )
+    return composed
+
+
+def split_indices(n: int, seed: int, fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+    """Split `n` samples at random into training rows and held-out rows, as DomainBed does.
+
+    Args:
+        n: number of samples.
+        seed: e.g. from `split_seed`.
+        fraction: share of the samples that is held out, rounded down.
+
+    Returns:
+        The training rows and the held-out rows, int64, in random order.
+    """
+    held = int(n * fraction)
+    if not 0 < held < n:
+        raise NACError(
+            f"holding out a fraction of {fraction} of {n} samples leaves {n - held} for training "
+            f"and {held} held out: expected at least one of each. Change `fraction`, or add images."
+        )
+    rows = np.arange(n)
+    np.random.RandomState(seed).shuffle(rows)
+    return rows[held:], rows[:held]
+
+
+def split_seed(trial: int, domain_index: int) -> int:
+    """DomainBed's seed of a split.
+
+    Args:
+        trial: number of the trial, from 0.
+        domain_index: number of the domain in sorted order, from 0, the target domain included.
+    """
+    text = str((int(trial), int(domain_index))).encode()
+    return int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % 2**31
+
+
+def _names_by_class(path: Path) -> dict[str, list[str]]:
+    """The sorted names of a domain's images by class; the classes are sorted, too."""
+    found: dict[str, list[str]] = {}
+    for name in folder_images(path, _no_transform).names:
+        folder, slash, _ = name.partition("/")
+        if slash and _is_shown(folder):
+            found.setdefault(folder, []).append(name)
+    if not found:
+        raise NACError(
+            f"the images of {path} are in no class folder: expected one subfolder per class, as in "
+            f"{path}/dog/1.jpg."
+        )
+    return dict(sorted(found.items()))
+
+
+def _check_classes(path: Path, found: Iterable[str], expected: Sequence[str]) -> None:
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    if missing:
+        raise NACError(
+            f"the domain {path} has no images of class {', '.join(missing)}, which another domain "
+            "has. Every domain needs images of every class: add them, or leave out the class or "
+            "the domain."
+        )
+    if unknown:
+        raise NACError(
+            f"the domain {path} has images of class {', '.join(unknown)}, expected only "
+            f"{', '.join(expected)}. Remove the folder, or add the class to `classes`."
+        )
+    if len(expected) < 2:
+        raise NACError(
+            f"the domain {path} has images of one class only, {expected[0]}: expected at least "
+            "two class folders."
+        )
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".")
+
+
+def _no_transform(image: Image.Image) -> Any:
+    return image

@@ -1,0 +1,146 @@
+"""NAC entropy: how spread out the outputs of a layer's neurons are, as a loss with a gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from nac_openood.core.layer_config import finite_number, whole_number
+from nac_openood.core.layouts import pooling_for
+from nac_openood.errors import NACError
+from nac_openood.network.architectures import find_layer
+from nac_openood.network.hooks import attach
+from nac_openood.training.soft_bins import BinnedNeurons, histogram, soft_probability
+
+#: Forms of the entropy of one neuron, given the probability of its output.
+FORMS = ("paper", "surprisal")
+
+
+class NACEntropy:
+    """The paper's NAC entropy of one layer, for a training loop of your own.
+
+    It watches the layer while the network trains, and keeps the outputs of the last `window`
+    samples. Their histograms, one per neuron, are the running estimate of the distributions `p_i`.
+    Calling it gives the entropy of the last batch, with a gradient::
+
+        with NACEntropy(net, "avgpool") as entropy:
+            for x, y in loader:
+                loss = cross_entropy(net(x), y) - lam * entropy()
+
+    Passes without gradients (`torch.no_grad()`), such as those of a validation, are ignored.
+
+    Args:
+        net: the network that is trained.
+        layer: name or module path of the layer, as in `NACDetector`; positions are summed.
+        n_bins: number of bins of a histogram, over the range of the samples in the window.
+        window: number of the most recent samples that the histograms are made of.
+        temperature: width of the smoothing in bins; see `nac_openood.training.soft_bins`.
+        form: "paper" is the sum over neurons of `-p log p`, as printed in the paper. "surprisal" is
+            the sum over neurons of `-log p`, whose mean over samples is the entropy of their
+            distributions.
+        layout: how the layer's output is laid out, as in `LayerConfig`.
+
+    Raises:
+        NACError: if there is no such layer, or a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        layer: str,
+        *,
+        n_bins: int = 50,
+        window: int = 1024,
+        temperature: float = 0.5,
+        form: str = "paper",
+        layout: Optional[str] = None,
+    ) -> None:
+        self.n_bins = whole_number("n_bins", n_bins, 2)
+        self.window = whole_number("window", window, 2)
+        self.temperature = finite_number("temperature", temperature)
+        if not self.temperature:
+            raise NACError("temperature must be positive: at 0 there is no gradient.")
+        if form not in FORMS:
+            raise NACError(f"`form` must be one of {', '.join(FORMS)}; got {form!r}.")
+        self.net, self.layer, self.form = net, layer, form
+        found = find_layer(net, layer)
+        self._layout = layout or found.layout
+        self._seen: Optional[Tensor] = (
+            None  # the last outputs [up to window, neurons], oldest first
+        )
+        self._last: Optional[Tensor] = None
+        self._handle = attach(net.get_submodule(found.path), on_output=self._observe)
+
+    def __call__(self) -> Tensor:
+        """The entropy of the last training batch: a sum over neurons, a mean over samples.
+
+        Raises:
+            NACError: if no batch went through the network since the last call, or an output is not
+                finite.
+        """
+        z, self._last = self._last, None
+        if z is None:
+            raise NACError(
+                f"no batch has gone through layer '{self.layer}' with gradients since the last "
+                "call: run the network on a batch first, outside torch.no_grad(), and call this "
+                "once per batch."
+            )
+        self._remember(z.detach())
+        return entropy(z, self.histogram(), self.temperature, self.form)
+
+    def histogram(self) -> BinnedNeurons:
+        """The running histograms of the samples in the window."""
+        if self._seen is None:
+            raise NACError("there are no histograms yet: train on a batch first.")
+        return histogram(self._seen, self.n_bins)
+
+    def close(self) -> None:
+        """Stop watching the layer."""
+        self._handle.remove()
+        self._last = None
+
+    def __enter__(self) -> NACEntropy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _observe(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            raise NACError(
+                f"layer '{self.layer}' returns {type(output).__name__}, expected one tensor. "
+                "Choose a module inside or after it."
+            )
+        if output.requires_grad:
+            # pooling copies: an operation in place after the layer cannot change what was read
+            self._last = pooling_for(self._layout, output.shape, self.layer)(output)
+
+    def _remember(self, z: Tensor) -> None:
+        if not bool(z.isfinite().all()):
+            raise NACError(
+                f"layer '{self.layer}' gives outputs that are not finite, so training has diverged "
+                "or the input holds NaN. Lower the learning rate or `lam`, and check the data."
+            )
+        old = z[:0] if self._seen is None else self._seen
+        self._seen = torch.cat([old, z])[-self.window :]
+
+
+def entropy(z: Tensor, bins: BinnedNeurons, temperature: float, form: str = "paper") -> Tensor:
+    """NAC entropy of a batch under given histograms.
+
+    Args:
+        z: outputs `[batch, neurons]`.
+        bins: the histograms, which are constants here.
+        temperature: width of the smoothing in bins.
+        form: as in `NACEntropy`.
+
+    Returns:
+        The sum over neurons and mean over samples, a scalar with a gradient with respect to `z`.
+    """
+    p = soft_probability(z, bins, temperature)
+    # far outside the range of the histograms p may vanish, and its logarithm must not be infinite
+    log = p.clamp_min(torch.finfo(p.dtype).tiny).log()
+    by_neuron = -p * log if form == "paper" else -log
+    return by_neuron.sum(dim=1).mean()

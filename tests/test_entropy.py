@@ -1,0 +1,271 @@
+"""NAC entropy: soft bins against the histogram, gradients, and the hook in a loop of one's own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import nac_openood.training
+from nac_openood.errors import NACError
+from nac_openood.training import NACEntropy
+from nac_openood.training.entropy import FORMS, entropy
+from nac_openood.training.soft_bins import hard_probability, histogram, soft_probability
+
+
+@pytest.fixture
+def samples():
+    return torch.randn(400, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.hidden, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.head(self.relu(self.hidden(x)))
+
+
+@pytest.fixture
+def net():
+    return TwoLayers()
+
+
+def inputs(n=20, seed=1):
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_histogram_is_numpys(samples):
+    bins = histogram(samples, 10)
+    for neuron in range(6):
+        counts, edges = np.histogram(samples[:, neuron].numpy(), bins=10)
+        assert (bins.probabilities[neuron] * 400).tolist() == pytest.approx(counts.tolist())
+        assert bins.edges[neuron].tolist() == pytest.approx(edges[1:-1].tolist())
+
+
+def test_values_by_hand():
+    # two bins, [0, 2) and [2, 4]; three of four samples are in the first
+    bins = histogram(torch.tensor([[0.0], [0.0], [1.0], [4.0]]), 2)
+    assert bins.edges.tolist() == [[2.0]]
+    assert bins.probabilities.tolist() == [[0.75, 0.25]]
+    z = torch.tensor([[-9.0], [1.0], [2.0], [9.0]])
+    assert hard_probability(z, bins).flatten().tolist() == [0.75, 0.75, 0.25, 0.25]
+    # at the edge the sigmoid is 1/2, whatever the temperature
+    assert soft_probability(z[2:3], bins, 0.3).item() == pytest.approx(0.5)
+    # one bin width above the edge, at temperature 1: 0.75 - sigmoid(1) / 2
+    above = soft_probability(torch.tensor([[4.0]]), bins, 1.0).item()
+    assert above == pytest.approx(0.75 - 0.5 / (1 + math.exp(-1)))
+    paper = entropy(torch.tensor([[2.0]]), bins, 1.0, "paper")
+    assert paper.item() == pytest.approx(-0.5 * math.log(0.5))
+    assert entropy(torch.tensor([[2.0]]), bins, 1.0, "surprisal").item() == pytest.approx(
+        math.log(2)
+    )
+
+
+def literal(z, bins, temperature, form):
+    """The formulas with loops: weights of all bins, which sum to 1, times their probabilities."""
+    total = 0.0
+    for row in z.tolist():
+        for i, value in enumerate(row):
+            scale = temperature * bins.width[i].item()
+            steps = [1 / (1 + math.exp(-(value - e) / scale)) for e in bins.edges[i].tolist()]
+            edges = [1.0, *steps, 0.0]
+            weights = [a - b for a, b in zip(edges, edges[1:])]
+            assert sum(weights) == pytest.approx(1)
+            p = sum(w * q for w, q in zip(weights, bins.probabilities[i].tolist()))
+            total += -p * math.log(p) if form == "paper" else -math.log(p)
+    return total / len(z)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_entropy_is_the_formula(samples, form):
+    bins = histogram(samples, 7)
+    found = entropy(samples[:30], bins, 0.4, form).item()
+    assert found == pytest.approx(literal(samples[:30], bins, 0.4, form), rel=1e-12)
+
+
+def bound(z, bins, temperature):
+    """What `soft_bins` says that the smoothing changes at most."""
+    distance = (z[:, :, None] - bins.edges).abs() / (temperature * bins.width[:, None])
+    return (torch.sigmoid(-distance) * bins.probabilities.diff(dim=1).abs()).sum(-1)
+
+
+def test_soft_bins_become_the_histogram_as_the_temperature_falls(samples):
+    bins = histogram(samples, 20)
+    hard = hard_probability(samples, bins)
+    means = []
+    for temperature in (1.0, 0.5, 0.1, 0.01, 1e-4):
+        soft = soft_probability(samples, bins, temperature)
+        assert ((soft - hard).abs() <= bound(samples, bins, temperature) + 1e-12).all()
+        assert (soft >= bins.probabilities.amin(1) - 1e-12).all()
+        assert (soft <= bins.probabilities.amax(1) + 1e-12).all()
+        means.append((soft - hard).abs().mean().item())
+    assert means == sorted(means, reverse=True)
+    # measured: probabilities are 0.08 in the mean here, and 0.5 is the default temperature
+    assert hard.mean() == pytest.approx(0.08, abs=0.01)
+    assert means[1] < 0.012
+    assert means[3] < 3e-4
+    assert means[4] < 1e-5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gradient_is_right(samples, form):
+    bins = histogram(samples, 9)
+    z = samples[:5].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: entropy(x, bins, 0.5, form), z)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_constant_neuron_adds_nothing_and_has_no_gradient(samples, form):
+    bins = histogram(samples, 9)
+    constant = torch.full((400, 1), 1e-3, dtype=torch.float64)
+    more = histogram(torch.cat([samples, constant], 1), 9)
+    z = torch.cat([samples, constant], 1).requires_grad_()
+    value = entropy(z, more, 0.5, form)
+    assert value.item() == pytest.approx(entropy(samples, bins, 0.5, form).item())
+    value.backward()
+    assert (z.grad[:, -1] == 0).all()
+    assert z.grad.isfinite().all()
+    assert hard_probability(z, more)[:, -1].tolist() == [1.0] * 400
+
+
+@pytest.mark.parametrize("far", [1e4, -1e30])
+def test_far_outside_the_range_the_entropy_is_finite(samples, far):
+    bins = histogram(samples.float(), 9)
+    z = torch.full((2, 6), far, requires_grad=True)
+    value = entropy(z, bins, 1e-3, "surprisal")
+    value.backward()
+    assert value.isfinite()
+    assert z.grad.isfinite().all()
+
+
+def test_a_loop_of_ones_own(net):
+    x, y = inputs(), torch.arange(20) % 3
+    with NACEntropy(net, "hidden", n_bins=8, window=30) as measure:
+        net(inputs(20, 2))
+        measure()
+        loss = F.cross_entropy(net(x), y) - 0.1 * measure()
+    loss.backward()
+    assert net.hidden.weight.grad.abs().sum() > 0
+    # by hand: the outputs of the last 30 samples, before the ReLU that works in place
+    with torch.no_grad():
+        seen = torch.cat([net.hidden(inputs(20, 2)), net.hidden(x)])[-30:]
+        h = entropy(net.hidden(x), histogram(seen, 8), 0.5)
+        assert loss.item() == pytest.approx((F.cross_entropy(net(x), y) - 0.1 * h).item())
+
+
+def test_passes_without_gradients_are_ignored(net):
+    measure = NACEntropy(net, "hidden")
+    net(inputs())
+    expected = measure().item()
+    again = NACEntropy(net, "hidden")
+    net(inputs())
+    with torch.no_grad():
+        net(inputs(7, seed=5))
+    assert again().item() == expected
+
+
+def test_no_hook_is_left_behind(net):
+    with pytest.raises(ZeroDivisionError), NACEntropy(net, "hidden"):
+        1 / 0  # noqa: B018
+    assert not net.hidden._forward_hooks
+    with pytest.raises(NACError):
+        NACEntropy(net, "hidden", n_bins=1)
+    assert not net.hidden._forward_hooks
+
+
+def test_maps_are_summed_and_layers_have_their_usual_names():
+    from nac_openood.sources.networks import build
+
+    net = build("resnet_embedded", 4).train()
+    measure = NACEntropy(net, "layer3", window=8)
+    net(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    value = measure()
+    assert value.item() > 0
+    assert measure.histogram().probabilities.shape == (64, 50)
+
+
+def shannon(z):
+    q = histogram(z, 20).probabilities
+    return -(q * q.clamp_min(1e-9).log()).sum().item()
+
+
+def moved(form, sign):
+    """Outputs after gradient steps that raise (1) or lower (-1) their entropy."""
+    z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    optimizer = torch.optim.SGD([z], lr=10)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-sign * entropy(z, histogram(z, 20), 0.5, form)).backward()
+        optimizer.step()
+    return z.detach()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient_steps_move_the_entropy(form):
+    up, down = moved(form, 1), moved(form, -1)
+    values = [entropy(z, histogram(z, 20), 0.5, form).item() for z in (up, down)]
+    assert values[0] > values[1] * 1.3
+    # docs/nac_entropy.md says so: the printed formula grows as outputs gather in few bins, because
+    # -p log p grows with p up to 1/e; the surprisal grows as they spread
+    spread = {"paper": (down, up), "surprisal": (up, down)}[form]
+    assert shannon(spread[0]) > shannon(spread[1]) + 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"layer": "nowhere"}, "has no layer 'nowhere'"),
+        ({"n_bins": 1}, "n_bins must be at least 2"),
+        ({"n_bins": 2.5}, "n_bins must be a whole number"),
+        ({"window": 0}, "window must be at least 2"),
+        ({"temperature": 0}, "temperature must be positive"),
+        ({"temperature": -1}, "temperature must be finite and not negative"),
+        ({"form": "gibbs"}, "`form` must be one of paper, surprisal"),
+    ],
+)
+def test_bad_settings_are_refused(net, options, told):
+    with pytest.raises(NACError, match=told):
+        NACEntropy(net, **{"layer": "hidden", **options})
+
+
+def test_it_is_called_once_per_batch(net):
+    measure = NACEntropy(net, "hidden")
+    with pytest.raises(NACError, match="there are no histograms yet"):
+        measure.histogram()
+    with pytest.raises(NACError, match="no batch has gone through layer 'hidden'"):
+        measure()
+    net(inputs())
+    measure()
+    with pytest.raises(NACError, match="call this once per batch"):
+        measure()
+
+
+def test_outputs_that_are_not_finite_are_refused(net):
+    measure = NACEntropy(net, "hidden")
+    x = inputs()
+    x[3] = math.nan
+    net(x)
+    with pytest.raises(NACError, match="outputs that are not finite"):
+        measure()
+    net(inputs())  # and what was seen before is not spoilt
+    assert measure().isfinite()
+
+
+def test_a_layer_that_returns_no_tensor_is_refused():
+    net = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
+    NACEntropy(net, "0")
+    with pytest.raises(NACError, match="returns tuple, expected one tensor"):
+        net(torch.zeros(2, 5, 4))
+
+
+def test_names_are_found_in_the_package():
+    assert set(nac_openood.training.__all__) <= set(dir(nac_openood.training))
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        nac_openood.training.Nothing  # noqa: B018
