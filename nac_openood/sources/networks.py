@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import PUBLISHED
+from nac_openood.sources.domainbed import allowed_content, plain_state
 from nac_openood.sources.images import Transform
 from nac_openood.sources.imglist import Benchmark
 from nac_openood.sources.small_networks import CifarResNet18, SmallResNet, small_vit
@@ -137,13 +138,14 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     """Load a checkpoint into `net`, in evaluation mode; code in the file is not run.
 
     The file holds a state dict, alone or under `state_dict`, with or without the prefix `module.`
-    that `DataParallel` adds.
+    that `DataParallel` adds; or a checkpoint of DomainBed with a linear classifier.
 
     Raises:
         NACError: the file is missing or damaged, or does not fit; the message names the keys.
     """
     state = {_bare(key): value for key, value in _read_state(Path(path)).items()}
     wanted = net.state_dict()
+    state = dict(plain_state(state, wanted))
     missing = [key for key in wanted if key not in state]
     unexpected = [key for key in state if key not in wanted]
     shapes = [
@@ -156,7 +158,7 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     if found:
         raise NACError(
             f"{path} does not fit {type(net).__name__}: {'; '.join(found)}. Expected weights of "
-            "this architecture with this number of classes: check `arch` and `id_data`."
+            "this architecture with this number of classes: check `arch` and the data."
         )
     net.load_state_dict(state)
     return net.eval()
@@ -166,15 +168,17 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
         raise NACError(f"there is no checkpoint {path}.")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with allowed_content():
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise NACError(
             f"{path} holds more than tensors and is not loaded, because it could run code. Save "
-            f"net.state_dict() instead ({str(error).splitlines()[0]})."
+            "net.state_dict() instead; of a DomainBed checkpoint that you trust, its 'model_dict' "
+            f"alone ({str(error).splitlines()[0]})."
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
-    for key in ("state_dict", "model_state_dict", "model", "net"):
+    for key in ("state_dict", "model_state_dict", "model_dict", "model", "net"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
             break

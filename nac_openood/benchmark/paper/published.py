@@ -1,7 +1,8 @@
-"""The numbers that the NAC paper prints on OOD detection, read from `tables/*.yml`.
+"""The numbers that the NAC paper prints, read from `tables/*.yml`.
 
 They are percent unless the metric has a unit (`..._seconds`). Tables are numbered as LaTeX
-numbers them. Those on OOD generalization (8, 9, 13, 18, 23 to 26) are not here.
+numbers them. `published` is about OOD detection; for the tables on OOD generalization (8, 9, 13,
+18, 23 to 26) see `generalization.py`.
 """
 
 from __future__ import annotations

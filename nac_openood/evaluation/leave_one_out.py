@@ -1,0 +1,222 @@
+"""Rank the checkpoints of many runs, each without its target domain, and sum them up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+from torch import nn
+
+from nac_openood import files
+from nac_openood.errors import FileError, NACError
+from nac_openood.evaluation.correlation import standard_error
+from nac_openood.evaluation.passes import AUTO
+from nac_openood.evaluation.rank import rank_checkpoints
+from nac_openood.evaluation.ranking import Ranking
+from nac_openood.evaluation.runs import Run, split_domains
+from nac_openood.evaluation.space import Space
+
+DOCUMENT = "results.json"
+AVERAGE = "average"
+_FORMAT = 1
+
+
+class Summary(NamedTuple):
+    """Mean over trials times 100, as the paper prints it, and its standard error.
+
+    `mean` is None where nothing is defined, `error` where there are fewer than two trials; `runs`
+    is how many runs have a value.
+    """
+
+    mean: Optional[float]
+    error: Optional[float]
+    runs: int
+
+
+@dataclass(frozen=True)
+class RankedRun:
+    """The ranking of one run; `target` is empty and `trial` None where no domain is left out."""
+
+    target: str
+    trial: Optional[int]
+    ranking: Ranking
+
+    @property
+    def name(self) -> str:
+        """How to call it in tables and plots."""
+        if self.trial is None:
+            return self.target or "run"
+        return f"{self.target}, trial {self.trial}"
+
+
+@dataclass(frozen=True)
+class RankedRuns:
+    """All runs, and what to note about them.
+
+    Args:
+        runs: by target domain and trial.
+        dataset: name of the dataset, e.g. "pacs".
+        arch: name of the network.
+        command: the command that repeats it.
+        created: ISO date and time.
+        versions: versions of the libraries.
+        paper: measured beside published numbers, as dicts; empty if not asked for.
+        notes: what a reader should know.
+    """
+
+    runs: tuple[RankedRun, ...]
+    dataset: str = ""
+    arch: str = ""
+    command: str = ""
+    created: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    paper: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> list[str]:
+        """The target domains, in order."""
+        return list(dict.fromkeys(run.target for run in self.runs))
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there was data of target domains."""
+        return all(run.ranking.has_test for run in self.runs)
+
+    def rc(self, criterion: str, target: str = AVERAGE) -> Summary:
+        """RC of a criterion with test accuracy."""
+        return self._summary(target, lambda ranking: ranking.rc(criterion))
+
+    def accuracy(self, criterion: str, target: str = AVERAGE) -> Summary:
+        """Test accuracy of the checkpoints that a criterion chooses."""
+        return self._summary(target, lambda ranking: ranking.accuracy(criterion))
+
+    def measured(self) -> dict[str, dict[str, dict[str, tuple[Optional[float], Optional[float]]]]]:
+        """(mean, standard error) by target domain and average, criterion and metric."""
+        found: dict[str, Any] = {}
+        for target in (*self.targets, AVERAGE):
+            for criterion in ("validation", "nac-me", "oracle"):
+                numbers = {"ACC": self.accuracy(criterion, target)[:2]}
+                if criterion != "oracle":
+                    numbers = {"RC": self.rc(criterion, target)[:2], **numbers}
+                found.setdefault(target, {})[criterion] = numbers
+        return found
+
+    def _summary(self, target: str, value: Callable[[Ranking], Optional[float]]) -> Summary:
+        if target != AVERAGE:
+            rows = [value(run.ranking) for run in self.runs if run.target == target]
+            known = [100 * row for row in rows if row is not None]
+            mean = float(np.mean(known)) if known else None
+            return Summary(mean, standard_error(known), len(known))
+        # the mean over domains of means over trials, as in the paper
+        parts = [self._summary(name, value) for name in self.targets]
+        means = [part.mean for part in parts if part.mean is not None]
+        whole = len(means) == len(parts) and means
+        average = float(np.mean(means)) if whole else None
+        return Summary(average, None, sum(part.runs for part in parts))
+
+    def save(self, folder: Union[str, Path]) -> Path:
+        """Write `results.json` into a folder, atomically."""
+        document = {
+            "format": _FORMAT,
+            **{k: v for k, v in vars(self).items() if k != "runs"},
+            "runs": [
+                {"target": run.target, "trial": run.trial, "ranking": run.ranking.to_dict()}
+                for run in self.runs
+            ],
+        }
+        path = Path(folder) / DOCUMENT
+        files.write_text(path, json.dumps(document, indent=1) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, folder: Union[str, Path]) -> RankedRuns:
+        """Read what `save` wrote."""
+        path = Path(folder) / DOCUMENT
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.pop("format") > _FORMAT:
+                raise FileError(f"{path} was written by a newer nac_openood. Upgrade it.")
+            runs = [
+                RankedRun(run["target"], run["trial"], Ranking.from_dict(run["ranking"]))
+                for run in document.pop("runs")
+            ]
+            for name in ("paper", "notes"):
+                document[name] = tuple(document[name])
+            return cls(tuple(runs), **document)
+        except FileNotFoundError:
+            raise FileError(f"there is no {path}: expected the folder of a ranking.") from None
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise FileError(f"{path} is damaged ({error!r}). Rank again.") from error
+
+
+def rank_runs(
+    runs: Sequence[Run],
+    domains: Mapping[str, Any],
+    load: Callable[[str], nn.Module],
+    *,
+    out: Union[str, Path],
+    layer: str = AUTO,
+    space: Space = "all",
+    batch_size: int = 100,
+    workers: int = 0,
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> RankedRuns:
+    """Rank the checkpoints of every run, with splits seeded by its trial.
+
+    The settings are chosen for each run by itself, from its source domains only. Repeat the call
+    after an interruption to continue.
+
+    Example:
+        >>> folders = domain_folders("PACS")
+        >>> classes = domain_classes(folders.values())
+        >>> domains = {n: DomainFolder(p, classes, domainbed_transform(64))
+        ...            for n, p in folders.items()}
+        >>> runs = find_runs("study/erm", list(domains))  # study/erm/sketch/trial_0/step_300.pt
+        >>> ranked = rank_runs(runs, domains, load, out="ranking", space="pacs")
+        >>> ranked.rc("nac-me"), ranked.accuracy("nac-me", "sketch")
+
+    Args:
+        runs: from `find_runs`.
+        domains: datasets of all domains by name, in sorted order.
+        load: makes a network, on its device, from the path of a checkpoint.
+        out: folder of the readings and rankings, `out/<target>/trial_<number>`.
+        layer: as in `coverage_integral`.
+        space: as in `rank_checkpoints`.
+        batch_size: samples per batch.
+        workers: number of processes that load samples.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: is told what is going on.
+    """
+    if not runs:
+        raise NACError("expected at least one run, got none.")
+    for run in runs:  # before the long part
+        split_domains(domains, run.target, run.trial)
+    ranked = []
+    for number, run in enumerate(runs, start=1):
+        say(f"run {number} of {len(runs)}: {run.name}")
+        ranking = rank_checkpoints(
+            {each.name: each.path for each in run.checkpoints},
+            **split_domains(domains, run.target, run.trial),
+            load=load, layer=layer, space=space, out=Path(out) / run.name,
+            batch_size=batch_size, workers=workers, progress=progress, say=say,
+        )  # fmt: skip
+        ranked.append(RankedRun(run.target, run.trial, ranking))
+    return with_notes(RankedRuns(tuple(ranked)))
+
+
+def with_notes(ranked: RankedRuns) -> RankedRuns:
+    """The same, with a note for every number that is undefined."""
+    notes = [f"{run.name}: {note}" for run in ranked.runs for note in run.ranking.notes]
+    for run in ranked.runs if ranked.has_test else ():
+        for criterion in ("validation", "nac-me"):
+            if run.ranking.rc(criterion) is None:
+                notes.append(
+                    f"{run.name}: the RC of {criterion} is undefined, because all scores or all "
+                    "test accuracies are equal. It is left out of means."
+                )
+    return replace(ranked, notes=(*ranked.notes, *notes))

@@ -1,0 +1,117 @@
+"""The paper's tables on OOD generalization: with themselves, each other, its text and the search."""
+
+from statistics import fmean
+
+import pytest
+
+from nac_openood import NACError
+from nac_openood.benchmark.paper.generalization import (
+    GENERALIZATION_TABLES,
+    against_choice,
+    published_choice,
+)
+from nac_openood.benchmark.paper.published import table
+from nac_openood.evaluation.space import SPACES
+
+ARCHITECTURES = ("resnet18", "resnet50", "vit_t_16", "vit_b_16")
+CRITERIA = ("oracle", "validation", "nac-me")
+
+
+def off(wrong, where, expected, printed):
+    if printed is not None and abs(expected - printed.mean) > 0.011:
+        wrong[where] = (round(expected, 2), printed.mean)
+
+
+@pytest.mark.parametrize("name", GENERALIZATION_TABLES.values())
+def test_averages_over_domains(name):
+    wrong, seen = {}, 0
+    for architecture in ARCHITECTURES:
+        for criterion in CRITERIA:
+            for metric in ("RC", "ACC"):
+                cells = {
+                    at["domain"]: value
+                    for at, value in table(name).cells()
+                    if (at["architecture"], at["criterion"], at["metric"])
+                    == (architecture, criterion, metric)
+                }
+                average = cells.pop("average")
+                assert len(cells) == 4
+                if criterion == "oracle" and metric == "RC":
+                    assert average is None and not any(cells.values())
+                    continue
+                mean = fmean(value.mean for value in cells.values())
+                off(wrong, (architecture, criterion, metric), mean, average)
+                seen += 1
+    assert seen == 20
+    assert wrong == WRONG.get(name, {})
+
+
+#: Printed averages that are not the mean of what is printed beside them: (mean, printed).
+WRONG = {}
+
+
+def test_table_8_agrees_with_itself():
+    eight, wrong = table("Table 8"), {}
+    for architecture in ARCHITECTURES:
+        for criterion in (*CRITERIA, "delta"):
+            for metric in ("RC", "ACC"):
+                at = {"architecture": architecture, "criterion": criterion, "metric": metric}
+                values = [eight.value(**at, benchmark=name) for name in GENERALIZATION_TABLES]
+                if values[0] is not None and criterion != "delta":
+                    mean = fmean(value.mean for value in values)
+                    off(wrong, (architecture, criterion, metric), mean,
+                        eight.value(**at, benchmark="average"))  # fmt: skip
+    assert wrong == WRONG.get("Table 8", {})
+
+
+@pytest.mark.parametrize("name", ["Table 8", "Table 9"])
+def test_deltas_are_differences(name):
+    each, seen = table(name), 0
+    for at, value in each.cells():
+        if at["criterion"] == "delta":
+            ours, theirs = (
+                each.value(**{**at, "criterion": criterion}).mean
+                for criterion in ("nac-me", "validation")
+            )
+            assert value.mean == pytest.approx(ours - theirs, abs=1e-9), at
+            seen += 1
+    assert seen == (40 if name == "Table 8" else 4)
+
+
+def test_the_search_space_is_the_papers():
+    for at in table("Table 13").rows:
+        lists = {}
+        for cell in table("Table 13").cells():
+            if cell.at["benchmark"] == at[0] and cell.value is not None:
+                lists.setdefault(cell.at["parameter"], []).append(cell.value.mean)
+        assert {k: list(v) for k, v in SPACES[at[0]].items()} == lists
+    assert set(SPACES) == {row[0] for row in table("Table 13").rows} | {"all"}
+
+
+def test_table_18_interchanges_photo_and_sketch():
+    def right(domain):
+        return published_choice("pacs", "resnet18")[domain]["validation"]["ACC"].mean
+
+    for printed, meant in (("photo", "sketch"), ("sketch", "photo"), ("cartoon", "cartoon")):
+        assert table("Table 18").value(algorithm="erm", domain=printed).mean == right(meant)
+
+
+def test_what_the_text_says():
+    rc = table("Table 8").value(
+        benchmark="terraincognita", architecture="vit_b_16", criterion="delta", metric="RC"
+    )
+    assert rc.mean == 19.30
+    vlcs = published_choice("vlcs", "resnet18")["average"]["nac-me"]["RC"].mean
+    assert vlcs == 50.29  # the text says 52.29
+
+
+def test_numbers_side_by_side():
+    measured = {"Sketch": {"nac-me": {"RC": (70.0, 2.0), "ACC": (None, None)}}, "x": {}}
+    rows = against_choice(measured, "pacs", "resnet18")
+    assert [(r.published, r.published_error) for r in rows] == [(80.96, 1.9), (71.34, 2.4)]
+    assert rows[0].difference == pytest.approx(-10.96) and rows[1].difference is None
+    assert against_choice(measured, "pacs", "resnet_embedded") == rows
+    timm = published_choice("pacs", "timm:vit_tiny_patch16_224")
+    assert timm["photo"]["nac-me"]["RC"].mean == 95.02
+    with pytest.raises(NACError, match="no checkpoints on 'digits'; it does on vlcs, pacs"):
+        published_choice("digits", "resnet18")
