@@ -9,7 +9,8 @@ from openood_standin import StandInEvaluator
 from test_contract import loader, loaders  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
-from nac_openood import NACDetector, NotFittedError
+from nac_openood import NACDetector, NACError, NotFittedError
+from nac_openood.detector.false_alarms import false_alarm_rates
 
 
 def data(n, seed=0, scale=1.0):
@@ -43,6 +44,49 @@ def test_about_a_share_p_of_new_data_falls_at_or_below_p(detector):
     images = torch.cat([x for x, _ in data(400, 2)])
     share = float((detector.p_value(images) <= 0.1).float().mean())
     assert 0.04 < share < 0.17
+
+
+def test_false_alarms_are_reported_with_their_interval(detector):
+    detector.calibrate(data(400, 1))
+    found = detector.false_alarms(data(400, 2))
+    assert [alarms.level for alarms in found] == [0.01, 0.05, 0.10]
+    for alarms in found:
+        assert alarms.low <= alarms.rate <= alarms.high and alarms.n_samples == 400
+        assert alarms.low < 2 * alarms.level
+    images = torch.cat([x for x, _ in data(400, 2)])
+    assert found[2].rate == float((detector.p_value(images) <= 0.1).double().mean())
+    assert str(found[2]).startswith("p <= 0.1: ") and "of 400 samples (95 % interval" in str(
+        found[2]
+    )
+
+
+def test_intervals_of_false_alarms_are_clopper_and_pearsons():
+    # 1 of 20: the textbook interval of 0.1 % to 24.9 %
+    (alarms,) = false_alarm_rates([0.01] + [0.5] * 19, [0.05])
+    assert alarms.rate == 0.05
+    assert (alarms.low, alarms.high) == pytest.approx((0.00127, 0.24873), abs=1e-5)
+    (none,) = false_alarm_rates([0.5] * 20, [0.05])
+    assert (none.low, none.high) == pytest.approx((0.0, 0.16843), abs=1e-5)
+    (broken,) = false_alarm_rates([float("nan")], [0.05])
+    assert broken.rate == 1.0
+    with pytest.raises(NACError, match="`levels` must lie between 0 and 1"):
+        false_alarm_rates([0.5], [5])
+    with pytest.raises(NACError, match="at least one sample"):
+        false_alarm_rates([])
+
+
+def test_without_calibration_data_p_values_are_marked(small_net, images):
+    det = NACDetector(small_net, layers="auto", rule="nac_plus").fit(data(400))
+    with pytest.warns(UserWarning, match="NAC\\+ was not calibrated"):
+        p = det.p_value(images)
+    assert not det.calibrated_ and ((p > 0) & (p <= 1)).all()
+    assert 0.5 < det.predict(images).float().mean() <= 1
+    assert det.calibrate(data(120, 1)).calibrated_
+    reference = NACDetector(small_net, ["avgpool"]).fit(data(60))
+    with pytest.raises(NotFittedError, match="no p-values yet"):
+        reference.p_value(images)
+    with pytest.raises(NotFittedError, match="no threshold yet"):
+        reference.predict(images)
 
 
 def test_it_is_forward_only(detector, small_net, images):

@@ -159,6 +159,10 @@ class NACPlus(Rule):
             self._fusion = self._fuse(self.parts(self._held.readings))
         return self._fusion
 
+    def held_out_scores(self) -> Optional[Tensor]:
+        """Of every tenth training sample, before `calibrate`."""
+        return None if self._held.readings is None else self.fusion().scores
+
     # -- scoring ---------------------------------------------------------------------------
 
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:

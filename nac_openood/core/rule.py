@@ -139,6 +139,13 @@ class Rule(Accumulator):
         """The score `[batch]` of readings."""
         return self.combine(self.parts(readings))
 
+    def held_out_scores(self) -> Optional[Tensor]:
+        """Scores of training samples that were set aside, `[samples]`; None if the rule has none.
+
+        They stand in for calibration data that nobody gave.
+        """
+        return None
+
     def calibrate(self, readings: Iterable[Mapping[str, Reading]]) -> Tensor:
         """Take in held-out in-distribution data, batch by batch; returns its scores `[samples]`."""
         scores = [self.score(batch) for batch in readings]

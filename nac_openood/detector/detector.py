@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from nac_openood.core.rule import Rule
 from nac_openood.detector import store
 from nac_openood.detector.batches import AUTHORS_SEED, batches
 from nac_openood.detector.choose import LayerChoice, layer_settings
+from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
 from nac_openood.detector.fitting import FittingSet
 from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
 from nac_openood.detector.reader import LayerReader
@@ -212,15 +213,47 @@ class NACDetector(LayerReader):
 
         About a share `p` of new in-distribution data falls at or below `p`.
 
-        Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples.
+        Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples. A rule that
+        sets training samples aside (NAC+) does without, with a warning; see `calibrated_`.
         """
-        self._fitted()
-        if self.pvalues_ is None:
+        return self._p_values()(self.score(x))
+
+    def false_alarms(
+        self,
+        loader: Iterable[Any],
+        levels: Sequence[float] = LEVELS,
+        *,
+        progress: Optional[bool] = None,
+    ) -> list[FalseAlarms]:
+        """How often in-distribution data has a p-value at or below each level.
+
+        Args:
+            loader: batches of ID test data, which nothing was fitted or calibrated on.
+            levels: p-values.
+            progress: whether to show a progress bar; None shows one on a terminal.
+
+        Returns:
+            The measured rate at each level, with its confidence interval.
+        """
+        p_values = self._p_values()
+        scores = self.score_loader(loader, progress=progress).score
+        return false_alarm_rates(p_values(torch.from_numpy(scores)), levels)
+
+    @property
+    def calibrated_(self) -> bool:
+        """Whether p-values and threshold rest on data that was given to `calibrate`."""
+        return self.pvalues_ is not None or self.threshold_ is not None
+
+    def _p_values(self) -> PValues:
+        if self.pvalues_ is not None:
+            return self.pvalues_
+        set_aside = self._fitted().held_out_scores()
+        if set_aside is None:
             raise NotFittedError(
                 f"no p-values yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
                 "in-distribution samples first."
             )
-        return self.pvalues_(self.score(x))
+        return PValues(set_aside)
 
     def explain(self, x: Tensor, *, top: int = 5) -> list[Explanation]:
         """Why each sample of a batch has its score.
@@ -233,10 +266,13 @@ class NACDetector(LayerReader):
 
     def predict(self, x: Tensor) -> Tensor:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
-        self._fitted()
-        if self.threshold_ is None:
-            raise NotFittedError("no threshold yet: call calibrate(loader) first.")
-        return self.score(x, nonfinite="nan") >= self.threshold_
+        threshold = self.threshold_
+        if threshold is None:
+            set_aside = self._fitted().held_out_scores()
+            if set_aside is None:
+                raise NotFittedError("no threshold yet: call calibrate(loader) first.")
+            threshold = threshold_at(set_aside)
+        return self.score(x, nonfinite="nan") >= threshold
 
     # -- files -----------------------------------------------------------------------------
 

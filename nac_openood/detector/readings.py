@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ class Readings(ByLayer):
         """The readings in slices of `size` samples, so that work on them stays small."""
         for start in range(0, self.n_samples, size):
             yield self._from({k: t[start : start + size] for k, t in self._tensors().items()})
+
+    def rows(self, index: Any) -> Readings:
+        """The readings of some samples: whole numbers or booleans, as in NumPy."""
+        rows = torch.as_tensor(index)
+        return self._from({name: tensor[rows] for name, tensor in self._tensors().items()})
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
         """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""

@@ -201,7 +201,7 @@ class NACPostprocessor(BasePostprocessor):
         if changed:
             warnings.warn(
                 f"a fitted NACPostprocessor was loaded, but {changed}: it is fitted again. Delete "
-                f"the outdated postprocessors/{self._name}.pkl (and scores/{self._name}.pkl, if any).",
+                f"the outdated {self._name}.pkl in postprocessors/ (and in scores/, if any).",
                 UserWarning,
                 stacklevel=3,
             )
