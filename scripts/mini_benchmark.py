@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from nac_openood import files
-from nac_openood.benchmark.methods.table import METHODS, NAC, OPENOOD, PYTORCH_OOD
+from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
 from nac_openood.report.order import standings
@@ -96,7 +96,7 @@ def table(first: Results, second: Results) -> str:
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in ("AUROC", "FPR@95")]
         theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
         cells = [number(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
-        title = f"**{standing.title}**" if method == NAC else standing.title
+        title = f"**{standing.title}**" if METHODS[method].rule else standing.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
