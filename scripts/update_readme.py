@@ -1,6 +1,7 @@
-"""Write stored figures into the README: of the demo and of the speed; `--check` only compares.
+"""Write stored figures into the README and docs/nac_plus.md; `--check` only compares.
 
-Make them first: python scripts/demo_figures.py, python benchmarks/speed.py --save
+Make them first: python scripts/demo_figures.py, python benchmarks/speed.py --save,
+python scripts/nac_plus_figures.py
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.report.terminal import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 
 
 def speed() -> str:
@@ -51,21 +51,82 @@ def demo() -> str:
     return f"[![{alt}](docs/demo/report.png)](docs/demo.md)\n\n```\n{summary_table(results)}\n```\n"
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"demo": demo, "speed": speed}
+def nac_plus() -> str:
+    """What NAC+ and its parts are worth on the miniature benchmark."""
+    found = json.loads((ROOT / "docs" / "nac_plus" / "figures.json").read_text())
+    near, far = found["default"]
+    weights = " | ".join(f"{float(w):g}" for w in found["weights"])
+    lines = [
+        "On the miniature CIFAR-10 benchmark (OpenOOD's ResNet-18 after a short training, 2,000 ID",
+        "test images), as OpenOOD runs it, fitted on 1,000 training images: AUROC",
+        f"**{near:.2f}** near, **{far:.2f}** far. [All methods side by side](comparison.md).",
+        "Fitted on all 5,000:",
+        "",
+        "| | near AUROC | far AUROC |",
+        "| --- | ---: | ---: |",
+        *(f"| {title} | {n:.2f} | {f:.2f} |" for title, (n, f) in found["parts"].items()),
+        "",
+        "The weight of the logits trades near against far. It was set to 2 without a look at these",
+        "test sets ([how](nac_plus_study.md)):",
+        "",
+        "![near and far AUROC against the weight of the logits](nac_plus/weight.png)",
+        "",
+        f"| weight of the logits | {weights} |",
+        "| --- |" + " ---: |" * len(found["weights"]),
+    ]
+    for place, title in enumerate(("near AUROC", "far AUROC")):
+        cells = (f"{pair[place]:.2f}" for pair in found["weights"].values())
+        lines += [f"| {title} | " + " | ".join(cells) + " |"]
+    lines += [
+        "",
+        f"False alarms, calibrated on {found['calibration_samples']:,} validation images. The",
+        "interval reflects the test images only, not the calibration set:",
+        "",
+        "| alarm at | false alarms on ID test images | 95 % interval |",
+        "| --- | ---: | --- |",
+    ]
+    for alarms in found["false_alarms"]:
+        rate, low, high = (100 * alarms[key] for key in ("rate", "low", "high"))
+        lines += [f"| p <= {alarms['level']:g} | {rate:.1f} % | {low:.1f} to {high:.1f} % |"]
+    lines += [
+        "",
+        "Fitting sizes, mean and range over five draws:",
+        "",
+        "| fitting images | near AUROC | far AUROC |",
+        "| ---: | --- | --- |",
+    ]
+    for n, runs in found["sizes"].items():
+        lines += [f"| {int(n):,} | " + " | ".join(_spread(list(v)) for v in zip(*runs)) + " |"]
+    return "\n".join(lines) + "\n"
 
 
-def updated(text: str) -> str:
-    for name, make in SECTIONS.items():
+def _spread(values: list[float]) -> str:
+    mean = f"{sum(values) / len(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.2f} to {max(values):.2f})"
+
+
+#: What stands between `<!-- name:begin -->` and `<!-- name:end -->`, by file.
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"demo": demo, "speed": speed},
+    "docs/nac_plus.md": {"figures": nac_plus},
+}
+
+
+def updated(page: str) -> str:
+    """The text of a page with the figures in it."""
+    text = (ROOT / page).read_text()
+    for name, make in PAGES[page].items():
         section = re.compile(rf"(<!-- {name}:begin[^>]*-->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         if not section.search(text):
-            sys.exit(f"README.md has no place for '{name}'")
+            sys.exit(f"{page} has no place for '{name}'")
         content = make()
         text = section.sub(lambda m, c=content: m.group(1) + c + m.group(2), text)
     return text
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    if "--check" in sys.argv[1:]:
-        sys.exit(0 if updated(text) == text else "README.md is not what the stored figures say")
-    README.write_text(updated(text))
+    for page in PAGES:
+        if "--check" not in sys.argv[1:]:
+            (ROOT / page).write_text(updated(page))
+        elif updated(page) != (ROOT / page).read_text():
+            sys.exit(f"{page} is not what the stored figures say")
