@@ -30,8 +30,9 @@ a short schedule (accuracy {accuracy:.2f} %). Near-OOD is CIFAR-100 and Tiny Ima
 MNIST, Textures and two substitutes for SVHN and Places365. So the numbers show how methods rank on
 *this* benchmark and how well both backends agree; they are not those of OpenOOD's leaderboard.
 
-AUROC and FPR@95 (OOD is the positive class) in percent, of OpenOOD's own postprocessors; beside
-them those of pytorch-ood's detectors. For times see `benchmarks/`.
+AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them those of pytorch-ood's
+detectors. FPR@95 (OOD found) is OpenOOD's convention, see
+[compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
 """
 _SECTION = """
 ## {title}
@@ -84,8 +85,8 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
 def table(first: Results, second: Results) -> str:
     """A row per method in the order of the first results, with the second beside them."""
     lines = [
-        "| | near AUROC | near FPR@95 | far AUROC | far FPR@95 | near AUROC, pytorch-ood "
-        "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
+        "| | near AUROC | near FPR@95 (OOD found) | far AUROC | far FPR@95 (OOD found) "
+        "| near AUROC, pytorch-ood | far AUROC, pytorch-ood | largest difference of a set, AUROC |",
         "| --- |" + " ---: |" * 7,
     ]
     for standing in standings(first):

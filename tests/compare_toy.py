@@ -11,12 +11,13 @@ from openood_tiny import write_benchmark
 from torch import nn
 
 from nac_openood.benchmark.methods.nac import NACScorer
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scored, Scorer
+from nac_openood.benchmark.methods.scorer import Fit, Given, Scorer
 from nac_openood.benchmark.methods.table import METHODS, Method
 from nac_openood.benchmark.run.study import Study
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
+from nac_openood.detector.outcomes import Scores
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.sets import listed_sets
@@ -42,10 +43,10 @@ class Toy:
         self.net, self.chosen = given.net, chosen
         return Fit({"knob": 3} if chosen is None else chosen, {"points": 1})
 
-    def score(self, loader: Any) -> Scored:
+    def score(self, loader: Any) -> Scores:
         found = [(self.sign * b.data.flatten(1).mean(1), b.labels()) for b in batches(loader)]
         scores, labels = (torch.cat(part).numpy() for part in zip(*found))
-        return Scored(scores.astype("float64"), labels, labels)
+        return Scores(scores.astype("float64"), labels, labels)
 
 
 class Failing(Toy):
@@ -60,7 +61,7 @@ class Failing(Toy):
             raise self.error
         return super().setup(given, chosen)
 
-    def score(self, loader: Any) -> Scored:
+    def score(self, loader: Any) -> Scores:
         if self.where == "score":
             if not self.after:
                 raise self.error

@@ -9,7 +9,6 @@ from typing import Any, Callable
 import numpy as np
 from PIL import Image
 
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.run.cells import cell_folder, write_scores
 from nac_openood.benchmark.run.metrics import ood_metrics
 from nac_openood.benchmark.run.results import (
@@ -21,6 +20,7 @@ from nac_openood.benchmark.run.results import (
     Run,
     SetInfo,
 )
+from nac_openood.detector.outcomes import Scores
 
 #: name -> (title, how far ID and OOD lie apart, ms per image).
 METHODS = {
@@ -65,7 +65,7 @@ def _logistic(x: np.ndarray) -> np.ndarray:
 
 def _scored(
     draw: np.random.Generator, method: str, info: SetInfo, role_shift: float, scale: float
-) -> Scored:
+) -> Scores:
     latent = draw.normal(role_shift, 1, info.images)
     label = draw.integers(0, 10, info.images) if info.role in ("id", "csid") else -1
     wrong = draw.random(info.images) < 0.05
@@ -77,7 +77,7 @@ def _scored(
             noise = draw.normal(0, 1.2 - share, info.images)
             layers[name] = _logistic(latent * share + noise).astype(np.float32)
         score = np.mean(list(layers.values()), axis=0)
-    return Scored(
+    return Scores(
         score.astype(np.float32), prediction, np.broadcast_to(label, info.images).copy(), layers
     )
 

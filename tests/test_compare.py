@@ -80,7 +80,9 @@ def test_the_numbers_are_those_of_the_scores(data, tmp_path):
     assert row.search["points"] == 2 and set(row.hyperparameters["layers"]) == {"avgpool", "layer2"}
     found = results.scores("s0", "nac", "mnist")
     np.testing.assert_allclose(
-        found.score, np.mean([found.layers["avgpool"], found.layers["layer2"]], axis=0), atol=1e-6
+        found.score,
+        np.mean([found.by_layer["avgpool"], found.by_layer["layer2"]], axis=0),
+        atol=1e-6,
     )
 
 

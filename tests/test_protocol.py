@@ -9,7 +9,6 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import (
     METHODS,
@@ -21,12 +20,13 @@ from nac_openood.benchmark.methods.table import (
 from nac_openood.benchmark.run import meter
 from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import METRICS, metrics_by_set, ood_metrics
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.search.space import grid
 
 
 def scored(values):
-    return Scored(np.asarray(values, float), np.zeros(len(values), int), np.zeros(len(values), int))
+    return Scores(np.asarray(values, float), np.zeros(len(values), int), np.zeros(len(values), int))
 
 
 # ---- metrics

@@ -19,11 +19,11 @@ from report_example import ERROR, METHODS, RUNS, SETS, build, without_rows
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACError
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.run.cells import cell_folder, write_scores
 from nac_openood.benchmark.run.metrics import METRICS
 from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, SetInfo
 from nac_openood.cli import main
+from nac_openood.detector.outcomes import Scores
 from nac_openood.report.csv_file import csv_table
 from nac_openood.report.figures.layers import COMBINED, layer_aurocs
 from nac_openood.report.figures.roc import roc_points
@@ -308,7 +308,7 @@ def test_constant_scores(tmp_path: Path, value: float) -> None:
     found = build(tmp_path, methods=FEW, sets=TWO)
     for info in TWO:
         same = np.full(info.images, value)
-        scored = Scored(same, same.astype(int), same.astype(int), {"avgpool": same.copy()})
+        scored = Scores(same, same.astype(int), same.astype(int), {"avgpool": same.copy()})
         write_scores(cell_folder(tmp_path, "s0", "nac") / f"{info.name}.safetensors", scored, {})
     check_page(page(found))
 
@@ -317,7 +317,7 @@ def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
     found = build(tmp_path, methods=FEW, sets=TWO)
     for name, value in (("tin", np.nan), ("svhn", np.inf)):
         path = cell_folder(tmp_path, "s0", "nac") / f"{name}.safetensors"
-        write_scores(path, Scored(np.full(9, value), np.zeros(9), np.zeros(9)), {})
+        write_scores(path, Scores(np.full(9, value), np.zeros(9), np.zeros(9)), {})
     check_page(page(found))
 
 

@@ -95,6 +95,23 @@ def test_the_winner_scores_what_the_search_saw(place: Path) -> None:
     assert report["ranking"][0]["auroc"] == pytest.approx(float(won.mean()), abs=1e-12)
 
 
+def test_ood_validation_images_in_a_folder(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--ood-val` means what it means in `compare`: the same images, the same readings."""
+    folder = place / "data" / "images_classic" / "val_tin"
+    kept = tmp_path / "kept"
+    options = ["--ood-val", f"mine={folder}", "--save-readings", str(kept), "--out", str(tmp_path)]
+    assert run_with_network(place, *options) == 0
+    printed = capsys.readouterr().out
+    assert "against mine" in printed and "FPR@95 (OOD found): the share of ID samples" in printed
+    found, listed = ReadingSet.load(kept).ood_val, ReadingSet.load(place / "kept").ood_val
+    order = sorted(range(20), key=lambda i: f"{i}.png")  # a folder is sorted, the list is not
+    assert torch.equal(found["avgpool"].activation, listed["avgpool"].activation[order])
+    assert run_with_network(place, "--ood-val", "mine=") == 1
+    assert "expected NAME or NAME=FOLDER" in capsys.readouterr().err
+
+
 def test_searching_again_needs_neither_network_nor_images(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,9 +7,9 @@ import shlex
 import sys
 from typing import Any, Callable, Optional
 
-from nac_openood.benchmark.methods.table import AUTO, BACKENDS, METHODS
+from nac_openood.benchmark.methods.table import METHODS
+from nac_openood.cli import options
 from nac_openood.cli.conducted import carry_out
-from nac_openood.cli.options import STRATEGIES, add_loading, add_seed, on_device
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError
 
@@ -33,74 +33,53 @@ For exit codes see nac-openood --help.
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "compare",
-        help=f"compare NAC with {len(METHODS) - 1} baselines: tables, plots, published numbers",
+    baselines = sum(method.rule is None for method in METHODS.values())
+    parser = options.add_command(
+        commands, "compare", _compare, epilog=_EXAMPLES,
+        help=f"compare NAC with {baselines} baselines: tables, plots, published numbers",
         description="Run OOD detection methods on a checkpoint and tabulate how well they do.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_data(parser)
-    _add_methods(parser)
-    group = parser.add_argument_group("how to run")
-    add = group.add_argument
-    add(
-        "--out",
-        default="compare",
-        metavar="DIR",
-        help="folder of the results (default: ./%(default)s)",
-    )
-    add("--against", choices=["paper"], help="put the published numbers beside the measured ones")
-    add_loading(group)
-    add_seed(group)
-    add("--skip-bad", action="store_true", help="leave out images that cannot be read")
-    parser.set_defaults(run=_compare)
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("network and images").add_argument
-    add("--id-data", required=True, metavar="NAME", help="cifar10, cifar100, imagenet200, imagenet")
-    add(
-        "--data-root", default="data", metavar="DIR", help="OpenOOD's data folder (default: ./data)"
-    )
-    add("--arch", required=True, help="resnet18_32x32, a torchvision model, or timm:NAME")
-    add(
+    )  # fmt: skip
+    group = parser.add_argument_group("network and images")
+    group.add_argument(
         "--checkpoint", required=True, nargs="+", metavar="PATH",
         help="files, folders with best.ckpt, or an OpenOOD folder with s0, s1, ...; or "
         "torchvision:IMAGENET1K_V1 for published weights",
     )  # fmt: skip
+    options.add(group, "--arch", "--id-data", required=True)
+    options.add(group, "--data-root", "--ood-val", "--skip-bad")
     sets = "NAME of a list test_NAME, or NAME=FOLDER of images (default: those of the benchmark)"
-    add("--near", nargs="*", metavar="SET", help=f"near-OOD sets: {sets}")
-    add("--far", nargs="*", metavar="SET", help=f"far-OOD sets: {sets}")
-    add(
-        "--ood-val", metavar="SET",
-        help="OOD validation set: NAME of a list val_NAME, NAME=FOLDER, or 'none' for surrogates "
-        "made from ID validation images (default: that of the benchmark)",
-    )  # fmt: skip
-    add("--fsood", action="store_true", help="full-spectrum: add covariate-shifted ID sets")
+    group.add_argument("--near", nargs="*", metavar="SET", help=f"near-OOD sets: {sets}")
+    group.add_argument("--far", nargs="*", metavar="SET", help=f"far-OOD sets: {sets}")
+    group.add_argument(
+        "--fsood", action="store_true", help="full-spectrum: add covariate-shifted ID sets"
+    )
+    _add_methods(parser)
+    group = parser.add_argument_group("how to run")
+    options.add(group, "--out", default="compare")
+    group.add_argument(
+        "--against", choices=["paper"], help="put the published numbers beside the measured ones"
+    )
+    options.add(group, "--batch-size", "--workers", "--device", "--seed")
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("methods").add_argument
+    group = parser.add_argument_group("methods")
+    add = group.add_argument
     add("--methods", nargs="+", metavar="M", help=f"some of {', '.join(METHODS)} (default: all)")
     add(
         "--no-search", action="store_false", dest="search",
         help="use default hyperparameters instead of searching them on validation images",
     )  # fmt: skip
-    add(
-        "--backend", choices=BACKENDS, default=AUTO,
-        help="library that provides the baselines (default: openood if installed, else "
-        "pytorch-ood)",
-    )  # fmt: skip
+    options.add(group, "--backend")
     add("--opengan", metavar="FILE", help="OpenGAN's discriminator (best_DNet.ckpt)")
     add("--nac-config", metavar="YAML", help="NAC's settings and sweep (default: those shipped)")
     add(
         "--layers", nargs="+", metavar="LAYER", help="use only these of NAC's layers (default: all)"
     )
     add(
-        "--nac-strategy", choices=STRATEGIES, default="grid",
+        "--nac-strategy", choices=options.STRATEGIES, default="grid",
         help="strategy of NAC's search (default: %(default)s, the authors')",
     )  # fmt: skip
 
@@ -117,7 +96,7 @@ def _compare(args: argparse.Namespace) -> int:
     benchmark = benchmark_named(args.id_data)
     checkpoints = find_checkpoints(args.checkpoint)
     sets = listed_sets(
-        benchmark, args.data_root, _transform(args, benchmark), near=args.near,
+        benchmark, args.data_root or "data", _transform(args, benchmark), near=args.near,
         far=args.far, full_spectrum=args.fsood, ood_val=args.ood_val,
     )  # fmt: skip
     config = None if args.nac_config is None else read_config(args.nac_config)
@@ -155,4 +134,4 @@ def _transform(args: argparse.Namespace, benchmark: Any) -> Any:
 def _load(arch: str, n_classes: int, device: Optional[str]) -> Callable[[str], Any]:
     from nac_openood.sources.networks import network_of
 
-    return lambda path: on_device(network_of(arch, n_classes, path), device)
+    return lambda path: options.on_device(network_of(arch, n_classes, path), device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood.cli.output import complain, show
 from nac_openood.errors import FileError, NACError
@@ -26,31 +26,40 @@ def carry_out(out: Path, run: Callable[[], Results]) -> int:
         results = run()
     except KeyboardInterrupt:
         if (out / DOCUMENT).is_file():
-            _publish(Results.load(out))
+            publish(Results.load(out), DOCUMENT)
         complain(
             f"interrupted. What was finished is in {out}; run the same command again to continue "
             "from there."
         )
         return 130
-    _publish(results)
+    publish(results, DOCUMENT)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
         complain(f"failed: {', '.join(failed)} (see the table)")
     return 2 if failed else 0
 
 
-def _publish(results: Results) -> None:
-    from nac_openood.benchmark.run.results import DOCUMENT
+def publish(results: Results, *more: str) -> Optional[Path]:
+    """Show the tables of a comparison and write them, and the page if there is matplotlib.
+
+    Args:
+        results: the comparison.
+        more: names of other files that were written beside them.
+
+    Returns:
+        The page, or None.
+    """
     from nac_openood.report.terminal import summary_table
     from nac_openood.report.write import write_page, write_tables
 
     show(f"\n{summary_table(results)}\n")
-    written = write_tables(results)
+    written, page = write_tables(results), None
     try:
-        written.append(write_page(results))
+        page = write_page(results)
     except FileError:
         raise
-    except NACError as error:  # without matplotlib there are tables, but no page
+    except NACError as error:  # the tables are not lost
         complain(f"no report.html: {error}")
-    names = [DOCUMENT, *(path.name for path in written)]
+    names = [*more, *(path.name for path in (*written, page) if path is not None)]
     show(f"Written to {results.folder}: {', '.join(names)}")
+    return page

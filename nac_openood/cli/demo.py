@@ -7,8 +7,7 @@ import shlex
 import sys
 import time
 
-from nac_openood.benchmark.methods.table import AUTO, BACKENDS
-from nac_openood.cli.options import add_seed
+from nac_openood.cli import options
 from nac_openood.cli.output import open_page, say, show
 from nac_openood.demo.run import NETWORKS, run_demo
 
@@ -26,34 +25,20 @@ A second run takes seconds, because finished results are reused.
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "demo",
+    parser = options.add_command(
+        commands, "demo", _demo, epilog=_EXAMPLES,
         help="train a small network and compare all methods on it, in minutes",
         description="Train a small network, search NAC's settings, compare it with the baselines "
         "and write a report.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--out",
-        default="nac_demo",
-        metavar="DIR",
-        help="folder of the results (default: ./%(default)s)",
-    )
+    )  # fmt: skip
+    options.add(parser, "--out", default="nac_demo")
     parser.add_argument("--quick", action="store_true", help="leave out the slow methods")
     parser.add_argument(
         "--arch", choices=list(NETWORKS), default="resnet", help="network (default: %(default)s)"
     )
-    parser.add_argument(
-        "--backend", choices=BACKENDS, default=AUTO,
-        help="library that provides the baselines (default: openood if installed, else "
-        "pytorch-ood)",
-    )  # fmt: skip
-    add_seed(parser)
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.set_defaults(run=_demo)
+    options.add(parser, "--backend", "--seed", "--open")
 
 
 def _demo(args: argparse.Namespace) -> int:

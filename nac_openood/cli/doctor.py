@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from nac_openood.cli import options
 from nac_openood.cli.output import show
 
 _EXAMPLES = """\
@@ -15,15 +16,13 @@ examples:
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "doctor",
+    parser = options.add_command(
+        commands, "doctor", _doctor, epilog=_EXAMPLES,
         help="show what is installed, what is missing and how to fix it",
         description="Check everything that NAC inside OpenOOD needs. Nothing is changed.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--data-root", default="data", metavar="DIR",
         help="folder with OpenOOD's benchmarks (default: ./%(default)s)",
@@ -33,7 +32,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="folder with checkpoints (default: ./%(default)s)",
     )  # fmt: skip
     parser.add_argument("--deep", action="store_true", help="also import OpenOOD (some seconds)")
-    parser.set_defaults(run=_doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -3,38 +3,78 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Optional
+import textwrap
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
+from nac_openood.benchmark.methods.table import AUTO, BACKENDS
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # The names that options accept, here because their homes import torch. tests/test_cli.py checks
 # that they are the names of the tables at home.
 STRATEGIES = ("grid", "layerwise", "random")
 OBJECTIVES = ("auroc", "fpr95", "mean")
 
+_SHARED: Mapping[str, Mapping[str, Any]] = {
+    "--arch": {"metavar": "NAME", "help": "resnet18_32x32, a torchvision model, or timm:NAME"},
+    "--id-data": {
+        "metavar": "NAME",
+        "help": "in-distribution data: cifar10, cifar100, imagenet200 or imagenet",
+    },
+    "--data-root": {
+        "metavar": "DIR",
+        "help": "OpenOOD's data folder, with benchmark_imglist/ and images (default: ./data)",
+    },
+    "--ood-val": {
+        "metavar": "SET",
+        "help": "OOD validation set: NAME of a list val_NAME, NAME=FOLDER of images, or 'none' for "
+        "surrogates made from ID validation images (default: tin for CIFAR, openimage_o for "
+        "ImageNet)",
+    },
+    "--skip-bad": {"action": "store_true", "help": "leave out images that cannot be read"},
+    "--out": {"metavar": "DIR", "help": "folder of the results (default: ./%(default)s)"},
+    "--open": {"action": "store_true", "help": "open the page in a browser"},
+    "--backend": {
+        "choices": BACKENDS,
+        "default": AUTO,
+        "help": "library that provides the baselines (default: openood if installed, else "
+        "pytorch-ood)",
+    },
+    "--batch-size": {"type": int, "metavar": "N", "help": "images per batch (default: 100)"},
+    "--workers": {
+        "type": int,
+        "metavar": "N",
+        "help": "processes that load images (default: 0, load them in the main process)",
+    },
+    "--device": {"metavar": "NAME", "help": "cpu, cuda, cuda:1, ... (default: cuda if available)"},
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "random seed (default: %(default)s)",
+    },
+}
 
-def add_loading(group: argparse._ArgumentGroup) -> None:
-    """Add the options that say how images are loaded and where the network runs."""
-    group.add_argument(
-        "--batch-size", type=int, metavar="N", help="images per batch (default: 100)"
-    )
-    group.add_argument(
-        "--workers", type=int, metavar="N",
-        help="processes that load images (default: 0, load them in the main process)",
-    )  # fmt: skip
-    group.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda if available)"
-    )
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **texts: Any
+) -> argparse.ArgumentParser:
+    """Add a command to the parser, and return the parser of its options."""
+    raw = argparse.RawDescriptionHelpFormatter  # for the examples
+    texts["description"] = textwrap.fill(texts["description"], 79)
+    parser = commands.add_parser(name, formatter_class=raw, **texts)
+    parser.set_defaults(run=run)
+    return parser
 
 
-def add_seed(group: argparse._ActionsContainer) -> None:
-    """Add the option for the random seed."""
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="random seed (default: %(default)s)"
-    )
+def add(group: argparse._ActionsContainer, *names: str, **more: Any) -> None:
+    """Add options that several commands have, all of them with `more` settings."""
+    for name in names:
+        group.add_argument(name, **{**_SHARED[name], **more})
 
 
 def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
@@ -50,14 +90,6 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error
-
-
-def at_least(name: str, value: object, default: int, least: int) -> int:
-    """A number that is large enough, or the default if none was given."""
-    number = default if value is None else int(str(value))
-    if number < least:
-        raise NACError(f"`{name}` must be at least {least}, got {number}.")
-    return number
 
 
 def option(name: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from nac_openood.cli.output import complain, open_page, show
-from nac_openood.errors import NACError
+from nac_openood.cli import options
+from nac_openood.cli.conducted import publish
+from nac_openood.cli.output import open_page
 
 _EXAMPLES = """\
 examples:
@@ -19,36 +20,22 @@ matplotlib: pip install 'nac-openood[plot]'.
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "report",
+    parser = options.add_command(
+        commands, "report", _report, epilog=_EXAMPLES,
         help="write the tables and the page of a comparison again",
         description="Write the tables and the self-contained HTML page of a finished or "
         "interrupted comparison.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument("folder", metavar="DIR", help="the --out folder of nac-openood compare")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.set_defaults(run=_report)
+    options.add(parser, "--open")
 
 
 def _report(args: argparse.Namespace) -> int:
     from nac_openood.benchmark.run.results import Results
-    from nac_openood.report.terminal import summary_table
-    from nac_openood.report.write import write_page, write_tables
 
-    results = Results.load(args.folder)
-    written = write_tables(results)
-    show(summary_table(results))
-    try:
-        page = write_page(results)
-    except NACError as error:  # the tables are not lost
-        show(f"\nWritten to {args.folder}: {', '.join(p.name for p in written)}")
-        complain(f"no report.html: {error}")
-        return 1
-    show(f"\nWritten to {args.folder}: {', '.join(p.name for p in (*written, page))}")
-    if args.open:
+    page = publish(Results.load(args.folder))
+    if page is not None and args.open:
         open_page(page)
-    return 0
+    return 0 if page is not None else 1

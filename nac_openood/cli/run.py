@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from nac_openood.cli import options
+
 _EXAMPLES = """\
 examples (in the folder of your OpenOOD clone):
   nac-openood run scripts/eval_ood.py --id-data cifar10 --postprocessor nac --save-csv \\
@@ -13,18 +15,16 @@ examples (in the folder of your OpenOOD clone):
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "run",
+    parser = options.add_command(
+        commands, "run", _run, epilog=_EXAMPLES,
         help="run one of OpenOOD's own scripts with NAC registered",
         usage="nac-openood run [--no-compat] SCRIPT [ARGS...]",
         description="Run an unmodified script of OpenOOD (scripts/eval_ood.py, "
-        "scripts/eval_ood_imagenet.py, main.py) with the postprocessor 'nac' registered, and "
-        "return its exit code. Everything after SCRIPT is passed to the script.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        "scripts/eval_ood_imagenet.py, main.py) with the postprocessors 'nac' and 'nac_plus' "
+        "registered, and return its exit code. Everything after SCRIPT is passed to the script.",
+    )  # fmt: skip
     parser.add_argument(
         "--no-compat",
         dest="compat",
@@ -35,7 +35,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script"
     )
-    parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:

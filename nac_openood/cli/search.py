@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from nac_openood.cli.options import OBJECTIVES, STRATEGIES, add_loading, add_seed
+from nac_openood.cli import options
 from nac_openood.cli.output import complain, say, show
 from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
 from nac_openood.errors import NACError
@@ -30,22 +30,17 @@ results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') t
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "search",
+    parser = options.add_command(
+        commands, "search", _search, epilog=_EXAMPLES,
         help="find the best NAC settings for a network",
         description="Find the best settings of every layer. The network runs once, to make "
         "readings; the search itself is arithmetic.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     _add_reading(parser)
     _add_searching(parser)
-    parser.add_argument(
-        "--out", default="nac_search", metavar="DIR", help="output folder (default: ./%(default)s)"
-    )
-    parser.set_defaults(run=_search)
+    options.add(parser, "--out", default="nac_search")
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -56,21 +51,11 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="use readings saved with --save-readings instead of a network",
     )
-    add("--checkpoint", metavar="FILE", help="a checkpoint file, or torchvision:IMAGENET1K_V1 for "
-        "published weights")  # fmt: skip
-    add("--arch", metavar="NAME", help="resnet18_32x32, a torchvision model, or timm:NAME")
-    add("--id-data", metavar="NAME", help="cifar10, cifar100, imagenet200 or imagenet")
     add(
-        "--data-root",
-        metavar="DIR",
-        help="folder with benchmark_imglist/ and images (default: ./data)",
-    )
-    add(
-        "--ood-val",
-        metavar="NAME",
-        help="OOD validation set: NAME of a list val_NAME, or 'none' for surrogates made from ID "
-        "validation images (default: tin for CIFAR, openimage_o for ImageNet)",
-    )
+        "--checkpoint", metavar="FILE",
+        help="a checkpoint file, or torchvision:IMAGENET1K_V1 for published weights",
+    )  # fmt: skip
+    options.add(group, "--arch", "--id-data", "--data-root", "--ood-val", "--skip-bad")
     add(
         "--layers",
         metavar="LAYER",
@@ -85,9 +70,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "--held-out", type=int, metavar="N",
         help="other training images, for the guard (default: 1000)",
     )  # fmt: skip
-    add_loading(group)
+    options.add(group, "--batch-size", "--workers", "--device")
     add("--fast", action="store_true", help="fold BatchNorm: faster, same results up to rounding")
-    add("--skip-bad", action="store_true", help="leave out images that cannot be read")
     add("--save-readings", metavar="DIR", help="save the readings in this folder")
 
 
@@ -95,12 +79,13 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to search")
     add = group.add_argument
     add(
-        "--strategy", choices=STRATEGIES, default="layerwise",
+        "--strategy", choices=options.STRATEGIES, default="layerwise",
         help="search strategy (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--objective", choices=OBJECTIVES, default="auroc",
-        help="what to optimize on validation data (default: %(default)s)",
+        "--objective", choices=options.OBJECTIVES, default="auroc",
+        help="what to optimize on validation data: AUROC, FPR@95 as in OpenOOD, or their mean "
+        "(default: %(default)s)",
     )  # fmt: skip
     add(
         "--space",
@@ -116,7 +101,7 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
         "images with an AUROC further than this from 0.5: a number, 'auto' (0.05, or more for "
         "small sets) or 'none' (default: %(default)s)",
     )
-    add_seed(group)
+    options.add(group, "--seed")
     add(
         "--budget-points", type=int, metavar="N", help="points that 'random' tries (default: 10000)"
     )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Callable
 
-from nac_openood.cli.options import at_least, on_device, option
+from nac_openood.cli import options
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.search.stored import ReadingSet
 
-#: `--ood-val none`: there is no OOD validation data.
-NO_OOD = "none"
 #: Options that say how to read a network, and so do not go with --readings.
 NEEDS_A_NETWORK = (
     "checkpoint", "arch", "id_data", "data_root", "ood_val", "n_samples", "held_out",
@@ -24,7 +22,7 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
     """Map saved readings, or make them."""
     unset = (None, False)  # 0 is an answer: compare by identity
     given = [
-        option(name)
+        options.option(name)
         for name in NEEDS_A_NETWORK
         if not any(getattr(args, name) is value for value in unset)
     ]
@@ -37,7 +35,7 @@ def readings_for(args: argparse.Namespace, say: Callable[[str], None]) -> Readin
         from nac_openood.search.stored import ReadingSet
 
         return ReadingSet.load(args.readings)
-    lacking = [option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
+    lacking = [options.option(n) for n in ("checkpoint", "arch", "id_data") if not getattr(args, n)]
     if lacking:
         raise NACError(
             f"{', '.join(lacking)} not given. Give --checkpoint, --arch and --id-data to read a "
@@ -54,35 +52,39 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
     from nac_openood.search.recipe import HELD_OUT, gather
     from nac_openood.sources.imglist import benchmark_named
     from nac_openood.sources.networks import network_of, transform_for
+    from nac_openood.sources.sets import fitting_sets
 
     benchmark = benchmark_named(args.id_data)
-    net = on_device(network_of(args.arch, benchmark.n_classes, args.checkpoint), args.device)
+    net = options.on_device(
+        network_of(args.arch, benchmark.n_classes, args.checkpoint), args.device
+    )
     config = config_for(net, benchmark.name, args.layers)
-    batch_size = at_least("batch_size", args.batch_size, 100, 1)
-    workers = at_least("workers", args.workers, 0, 0)
+    batch_size, workers = _number(args, "batch_size", 100, 1), _number(args, "workers", 0, 0)
     transform = transform_for(args.arch, benchmark, args.checkpoint)
-
-    def loader(part: str) -> DataLoader[Any]:
-        images = benchmark.images(args.data_root or "data", part, transform)
-        if args.skip_bad:
-            images = _readable(images, workers, part, say)
-        return DataLoader(images, batch_size=batch_size, num_workers=workers)
-
-    against = args.ood_val or benchmark.ood_val
-    names = {"id_val": f"val_{benchmark.name}", "ood_val": f"val_{against}"}
-    train, inside = loader(f"train_{benchmark.name}"), loader(names["id_val"])
-    outside = None if against == NO_OOD else loader(names["ood_val"])
+    sets = fitting_sets(benchmark, args.data_root or "data", transform, args.ood_val)
+    if args.skip_bad:
+        sets = {name: _readable(images, workers, name, say) for name, images in sets.items()}
+    _, *named = sets
+    loaders = [DataLoader(s, batch_size=batch_size, num_workers=workers) for s in sets.values()]
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": benchmark.name}
     return gather(
-        NACDetector(net, config.layers, fast=args.fast), train, inside, outside,
-        n_samples=at_least("n_samples", args.n_samples, config.n_samples or 1000, 1),
-        held_out=at_least("held_out", args.held_out, HELD_OUT, 0),
+        NACDetector(net, config.layers, fast=args.fast), *loaders,
+        n_samples=_number(args, "n_samples", config.n_samples or 1000, 1),
+        held_out=_number(args, "held_out", HELD_OUT, 0),
         folder=args.save_readings,
-        names=names,
+        names=dict(zip(("id_val", "ood_val"), named)),
         about={**about, **about_network(net)},
         seed=args.seed,
         say=say,
     )  # fmt: skip
+
+
+def _number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
+    """The value of an option, if it is large enough; the default if it was not given."""
+    from nac_openood.core.layer_config import whole_number
+
+    given = getattr(args, name)
+    return whole_number(f"`{name}`", default if given is None else given, least)
 
 
 def _readable(images: Any, workers: int, title: str, say: Callable[[str], None]) -> Any:

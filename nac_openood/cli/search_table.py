@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
+from nac_openood.report.words import SHOWN
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 
 _SHOWN = 5
@@ -17,14 +18,16 @@ def show_result(result: SearchResult, about: Mapping[str, Any]) -> None:
         print(f"The network is right on {about['accuracy']:.1%} of ID validation.")
     if result.surrogate:
         print(f"NOTE: {SURROGATE_LABEL}.")
-    print(f"\n{'':4}{'AUROC':>8}{'FPR@95':>9}{'guard':>8}  layers (weight)")
+    print(f"\n{'':4}{'AUROC':>8}{'FPR@95*':>9}{'guard':>8}  layers (weight)")
     for place, candidate in enumerate(result.ranking[:_SHOWN], start=1):
         names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
         print(
             f"{place:>3} {candidate.auroc:8.2%}{candidate.fpr95:9.2%}{_share(candidate.guard):>8}"
             f"  {names}"
         )
-    print(f"\nguard: {_guard_note(result.guard, result.best.guard)}\n")
+    fpr95 = SHOWN["FPR@95"]
+    print(f"\n* {fpr95}: {fpr95.meaning}")
+    print(f"guard: {_guard_note(result.guard, result.best.guard)}\n")
     _show_layers(result)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Collection, Mapping, Optional
+from typing import Any, ClassVar, Collection, Mapping, Optional, Type, TypeVar
 
 from nac_openood.core.bins import MIN_BINS
 from nac_openood.core.layouts import LAYOUTS
@@ -22,8 +21,37 @@ _REFERENCE_STATES = {
 }
 
 
+_S = TypeVar("_S", bound="_Settings")
+
+
+class _Settings:
+    """Settings in and out of mappings; an unknown name is an error, as a typo is no default."""
+
+    #: Other spellings that are read too.
+    _other_spellings: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def from_dict(cls: Type[_S], settings: Mapping[str, Any]) -> _S:
+        """Read a mapping, in our spelling or another one."""
+        return cls(**cls.renamed(settings))
+
+    @classmethod
+    def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
+        """The settings in our spelling."""
+        if not isinstance(settings, Mapping):
+            raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
+        ours = {cls._other_spellings.get(key, key): value for key, value in settings.items()}
+        refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)  # type: ignore[arg-type]
+        return ours
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_dict` reads back; `layout` only where one was set."""
+        settings = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in settings.items() if name != "layout" or value}
+
+
 @dataclass(frozen=True)
-class LayoutConfig:
+class LayoutConfig(_Settings):
     """Settings of a layer that has none but how its output is laid out.
 
     Args:
@@ -36,23 +64,9 @@ class LayoutConfig:
     def __post_init__(self) -> None:
         _check_layout(self.layout)
 
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> LayoutConfig:
-        """Read what `to_dict` gave."""
-        return cls(**_known(cls, settings, "layer setting"))
-
-    @classmethod
-    def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
-        """The settings, if all of them are known."""
-        return _known(cls, settings, what)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads back."""
-        return {} if self.layout is None else {"layout": self.layout}
-
 
 @dataclass(frozen=True)
-class LayerConfig:
+class LayerConfig(_Settings):
     """Settings of one layer of reference NAC.
 
     Args:
@@ -64,6 +78,8 @@ class LayerConfig:
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions.
     """
+
+    _other_spellings = _REFERENCE_KEYS
 
     n_bins: int = 50
     full_count: int = 50
@@ -82,23 +98,9 @@ class LayerConfig:
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
         _check_layout(self.layout)
 
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> LayerConfig:
-        """Read a mapping, in our spelling or the authors'."""
-        return cls(**cls.renamed(settings))
-
-    @classmethod
-    def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
-        """The settings in our spelling; an unknown name is an error, as a typo is no default."""
-        return _known(cls, settings, what, _REFERENCE_KEYS)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads back; `layout` only where one was set."""
-        return _without_default_layout(self)
-
 
 @dataclass(frozen=True)
-class IntegralConfig:
+class IntegralConfig(_Settings):
     """Settings of NAC-ME, the coverage of a whole network at one layer; the authors' defaults.
 
     Args:
@@ -108,6 +110,8 @@ class IntegralConfig:
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions.
     """
+
+    _other_spellings = _REFERENCE_KEYS
 
     n_bins: int = 50
     full_count: int = 500
@@ -119,33 +123,6 @@ class IntegralConfig:
         object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
         object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
         _check_layout(self.layout)
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> IntegralConfig:
-        """Read a mapping, in our spelling or the authors' (`M`, `O`, `sig_alpha`)."""
-        return cls(**_known(cls, settings, "layer setting", _REFERENCE_KEYS))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads back; `layout` only where one was set."""
-        return _without_default_layout(self)
-
-
-def _without_default_layout(config: Any) -> dict[str, Any]:
-    settings = dataclasses.asdict(config)
-    if config.layout is None:
-        del settings["layout"]
-    return settings
-
-
-def _known(
-    cls: type, settings: Any, what: str, other: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, Any]:
-    """Settings of a dataclass, with `other` spellings replaced; an unknown name is an error."""
-    if not isinstance(settings, Mapping):
-        raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
-    ours = {other.get(key, key): value for key, value in settings.items()}
-    refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)
-    return ours
 
 
 def _check_layout(layout: Optional[str]) -> None:

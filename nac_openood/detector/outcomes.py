@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple, Optional
+from typing import Mapping, NamedTuple, Optional
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from nac_openood.errors import NACError
 class Scores(NamedTuple):
     """Scores of a dataset as NumPy arrays `[samples]`; `label` is -1 where there was none.
 
-    `by_layer` holds what each layer contributed, `[samples]` each.
+    Higher scores mean more in-distribution. `by_layer` holds what each layer contributed,
+    `[samples]` each, for methods that have layers.
     """
 
     score: np.ndarray
     prediction: np.ndarray
     label: np.ndarray
-    by_layer: dict[str, np.ndarray]
+    by_layer: Mapping[str, np.ndarray] = {}
 
 
 class Explanation(NamedTuple):

@@ -50,6 +50,14 @@ def _stages(pattern: str, numbers: Iterable[int], layout: str = "maps") -> tuple
     return tuple(Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
 
 
+def _vit(final: str, layout: str, block: str) -> tuple[Layer, ...]:
+    """The norm before the head, and the norm after attention in every block."""
+    return (
+        Layer("ln", final, layout, also=("layer_norm",)),
+        Layer("block{k}", block, "tokens", also=("layer_{k}",)),
+    )
+
+
 _AVGPOOL = Layer("avgpool", "avgpool", "flat")
 _HEAD_POOL = Layer("avgpool", "head.global_pool", "flat")
 _RESNET_STAGES = _stages("layer{}", (4, 3, 2, 1))
@@ -72,31 +80,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "ViT (torchvision, OpenOOD)",
         "vit",
         requires=("conv_proj", "encoder.ln", "encoder.layers.encoder_layer_0.ln_2"),
-        layers=(
-            Layer("ln", "encoder.ln", "class_token", also=("layer_norm",)),
-            Layer(
-                "block{k}", "encoder.layers.encoder_layer_{k}.ln_2", "tokens", also=("layer_{k}",)
-            ),
-        ),
+        layers=_vit("encoder.ln", "class_token", "encoder.layers.encoder_layer_{k}.ln_2"),
     ),
     Architecture(
         "DeiT, distilled (timm)",
         "vit",
         requires=("patch_embed", "blocks.0.norm2", "norm", "head_dist"),
-        layers=(
-            Layer("ln", "norm", "class_token", also=("layer_norm",)),
-            Layer("block{k}", "blocks.{k}.norm2", "tokens", also=("layer_{k}",)),
-        ),
+        layers=_vit("norm", "class_token", "blocks.{k}.norm2"),
     ),
     Architecture(
         "ViT, DeiT (timm)",
         "vit",
         requires=("patch_embed", "blocks.0.norm2", "norm", "fc_norm"),
-        layers=(
-            # what the head receives, whether the network takes the class token or averages
-            Layer("ln", "fc_norm", "flat", also=("layer_norm",)),
-            Layer("block{k}", "blocks.{k}.norm2", "tokens", also=("layer_{k}",)),
-        ),
+        # what the head receives, whether the network takes the class token or averages
+        layers=_vit("fc_norm", "flat", "blocks.{k}.norm2"),
     ),
     Architecture(
         "Swin (torchvision, OpenOOD)",

@@ -69,8 +69,8 @@ def _story(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Chosen by nac_openood {__version__} search: {result.strategy}, {result.objective}, "
         f"{result.evaluated} joint points.",
-        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%}, "
-        f"guard {_share(best.guard)} (near 50% is good).",
+        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 (OOD found) "
+        f"{best.fpr95:.2%}, guard {_share(best.guard)} (near 50% is good).",
     ]
     if result.surrogate:
         lines.append(f"Note: {SURROGATE_LABEL}.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
 from nac_openood.sources.images import FileImages, Transform, folder_images
@@ -89,33 +90,54 @@ def listed_sets(
             surrogates; None takes the benchmark's.
     """
     transform = transform or benchmark.transform()
-
-    def listed(part: str) -> FileImages:
-        return benchmark.images(data_root, part, transform)
-
-    def chosen(entry: str, prefix: str) -> tuple[str, FileImages]:
-        name, equals, folder = entry.partition("=")
-        if not _is_name(name) or (equals and not folder):
-            raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
-        return name, folder_images(folder, transform) if equals else listed(f"{prefix}_{name}")
-
-    roles = {"near": near, "far": far}
-    given = {role: getattr(benchmark, role) if e is None else e for role, e in roles.items()}
-    entries = [entry for role in given.values() for entry in role]
-    check_names([name for name in (e.partition("=")[0] for e in entries) if _is_name(name)])
-    against = ood_val or benchmark.ood_val
+    near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
+    names = [entry.partition("=")[0] for entry in (*near, *far)]
+    check_names([name for name in names if _is_name(name)])
+    listed = partial(benchmark.images, data_root, transform=transform)
+    chosen = partial(_chosen, listed, transform, prefix="test_")
+    train, id_val, *outside = fitting_sets(benchmark, data_root, transform, ood_val).values()
     return Datasets(
         benchmark.name,
         benchmark.n_classes,
-        train=listed(f"train_{benchmark.name}"),
-        id_val=listed(f"val_{benchmark.name}"),
+        train=train,
+        id_val=id_val,
         test=listed(f"test_{benchmark.name}"),
-        ood_val=None if against == NO_OOD else chosen(against, "val")[1],
-        near=dict(chosen(entry, "test") for entry in given["near"]),
-        far=dict(chosen(entry, "test") for entry in given["far"]),
+        ood_val=outside[0] if outside else None,
+        near=dict(map(chosen, near)),
+        far=dict(map(chosen, far)),
         shifted={n: listed(p) for n, p in benchmark.shifted.items()} if full_spectrum else {},
         std=benchmark.std,
     )
+
+
+def fitting_sets(
+    benchmark: Benchmark,
+    data_root: Union[str, Path],
+    transform: Transform,
+    ood_val: Optional[str] = None,
+) -> dict[str, FileImages]:
+    """Training, ID validation and OOD validation images, by the names of their lists.
+
+    The arguments are those of `listed_sets`. With `ood_val="none"` there is no OOD validation set.
+    """
+    listed = partial(benchmark.images, data_root, transform=transform)
+    parts = f"train_{benchmark.name}", f"val_{benchmark.name}"
+    found: dict[str, FileImages] = {part: listed(part) for part in parts}
+    entry = ood_val or benchmark.ood_val
+    if entry == NO_OOD:
+        return found
+    name, images = _chosen(listed, transform, entry, prefix="val_")
+    return {**found, name if "=" in entry else f"val_{name}": images}
+
+
+def _chosen(
+    listed: Callable[[str], FileImages], transform: Transform, entry: str, *, prefix: str
+) -> tuple[str, FileImages]:
+    """The name and the images of an OOD set, given as `NAME` of a list or as `NAME=FOLDER`."""
+    name, equals, folder = entry.partition("=")
+    if not _is_name(name) or (equals and not folder):
+        raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
+    return name, folder_images(folder, transform) if equals else listed(f"{prefix}{name}")
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.config import NACConfig
+from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.presets import preset_for
 from nac_openood.errors import NACError
 from nac_openood.search import SearchResult, SurrogateLoader
@@ -59,9 +60,9 @@ class NACScorer:
         used = {"layers": layers, "n_samples": config.n_samples}
         return Fit(used, None if found is None else _told(found))
 
-    def score(self, loader: Iterable[Any]) -> Scored:
+    def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset, with scores by layer; see `Scorer`."""
-        return Scored(*self._detector.score_loader(loader))
+        return self._detector.score_loader(loader)
 
 
 def _only(names: Optional[Sequence[str]], config: NACConfig) -> NACConfig:

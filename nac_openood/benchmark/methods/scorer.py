@@ -7,22 +7,11 @@ its samples, so all such methods share one pass over the network.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Protocol
+from typing import Any, Iterable, Mapping, Optional, Protocol
 
-import numpy as np
 from torch import nn
 
-
-class Scored(NamedTuple):
-    """The scores, predictions and labels of a dataset, arrays `[samples]`; higher means more ID.
-
-    `layers` holds scores `[samples]` per layer, for methods that have them.
-    """
-
-    score: np.ndarray
-    prediction: np.ndarray
-    label: np.ndarray
-    layers: Mapping[str, np.ndarray] = {}
+from nac_openood.detector.outcomes import Scores
 
 
 @dataclass(frozen=True)
@@ -82,5 +71,5 @@ class Scorer(Protocol):
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit, and search unless `chosen` gives the hyperparameters of an earlier search."""
 
-    def score(self, loader: Iterable[Any]) -> Scored:
+    def score(self, loader: Iterable[Any]) -> Scores:
         """Score the batches of a loader that yields what `Given.train` yields."""

@@ -10,7 +10,6 @@ from typing import Any, Collection, Mapping, Optional
 import numpy as np
 import torch
 
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.methods.table import NAC, Method
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.gallery import hardest
@@ -18,6 +17,7 @@ from nac_openood.benchmark.run.meter import Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import metrics_by_set
 from nac_openood.benchmark.run.results import Results, Row, Run, SetInfo
 from nac_openood.benchmark.run.study import Study
+from nac_openood.detector.outcomes import Scores
 from nac_openood.search.output import versions
 from nac_openood.search.surrogate import SURROGATE_LABEL
 from nac_openood.sources.checkpoints import Checkpoint
@@ -107,7 +107,7 @@ def _row(study: Study, run: Run, method: Method) -> Row:
     )
 
 
-def _metrics(study: Study, scored: Mapping[str, Scored], run: Run) -> dict[str, dict[str, float]]:
+def _metrics(study: Study, scored: Mapping[str, Scores], run: Run) -> dict[str, dict[str, float]]:
     sets = study.sets
     near, far = ({n: scored[n] for n in names} for names in (sets.near, sets.far))
     inside = np.concatenate([scored[name].score for name in ("test", *sets.shifted)])

@@ -18,8 +18,8 @@ from typing import Any, Mapping, NamedTuple, Optional
 import torch
 
 from nac_openood import files
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.run.meter import Timing
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError
 
 _KIND = "nac_openood scores"
@@ -32,23 +32,23 @@ def cell_folder(out: Path, run: str, method: str) -> Path:
     return out / "runs" / run / method
 
 
-def write_scores(path: Path, scored: Scored, about: Mapping[str, Any]) -> None:
+def write_scores(path: Path, scored: Scores, about: Mapping[str, Any]) -> None:
     """Write the scores of a dataset; `about` holds JSON values."""
     files.make_folder(path.parent)
     arrays = {k: getattr(scored, k) for k in ("score", "prediction", "label")}
-    arrays.update({_LAYER + name: values for name, values in scored.layers.items()})
+    arrays.update({_LAYER + name: values for name, values in scored.by_layer.items()})
     # copies, since safetensors refuses tensors that share memory
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     files.write(path, _KIND, _VERSION, tensors, about)
 
 
-def read_cell(path: Path) -> Optional[tuple[Scored, Mapping[str, Any]]]:
+def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
     """Scores and what is known about them; None if the file is missing or damaged."""
     try:
         tensors, about = files.read(path, _KIND, _VERSION)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
-        scored = Scored(arrays["score"], arrays["prediction"], arrays["label"], layers)
+        scored = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
     except (FileError, KeyError, TypeError):  # TypeError: bfloat16, which NumPy does not have
         return None
     shape = (len(scored.label),) if scored.label.ndim else ()
@@ -58,7 +58,7 @@ def read_cell(path: Path) -> Optional[tuple[Scored, Mapping[str, Any]]]:
     return (scored, about) if whole and right else None
 
 
-def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scored]:
+def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scores]:
     """The scores of a cell, or None."""
     found = read_cell(cell_folder(out, run, method) / f"{dataset}.safetensors")
     return None if found is None else found[0]

@@ -7,11 +7,11 @@ from typing import Iterator
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.methods.table import NAC
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.results import Example
 from nac_openood.benchmark.run.study import Study
+from nac_openood.detector.outcomes import Scores
 
 _SIDE = 96
 #: How many samples of the ID test set and of each OOD set.
@@ -36,7 +36,7 @@ def hardest(study: Study, run: str) -> tuple[Example, ...]:
 
 
 def _examples(
-    study: Study, kind: str, dataset: str, scored: Scored, taken: np.ndarray
+    study: Study, kind: str, dataset: str, scored: Scores, taken: np.ndarray
 ) -> Iterator[Example]:
     samples = study.scored[dataset]
     for rank, index in enumerate(taken.tolist()):
@@ -47,6 +47,6 @@ def _examples(
             picture.thumbnail((_SIDE, _SIDE))
             with files.replacing(study.out / file) as temporary:
                 picture.save(temporary, format="PNG")
-        layers = {name: float(values[index]) for name, values in scored.layers.items()}
+        layers = {name: float(values[index]) for name, values in scored.by_layer.items()}
         name, score = samples.sample_name(index), float(scored.score[index])
         yield Example(kind, dataset, name, score, layers, file)

@@ -18,7 +18,7 @@ from typing import Mapping
 
 import numpy as np
 
-from nac_openood.benchmark.methods.scorer import Scored
+from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.thresholds import threshold_at
 from nac_openood.errors import NACError
 
@@ -51,7 +51,7 @@ def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 
 def metrics_by_set(
-    inside: np.ndarray, near: Mapping[str, Scored], far: Mapping[str, Scored], accuracy: float
+    inside: np.ndarray, near: Mapping[str, Scores], far: Mapping[str, Scores], accuracy: float
 ) -> dict[str, dict[str, float]]:
     """The metrics of every OOD set, and their means "nearood" and "farood", as in OpenOOD.
 

@@ -14,9 +14,9 @@ from typing import Any, Mapping, NamedTuple, Optional, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError
 
 __all__ = ["DOCUMENT", "FAR", "METRICS", "NEAR", "Example", "Results", "Row", "Run", "SetInfo"]
@@ -167,7 +167,7 @@ class Results:
         """
         roles = {s.name: s.role for s in self.sets}
         roles.update({NEAR: "mean of near", FAR: "mean of far"})
-        costs = ("setup_seconds", "ms_per_image", "peak_mb", "disturbed", "shared_pass")
+        costs = ("setup_seconds", "ms_per_image", "peak_mb", "shared_pass", "disturbed")
         about = ("implementation", "status", "error")
         return [
             {
@@ -185,7 +185,7 @@ class Results:
         """The names of the datasets of a role, in order."""
         return [s.name for s in self.sets if s.role == role]
 
-    def scores(self, run: str, method: str, dataset: str) -> Optional[Scored]:
+    def scores(self, run: str, method: str, dataset: str) -> Optional[Scores]:
         """The scores of a dataset, or None if there are none."""
         return cells.read_scores(self.folder, run, method, dataset)
 

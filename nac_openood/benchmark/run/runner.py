@@ -8,13 +8,14 @@ from typing import Any, Callable, Mapping, Optional
 
 import numpy as np
 
-from nac_openood.benchmark.methods.scorer import Given, Scored, Scorer
+from nac_openood.benchmark.methods.scorer import Given, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.features import FeatureBatches
 from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError, NACError
 from nac_openood.sources.checkpoints import Checkpoint
 
@@ -168,7 +169,7 @@ def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[st
     return note if note is not None and note["made_with"] == made_with else None
 
 
-def _checked(scored: Scored, n: int, name: str) -> Scored:
+def _checked(scored: Scores, n: int, name: str) -> Scores:
     if scored.score.shape != (n,):
         raise NACError(f"expected {n} scores for {name}, got {list(scored.score.shape)}.")
     score = scored.score if scored.score.dtype.kind == "f" else scored.score.astype(np.float64)

@@ -30,7 +30,7 @@ COMBINED = "all layers together"
 
 def layer_aurocs(sample: Sample) -> dict[str, dict[str, float]]:
     """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
-    layers = list(sample.inside.layers)
+    layers = list(sample.inside.by_layer)
     found: dict[str, dict[str, float]] = {}
     for layer in (*layers, None) if layers else ():
         inside = sample.id_scores(layer)
@@ -93,7 +93,7 @@ def mean_pictures(sample: Sample, id_title: str) -> list[Picture]:
     sets = [(set_title(n), s, True) for n, s in inside]
     sets += [(set_title(n), s, False) for n, s in sample.outside.items()]
     found = []
-    for layer in sample.inside.layers:
+    for layer in sample.inside.by_layer:
         scores = [(title, finite(s, layer), is_id) for title, s, is_id in sets]
         means = [(title, float(s.mean()), is_id) for title, s, is_id in scores if s.size]
         if means:

@@ -7,8 +7,8 @@ from typing import Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.benchmark.methods.scorer import Scored
 from nac_openood.benchmark.run.results import Results, Row
+from nac_openood.detector.outcomes import Scores
 from nac_openood.report.order import Standing, ood_sets
 
 
@@ -24,9 +24,9 @@ class Sample:
     """
 
     run: str
-    inside: Scored
-    shifted: Mapping[str, Scored]
-    outside: Mapping[str, Scored]
+    inside: Scores
+    shifted: Mapping[str, Scores]
+    outside: Mapping[str, Scores]
 
     def id_scores(self, layer: Optional[str] = None) -> np.ndarray:
         """Scores `[samples]` of everything that counts as ID, finite ones only."""
@@ -34,10 +34,10 @@ class Sample:
         return np.concatenate([finite(s, layer) for s in parts])
 
 
-def finite(scored: Scored, layer: Optional[str] = None) -> np.ndarray:
+def finite(scored: Scores, layer: Optional[str] = None) -> np.ndarray:
     """Scores `[samples]` as float64 without NaN and infinity, of one layer if it is named."""
     empty = np.empty(0)
-    values = np.asarray(scored.score if layer is None else scored.layers.get(layer, empty), float)
+    values = np.asarray(scored.score if layer is None else scored.by_layer.get(layer, empty), float)
     return values[np.isfinite(values)]
 
 
@@ -58,7 +58,7 @@ def sample_of(results: Results, method: str) -> Optional[Sample]:
     return None
 
 
-def _read(results: Results, row: Row, names: Sequence[str]) -> dict[str, Scored]:
+def _read(results: Results, row: Row, names: Sequence[str]) -> dict[str, Scores]:
     """Dataset -> scores, for datasets with at least one finite score."""
     found = {name: results.scores(row.run, row.method, name) for name in names}
     return {n: scored for n, scored in found.items() if scored is not None and finite(scored).size}

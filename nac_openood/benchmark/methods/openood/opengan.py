@@ -11,8 +11,9 @@ from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home
 from nac_openood.benchmark.methods.openood.scorer import IMPLEMENTATION
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.detector.batches import batches
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.sources.networks import load_checkpoint
@@ -47,7 +48,7 @@ class OpenGANScorer:
             self._given, self._device = given, device
         return Fit({"discriminator": fingerprint(self._net)["weights"][:16]})
 
-    def score(self, loader: Iterable[Any]) -> Scored:
+    def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset; see `Scorer`."""
         scores, predictions, labels = [], [], []
         with at_home(self._given), torch.no_grad():
@@ -60,4 +61,4 @@ class OpenGANScorer:
                 labels.append(batch.labels().numpy())
         if not scores:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-        return Scored(*(np.concatenate(part) for part in (scores, predictions, labels)))  # type: ignore[arg-type]
+        return Scores(*(np.concatenate(part) for part in (scores, predictions, labels)))  # type: ignore[arg-type]

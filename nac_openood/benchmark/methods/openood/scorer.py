@@ -10,10 +10,11 @@ from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
 from nac_openood.benchmark.methods.openood.view import NetworkView
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
 from nac_openood.search.space import grid
@@ -52,7 +53,7 @@ class OpenOODScorer:
             self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
             return self._search(given, chosen)
 
-    def score(self, loader: Iterable[Any]) -> Scored:
+    def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset; see `Scorer`."""
         with at_home(self._given):
             return self._inference(loader)
@@ -96,11 +97,11 @@ class OpenOODScorer:
             raise NACError("no hyperparameters rank any ID above any OOD validation sample.")
         return found.point, found.told()
 
-    def _inference(self, loader: Any) -> Scored:
+    def _inference(self, loader: Any) -> Scores:
         prediction, score, label = self._processor.inference(
             self._net, _Batches(loader), progress=shows_bars(self._given)
         )
-        return Scored(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
+        return Scores(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
 
     def _check_weights(self, given: Given) -> None:
         """MDSEns takes the weights of its layers from OOD validation data or from its config."""

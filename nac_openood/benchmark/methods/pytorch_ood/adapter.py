@@ -57,8 +57,7 @@ class Adapter:
         return [point for point in points if self.against(point) is None]
 
     def use(self, point: Point) -> None:
-        """Make the detector with these hyperparameters, or change them."""
-        raise NotImplementedError
+        """Make the detector with these hyperparameters, or change them; not if it has none."""
 
     def release(self) -> None:
         """Free what was only needed to change hyperparameters, which are final now."""
@@ -85,7 +84,7 @@ class OnFeatures(Adapter):
 
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Outlier scores `[batch]` of features `[batch, D]` and logits `[batch, classes]`."""
-        raise NotImplementedError
+        return self.detector.predict_features(features)
 
     def score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outlier scores `[batch]` and logits `[batch, classes]` of features `[batch, D]`."""

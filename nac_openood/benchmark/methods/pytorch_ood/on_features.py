@@ -31,13 +31,6 @@ class _Fitted(OnFeatures):
     def make(self) -> object:
         return getattr(self.detectors, self.detector_name)(None)
 
-    def use(self, point: Point) -> None:
-        pass
-
-    def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
-        scores: Tensor = self.detector.predict_features(features)
-        return scores
-
 
 class MDS(_Fitted):
     """Mahalanobis distance to the nearest class."""
@@ -85,8 +78,7 @@ class KNN(OnFeatures):
 
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Outlier scores of features scaled to unit length, as the training features are."""
-        scores: Tensor = self.detector.predict_features(F.normalize(features, dim=1))
-        return scores
+        return self.detector.predict_features(F.normalize(features, dim=1))
 
 
 class ViM(OnFeatures):
@@ -120,11 +112,6 @@ class ViM(OnFeatures):
     def release(self) -> None:
         """Free the training features."""
         del self.train
-
-    def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
-        """Outlier scores of features."""
-        scores: Tensor = self.detector.predict_features(features)
-        return scores
 
 
 class DICE(OnFeatures):
@@ -175,8 +162,7 @@ class ReAct(OnFeatures):
 
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Outlier scores of features, which the detector takes for maps."""
-        scores: Tensor = self.detector.predict_feature_maps(features)
-        return scores
+        return self.detector.predict_feature_maps(features)
 
 
 class ASH(OnFeatures):
@@ -191,8 +177,7 @@ class ASH(OnFeatures):
 
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Outlier scores of features, given as maps of one pixel."""
-        scores: Tensor = self.detector.predict_feature_maps(features[:, :, None, None])
-        return scores
+        return self.detector.predict_feature_maps(features[:, :, None, None])
 
 
 class GradNorm(OnFeatures):
@@ -204,5 +189,4 @@ class GradNorm(OnFeatures):
 
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Outlier scores of features."""
-        scores: Tensor = self.detector.predict(features)
-        return scores
+        return self.detector.predict(features)

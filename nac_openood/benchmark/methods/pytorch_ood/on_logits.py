@@ -12,8 +12,7 @@ from nac_openood.benchmark.methods.scorer import Given
 
 class _OnLogits(OnFeatures):
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
-        scores: Tensor = self.detector.predict_logits(logits)
-        return scores
+        return self.detector.predict_logits(logits)
 
 
 class MSP(_OnLogits):
@@ -61,9 +60,6 @@ class TempScaling(_OnLogits):
         with torch.enable_grad(), self.calling("fitting"):
             self.detector.fit_logits(held.values.float(), held.label)
 
-    def use(self, point: Point) -> None:
-        """Has no hyperparameters."""
-
 
 class KLM(_OnLogits):
     """Divergence from the mean posteriors of ID validation data."""
@@ -76,13 +72,9 @@ class KLM(_OnLogits):
         with self.calling("fitting"):
             self.detector.fit_logits(held.values.double())
 
-    def use(self, point: Point) -> None:
-        """Has no hyperparameters."""
-
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """In float64, as in OpenOOD: the divergence of confident predictions is tiny."""
-        scores: Tensor = self.detector.predict_logits(logits.double())
-        return scores
+        return self.detector.predict_logits(logits.double())
 
 
 class OpenMax(_OnLogits):
@@ -103,9 +95,6 @@ class OpenMax(_OnLogits):
         centers = [values[label == c].mean(dim=0) for c in range(given.n_classes)]
         self.centers = torch.stack(centers)
 
-    def use(self, point: Point) -> None:
-        """Has no hyperparameters."""
-
     def outlier(self, features: Tensor, logits: Tensor) -> Tensor:
         """Score the batch together with the class centers.
 
@@ -114,5 +103,4 @@ class OpenMax(_OnLogits):
         as its class, so with them all classes occur.
         """
         both = torch.cat([logits.double(), self.centers.to(logits.device)])
-        scores: Tensor = self.detector.predict_logits(both)[: len(logits)]
-        return scores
+        return self.detector.predict_logits(both)[: len(logits)]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scored
+from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.benchmark.methods.sweep import best_point
 from nac_openood.benchmark.methods.table import Method
+from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy
@@ -77,7 +78,7 @@ class PytorchOODScorer:
         self._adapter = adapter
         return Fit(point, search)
 
-    def score(self, loader: Iterable[Any]) -> Scored:
+    def score(self, loader: Iterable[Any]) -> Scores:
         """Score the batches of a loader.
 
         Raises:
@@ -96,7 +97,7 @@ class PytorchOODScorer:
         if not outliers:
             raise NACError(f"{self.method}: nothing to score, the loader is empty.")
         score = -_finite(self.method, torch.cat(outliers))
-        return Scored(score.numpy(), torch.cat(predictions).numpy(), torch.cat(labels).numpy())
+        return Scores(score.numpy(), torch.cat(predictions).numpy(), torch.cat(labels).numpy())
 
 
 def _search(
