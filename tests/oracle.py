@@ -31,3 +31,15 @@ def counts(states, m):
 def scores(fit_states, test_states, m, full_count):
     table = np.minimum(counts(fit_states, m) / full_count, 1.0)
     return (membership(test_states, m) * table.T[None]).sum(axis=1).mean(axis=1)
+
+
+def coverage_integral(states, m, full_count):
+    """NAC-ME as its formula has it: m float32 edges, half-open bins, divided by m."""
+    edges = np.linspace(0, 1, m, dtype=np.float64).astype(np.float32)
+    states = np.asarray(states)
+    total = 0.0
+    for neuron in range(states.shape[1]):
+        for low, high in zip(edges[:-1], edges[1:]):
+            count = sum(1 for state in states[:, neuron] if low <= state < high)
+            total += min(count / full_count, 1.0)
+    return total / m / states.shape[1]

@@ -6,12 +6,16 @@ from typing import Iterator
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Block, Bullets, Cell, Code, Column, Facts, Heading, Table
-from nac_openood.report.document import document
+from nac_openood.report.document import Document, document
 
 
 def markdown(results: Results) -> str:
-    """The whole document."""
-    found = document(results)
+    """A whole comparison."""
+    return render_markdown(document(results))
+
+
+def render_markdown(found: Document) -> str:
+    """Any document, without its pictures."""
     head = found.head
     parts = [
         f"# {_text(head.title)}",

@@ -29,10 +29,11 @@ def summary_table(results: Results) -> str:
     notes = [f"Note: {note}" for note in results.notes]
     paragraphs = [*explanations(order), verdict(results, order), *notes]
     below = [line for text in paragraphs for line in ("", *wrap(text, _WIDTH))]
-    return "\n".join([*_table(ranking_table(results, order)), *below])
+    return "\n".join([*text_table(ranking_table(results, order)), *below])
 
 
-def _table(table: Table) -> list[str]:
+def text_table(table: Table) -> list[str]:
+    """A table as lines of at most 100 columns."""
     rows = [line for line in table.lines if not line.problem]
     for keep in _SPREADS:
         lines = _aligned(table, rows, keep)

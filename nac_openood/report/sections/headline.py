@@ -39,6 +39,7 @@ class Headline:
     facts: Sequence[str]
     notes: Sequence[str]
     tiles: Sequence[tuple[str, Sequence[Tile]]]
+    topic: str = "Out-of-distribution detection"
 
 
 def headline(results: Results, order: Sequence[Standing]) -> Headline:

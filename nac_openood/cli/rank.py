@@ -1,0 +1,149 @@
+"""`nac-openood rank`: which checkpoint of a training run will generalize best."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from nac_openood.cli.options import add_loading
+from nac_openood.cli.output import complain, open_page, say, show
+from nac_openood.cli.rank_work import command, complete, many_runs, one_run, refuse
+from nac_openood.errors import FileError, NACError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nac_openood.evaluation.leave_one_out import RankedRuns
+
+_EXAMPLES = """\
+examples:
+  nac-openood rank run/*.pt --arch resnet50 --space pacs \\
+      --train PACS/cartoon PACS/photo PACS/sketch --test PACS/art_painting
+      rank the checkpoints of a run; 20 % of each training domain is held out for validation
+  nac-openood rank run/ --arch resnet50 --train train/photo train/sketch \\
+      --val val/photo val/sketch
+      all checkpoints in a folder, validation data of your own, no target domain
+  nac-openood rank --runs study --data PACS --arch resnet18 --against paper
+      leave one domain out: runs study/<target domain>/trial_<number>, the paper's table
+  nac-openood rank --demo
+      train on images that come with libraries, and rank the checkpoints
+
+A domain is a folder with a folder of images for each class, as in DomainBed: PACS/photo/dog/1.jpg.
+Checkpoints are state dicts, or DomainBed's own files (DomainBed need not be installed).
+The settings of NAC-ME are chosen by validation accuracy. Target domains are never used for it, only
+to measure how well it worked. Equal values share the mean of their ranks in RC.
+
+Each checkpoint is read once and kept: after an interruption, run the same command again to
+continue. Writes results.csv, results.md, results.json and report.html into --out.
+For exit codes see nac-openood --help.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "rank",
+        help="rank the checkpoints of a run by NAC-ME, without out-of-distribution data",
+        description="Rank the checkpoints of a training run by their neuron activation coverage "
+        "on training data, which predicts accuracy on unseen domains.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_data(parser)
+    group = parser.add_argument_group("how to rank")
+    add = group.add_argument
+    add(
+        "--layer", default="auto", metavar="NAME",
+        help="layer to read (default: avgpool in ResNets, norm2 of the last block in ViTs)",
+    )  # fmt: skip
+    add(
+        "--space", metavar="NAME",
+        help="settings to choose from: vlcs, pacs, officehome, terraincognita (the paper's) or all "
+        "(default: by the name of the data folder)",
+    )  # fmt: skip
+    add("--against", choices=["paper"], help="put the published numbers beside the measured ones")
+    add(
+        "--out",
+        default="rank",
+        metavar="DIR",
+        help="folder of the results (default: ./%(default)s)",
+    )
+    add("--open", action="store_true", help="open the page in a browser")
+    add_loading(group)
+    demo = parser.add_argument_group("demo").add_argument
+    demo(
+        "--demo", action="store_true",
+        help="train small networks on images that come with libraries, and rank their checkpoints",
+    )  # fmt: skip
+    demo(
+        "--seed", type=int, default=0, metavar="N",
+        help="random seed of the training (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(run=_rank)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("checkpoints and images").add_argument
+    add(
+        "checkpoints", nargs="*", metavar="CHECKPOINTS",
+        help="files, or folders of files, of one training run",
+    )  # fmt: skip
+    add("--arch", help="resnet18, resnet50, another torchvision model, or timm:NAME")
+    add("--train", nargs="+", metavar="DIR", help="folders of the source domains")
+    add(
+        "--val", nargs="+", metavar="DIR",
+        help="folders of held-out data of the source domains (default: 20 %% of --train)",
+    )  # fmt: skip
+    add("--test", nargs="+", metavar="DIR", help="folders of target domains")
+    add(
+        "--trial", type=int, default=0, metavar="N",
+        help="number of the trial, which seeds the split of --train (default: %(default)s)",
+    )  # fmt: skip
+    add("--runs", metavar="DIR", help="folder of runs: DIR/<target domain>/trial_<number>")
+    add("--data", metavar="DIR", help="with --runs: folder of all domains, e.g. PACS")
+    add(
+        "--image-size", type=int, default=224, metavar="N",
+        help="images are resized to N x N (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _rank(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    out = Path(args.out)
+    if args.demo:
+        refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
+        from nac_openood.demo.ranking import run_rank_demo
+
+        return _publish(run_rank_demo(out, seed=args.seed, command=command(), say=say), out, args)
+    work = one_run if args.runs is None else many_runs
+    try:
+        ranked = work(args, out)
+    except KeyboardInterrupt:
+        complain(
+            f"interrupted. Checkpoints that were read are in {out}; run the same command again to "
+            "continue from there."
+        )
+        return 130
+    return _publish(complete(ranked, args), out, args)
+
+
+def _publish(ranked: RankedRuns, out: Path, args: argparse.Namespace) -> int:
+    from nac_openood.report.ranked.write import (
+        ranked_summary,
+        write_ranked_page,
+        write_ranked_tables,
+    )
+
+    show(f"\n{ranked_summary(ranked)}\n")
+    written = [ranked.save(out), *write_ranked_tables(ranked, out)]
+    try:
+        written.append(write_ranked_page(ranked, out))
+    except FileError:
+        raise
+    except NACError as error:  # without matplotlib there are tables, but no page
+        complain(f"no report.html: {error}")
+    show(f"Written to {out}: {', '.join(path.name for path in written)}")
+    if args.open and written[-1].suffix == ".html":
+        open_page(written[-1])
+    return 0

@@ -1,0 +1,141 @@
+"""What `nac-openood rank` does with its options."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Sequence
+
+from nac_openood.cli.options import at_least, on_device, option
+from nac_openood.cli.output import say
+from nac_openood.errors import NACError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nac_openood.evaluation.leave_one_out import RankedRuns
+
+
+def one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
+    """Rank the checkpoints of one run."""
+    from nac_openood.evaluation.folders import domains_by_role
+    from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
+    from nac_openood.evaluation.rank import rank_checkpoints
+    from nac_openood.sources.checkpoints import run_checkpoints
+    from nac_openood.sources.domains import domainbed_transform
+
+    require(args, ("checkpoints", "arch", "train"))
+    refuse(args, "CHECKPOINTS", ("data",))
+    size = at_least("image_size", args.image_size, 224, 1)
+    found = run_checkpoints(args.checkpoints)
+    roles, classes = domains_by_role(
+        args.train, args.val, args.test, domainbed_transform(size), trial=args.trial
+    )
+    ranking = rank_checkpoints(
+        {each.name: each.path for each in found},
+        **roles,
+        **_options(args, classes),
+        out=out,
+    )
+    target = " and ".join(roles["test"])
+    return with_notes(RankedRuns((RankedRun(target, None, ranking),)))
+
+
+def many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
+    """Rank the runs of a folder, each without its target domain."""
+    from nac_openood.evaluation.folders import all_domains
+    from nac_openood.evaluation.leave_one_out import rank_runs
+    from nac_openood.evaluation.runs import find_runs
+    from nac_openood.sources.domains import domainbed_transform
+
+    require(args, ("data", "arch"))
+    refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
+    size = at_least("image_size", args.image_size, 224, 1)
+    domains = all_domains(args.data, domainbed_transform(size))
+    runs = find_runs(args.runs, list(domains))
+    classes = next(iter(domains.values())).classes
+    return rank_runs(runs, domains, out=out, **_options(args, classes))
+
+
+def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
+    """Keywords that both ways of ranking share."""
+    from nac_openood.evaluation.space import space_named
+
+    if args.against:  # refused early where the paper has no numbers
+        from nac_openood.benchmark.paper.generalization import published_choice
+
+        published_choice(_dataset(args), args.arch)
+    return {
+        "load": _load(args.arch, len(classes), args.device),
+        "layer": args.layer,
+        "space": args.space or space_named(_dataset(args)),
+        "batch_size": at_least("batch_size", args.batch_size, 100, 1),
+        "workers": at_least("workers", args.workers, 0, 0),
+        "say": say,
+    }
+
+
+def _load(arch: str, n_classes: int, device: Any) -> Callable[[str], Any]:
+    from nac_openood.sources.networks import network_of
+
+    return lambda path: on_device(network_of(arch, n_classes, path), device)
+
+
+def _dataset(args: argparse.Namespace) -> str:
+    """The name of the dataset: that of its settings, or of the folder of its domains."""
+    from pathlib import Path
+
+    from nac_openood.evaluation.space import space_named
+
+    folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
+    name = args.space if args.space not in (None, "all") else folder.resolve().name
+    return name if space_named(name) == "all" else space_named(name)
+
+
+def complete(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
+    """Add what a reader needs to judge and repeat the numbers."""
+    from dataclasses import asdict, replace
+    from datetime import datetime
+    from importlib.metadata import version
+
+    from nac_openood.benchmark.paper.generalization import against_choice, printed_architecture
+    from nac_openood.search.output import versions
+
+    dataset, notes, paper = _dataset(args), ranked.notes, []
+    if args.against and ranked.has_test:
+        paper = [asdict(row) for row in against_choice(ranked.measured(), dataset, args.arch)]
+        printed = printed_architecture(args.arch)
+        if printed != args.arch:
+            notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
+    return replace(
+        ranked, dataset=dataset, arch=args.arch, command=command(), notes=notes,
+        created=datetime.now().isoformat(timespec="seconds"), paper=tuple(paper),
+        versions={**versions(), "scipy": version("scipy")},
+    )  # fmt: skip
+
+
+def command() -> str:
+    """The command that is running, as one types it."""
+    return shlex.join(["nac-openood", *sys.argv[1:]])
+
+
+def require(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise if an option that is needed was not given."""
+    lacking = [_spelled(name) for name in names if not getattr(args, name)]
+    if lacking:
+        raise NACError(
+            f"{', '.join(lacking)} not given. Give CHECKPOINTS, --arch and --train to rank one "
+            "run, or --runs, --data and --arch for runs that leave one domain out."
+        )
+
+
+def refuse(args: argparse.Namespace, kind: str, names: Sequence[str]) -> None:
+    """Raise if an option was given that makes no sense here."""
+    given = [_spelled(name) for name in names if getattr(args, name)]
+    if given:
+        raise NACError(f"{kind} does not go together with {', '.join(given)}: leave that out.")
+
+
+def _spelled(name: str) -> str:
+    return "CHECKPOINTS" if name == "checkpoints" else option(name)

@@ -1,0 +1,106 @@
+"""NAC-ME while a network trains: record it, keep the best checkpoint, stop early."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from nac_openood import files
+from nac_openood.core.layer_config import IntegralConfig, whole_number
+from nac_openood.errors import NACError
+from nac_openood.evaluation.integral import coverage_integral
+from nac_openood.evaluation.passes import AUTO
+from nac_openood.network.replica import unwrap
+
+
+class Measured(NamedTuple):
+    """Coverage at a training step."""
+
+    step: int
+    coverage: float
+
+
+class CoverageMonitor:
+    """Measures the coverage of a network every n steps of any training loop.
+
+    Example:
+        >>> monitor = CoverageMonitor(train_loader, every=300, path="best.pt", patience=5)
+        >>> for step, (x, y) in enumerate(batches, start=1):
+        ...     ...  # a training step
+        ...     monitor(step, net)
+        ...     if monitor.should_stop:
+        ...         break
+        >>> monitor.best  # Measured(step=1200, coverage=0.0213)
+
+    Args:
+        loader: labeled batches of training data without augmentation, as in `coverage_integral`; a
+            fixed subset of some thousand samples will do.
+        every: distance of measurements in steps.
+        layer: as in `coverage_integral`.
+        config: as in `coverage_integral`.
+        path: where to keep the weights (`state_dict`) of the best step; None keeps none.
+        patience: after how many measurements without a new best one to stop; None never stops.
+        progress: whether to show progress bars.
+
+    Attributes:
+        history: all measurements, in order.
+        best: the highest one, the first of equal ones; None before the first.
+        should_stop: whether patience has run out.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        every: int = 300,
+        layer: str = AUTO,
+        config: Optional[IntegralConfig] = None,
+        path: Optional[files.PathLike] = None,
+        patience: Optional[int] = None,
+        progress: Optional[bool] = False,
+    ) -> None:
+        self.loader, self.layer, self.config, self.path = loader, layer, config, path
+        self.every = whole_number("every", every, 1)
+        self.patience = None if patience is None else whole_number("patience", patience, 1)
+        self.progress = progress
+        self.history: list[Measured] = []
+        if isinstance(loader, Iterable) and iter(loader) is loader:
+            raise NACError(
+                "`loader` is read again at every measurement, but this one can be read only once. "
+                "Pass a DataLoader or a list of batches."
+            )
+
+    def __call__(self, step: int, net: nn.Module) -> Optional[float]:
+        """Measure if it is time; returns G, or None if it is not.
+
+        Args:
+            step: number of training steps done.
+            net: the network; its weights, mode and statistics are left as they are.
+        """
+        if step % self.every or (self.history and self.history[-1].step == step):
+            return None
+        found = self.measure(step, net)
+        if self.path is not None and self.best == self.history[-1]:
+            with files.replacing(self.path) as temporary:
+                torch.save(unwrap(net).state_dict(), temporary)
+        return found
+
+    def measure(self, step: int, net: nn.Module) -> float:
+        """Measure now and note it, without saving anything."""
+        found = coverage_integral(net, self.loader, self.layer, self.config, progress=self.progress)
+        self.history.append(Measured(step, found))
+        return found
+
+    @property
+    def best(self) -> Optional[Measured]:
+        """The highest coverage so far, the first of equal ones."""
+        return max(self.history, key=lambda each: each.coverage) if self.history else None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the last `patience` measurements brought no new best one."""
+        if self.patience is None or self.best is None:
+            return False
+        return len(self.history) - 1 - self.history.index(self.best) >= self.patience

@@ -1,0 +1,1 @@
+"""Rankings of checkpoints as tables, plots and an HTML page."""

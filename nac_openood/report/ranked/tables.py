@@ -1,0 +1,139 @@
+"""RC and ACC of the criteria, settings and checkpoints as tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any, Mapping, Optional
+
+from nac_openood.benchmark.run.results import Value
+from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
+from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.report.blocks import Cell, Column, Line, Table
+from nac_openood.report.words import NOTHING, capital, is_number
+
+_UNDEFINED = "undefined"
+_SHOWN = ("oracle", "validation", "nac-me")
+
+
+def choice_table(ranked: RankedRuns) -> Table:
+    """The paper's table: RC and ACC of each criterion by target domain, and the difference."""
+    targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
+    columns = [Column("Criterion", "name")]
+    for target in targets:
+        group = title_of(target)
+        columns += [Column("RC", group=group, better="higher"),
+                    Column("ACC", group=group, better="higher")]  # fmt: skip
+    lines = []
+    for criterion in _SHOWN:
+        cells = [Cell(CRITERIA[criterion])]
+        for target in targets:
+            rc = Cell() if criterion == "oracle" else _cell(ranked.rc(criterion, target))
+            cells += [rc, _cell(ranked.accuracy(criterion, target))]
+        lines.append(Line(cells, ours=criterion == "nac-me"))
+    delta = [Cell("NAC-ME \u2212 Validation")]
+    for target in targets:
+        for find in (ranked.rc, ranked.accuracy):
+            delta.append(_delta(find("nac-me", target), find("validation", target)))
+    return Table("", columns, [*lines, Line(delta)])
+
+
+def title_of(target: str) -> str:
+    """A target domain in a heading."""
+    return capital(target.replace("_", " ")) if target else "Target domains"
+
+
+def _cell(found: Summary) -> Cell:
+    if found.mean is None:
+        return Cell(_UNDEFINED)
+    return Cell.of_mean(Value(found.mean, found.error))
+
+
+def _delta(ours: Summary, theirs: Summary) -> Cell:
+    if ours.mean is None or theirs.mean is None:
+        return Cell(_UNDEFINED)
+    return Cell(f"{ours.mean - theirs.mean:+.2f}", value=ours.mean - theirs.mean)
+
+
+def paper_table(ranked: RankedRuns) -> Table:
+    """Measured and published numbers, one row each."""
+    columns = [
+        Column("Domain", "name"), Column("Criterion", "text"), Column("Metric", "text"),
+        Column("Measured"), Column("Published"), Column("Difference"),
+    ]  # fmt: skip
+    lines = []
+    for row in ranked.paper:
+        difference = row["difference"]
+        shown = f"{difference:+.2f}" if is_number(difference) else NOTHING
+        texts = (title_of(row["domain"]), CRITERIA[row["criterion"]], row["metric"])
+        numbers = [_value(row, "measured"), _value(row, "published"), Cell(shown)]
+        lines.append(Line([*map(Cell, texts), *numbers], ours=row["criterion"] == "nac-me"))
+    return Table("", columns, lines)
+
+
+def _value(row: Mapping[str, Any], key: str) -> Cell:
+    mean = row[key]
+    if not is_number(mean):
+        return Cell(_UNDEFINED if key == "measured" else NOTHING)
+    return Cell.of_mean(Value(mean, row[f"{key}_error"]))
+
+
+def settings_table(ranked: RankedRuns) -> Table:
+    """What was chosen for each run, and how well coverage agrees with validation accuracy."""
+    columns = [
+        Column("Run", "name"), Column("M"), Column("alpha"), Column("O*"),
+        Column("RC with validation"), Column("Validation chooses", "text"),
+        Column("NAC-ME chooses", "text"),
+    ]  # fmt: skip
+    lines = []
+    for run in ranked.runs:
+        config, rc = run.ranking.config, run.ranking.rc_val
+        numbers = (config.n_bins, config.steepness, config.full_count)
+        cells = [Cell(f"{number:g}", value=number) for number in numbers]
+        told = Cell(_UNDEFINED if rc is None else f"{100 * rc:.2f}", value=rc)
+        chosen = [Cell(run.ranking.chosen(c).name) for c in ("validation", "nac-me")]
+        lines.append(Line([Cell(run.name), *cells, told, *chosen]))
+    return Table("", columns, lines)
+
+
+def checkpoints_table(run: RankedRun) -> Table:
+    """The checkpoints of a run, best first by NAC-ME."""
+    ranking = run.ranking
+    columns = [Column("#"), Column("Checkpoint", "name"), Column("G", better="higher"),
+               Column("Validation, %", better="higher")]  # fmt: skip
+    if ranking.has_test:
+        columns.append(Column("Test, %", better="higher"))
+    lines = []
+    for place, each in enumerate(ranking.order(), start=1):
+        cells = [Cell(str(place)), Cell(each.name), Cell(f"{each.coverage:.5f}"),
+                 Cell(f"{100 * each.val:.2f}")]  # fmt: skip
+        if each.test is not None:
+            cells.append(Cell(f"{100 * each.test:.2f}"))
+        lines.append(Line(cells, ours=place == 1))
+    return Table(run.name if run.target else "", columns, lines, sortable=True)
+
+
+def csv_table(ranked: RankedRuns) -> str:
+    """A line for each checkpoint of each run, with all digits."""
+    lines: list[list[Any]] = [
+        ["target", "trial", "checkpoint", "step", "coverage", "validation", "test", "oracle",
+         "n_bins", "steepness", "full_count", "chosen_by"]
+    ]  # fmt: skip
+    for run in ranked.runs:
+        config = run.ranking.config
+        criteria = [c for c in CRITERIA if c != "oracle" or run.ranking.has_test]
+        chosen = {criterion: run.ranking.chosen(criterion).name for criterion in criteria}
+        for each in run.ranking.checkpoints:
+            by = " ".join(c for c, name in chosen.items() if name == each.name)
+            lines.append(
+                [run.target, _text(run.trial), each.name, _text(each.step), repr(each.coverage),
+                 repr(each.val), _text(each.test), _text(each.oracle), config.n_bins,
+                 config.steepness, config.full_count, by]
+            )  # fmt: skip
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines)
+    return out.getvalue()
+
+
+def _text(value: Optional[float]) -> str:
+    return "" if value is None else repr(value)

@@ -1,0 +1,48 @@
+"""Tables and page of a ranking, written beside its `results.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Union
+
+from nac_openood import files
+from nac_openood.evaluation.leave_one_out import RankedRuns
+from nac_openood.report.markdown import render_markdown
+from nac_openood.report.ranked.document import ranked_document, verdict
+from nac_openood.report.ranked.tables import choice_table, csv_table, settings_table
+from nac_openood.report.terminal import text_table
+
+
+def write_ranked_tables(ranked: RankedRuns, folder: Union[str, Path]) -> list[Path]:
+    """Write `results.csv` and `results.md`; neither needs matplotlib."""
+    return [
+        _write(folder, "results.csv", csv_table(ranked)),
+        _write(folder, "results.md", render_markdown(ranked_document(ranked))),
+    ]
+
+
+def write_ranked_page(ranked: RankedRuns, folder: Union[str, Path]) -> Path:
+    """Write `report.html`.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    from nac_openood.report.page import render
+
+    version = ranked.versions.get("nac_openood", "")
+    return _write(folder, "report.html", render(ranked_document(ranked), version))
+
+
+def ranked_summary(ranked: RankedRuns) -> str:
+    """The tables as plain text for a terminal of 100 columns."""
+    tables = [choice_table(ranked)] if ranked.has_test else []
+    lines = [
+        line for table in (*tables, settings_table(ranked)) for line in (*text_table(table), "")
+    ]
+    return "\n".join([*lines, verdict(ranked), *(f"Note: {note}" for note in ranked.notes)])
+
+
+def _write(folder: Union[str, Path], name: str, text: str) -> Path:
+    path = Path(folder) / name
+    files.write_text(path, text)
+    return path

@@ -1,0 +1,252 @@
+"""NAC-ME of a network: the counts, the number, the layer."""
+
+import json
+
+import minibench
+import numpy as np
+import oracle
+import pytest
+import timm
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nac_openood import (
+    IntegralConfig,
+    NACError,
+    NotFittedError,
+    ProbeError,
+    Reading,
+    coverage_integral,
+)
+from nac_openood.core.integral import CoverageIntegral, LinearHistogram, linear_edges
+from nac_openood.core.reading import Probed
+from nac_openood.evaluation.integral import count_coverage
+from nac_openood.evaluation.passes import deepest_layer
+from nac_openood.network.architectures import find_layer
+from nac_openood.network.plan import PassPlan
+from nac_openood.network.taps import read
+
+
+def passed(n, neurons=4, seed=0):
+    """Readings of `n` samples, their labels, and which are classified correctly."""
+    generator = torch.Generator().manual_seed(seed)
+    z, g = (torch.randn(n, neurons, generator=generator) for _ in range(2))
+    z[:, 0] = 0  # a dead neuron
+    logits = torch.randn(n, 3, generator=generator)
+    label = torch.randint(0, 3, (n,), generator=generator)
+    return Probed(logits, {"deep": Reading(z, g)}), label, logits.argmax(1) == label
+
+
+def counted(probed, label, config):
+    rule = CoverageIntegral({"deep": config})
+    rule.update(probed, label)
+    return rule
+
+
+@given(
+    st.integers(2, 60), st.integers(1, 6), st.sampled_from([0.1, 1.0, 7.0]), st.integers(0, 9999)
+)
+def test_it_is_the_formula(m, full_count, alpha, seed):
+    probed, label, right = passed(25, seed=seed)
+    rule = counted(probed, label, IntegralConfig(m, full_count, alpha))
+    z, g = probed["deep"]
+    states = torch.sigmoid(alpha * (z * g))[right].numpy()
+    assert rule.integral() == pytest.approx(
+        oracle.coverage_integral(states, m, full_count), abs=1e-12
+    )
+    assert (rule.n_samples, rule.n_correct) == (25, int(right.sum()))
+
+
+@pytest.mark.parametrize("m", [2, 3, 50, 51, 1000])
+def test_edges_are_closed_on_the_left(m):
+    edges = linear_edges(m)
+    assert edges[0] == 0 and edges[-1] == 1 and len(edges) == m
+    below = torch.nextafter(edges, torch.tensor(-1.0))[1:]
+    assert LinearHistogram.bins(edges[:, None], m)[:, 0].tolist() == list(range(m))
+    assert LinearHistogram.bins(below[:, None], m)[:, 0].tolist() == list(range(m - 1))
+    widened = LinearHistogram.bins(edges.double()[:, None], m)[:, 0]
+    assert widened.tolist() == list(range(m))
+
+
+def test_a_state_of_exactly_one_is_in_no_bin():
+    histogram = LinearHistogram.empty(1, 5, torch.device("cpu"))
+    histogram.update(torch.tensor([[1.0], [1.0], [0.0]]))
+    assert histogram.counts.tolist() == [[1, 0, 0, 0, 2]]
+    assert histogram.integral(1) == 1 / 5
+
+
+def test_a_full_histogram_is_less_than_one():
+    histogram = LinearHistogram.empty(2, 5, torch.device("cpu"))
+    histogram.update(torch.tensor([[0.1], [0.3], [0.6], [0.9]]).expand(4, 2))
+    assert histogram.integral(1) == 4 / 5
+    assert histogram.integral(2) == 2 / 5
+
+
+# HandNet: hidden = (a + b, a - b), logits = relu(hidden). With logits (u, v) the gradient of the
+# loss is (p - 1/2, 1/2 - p) where p = 1 / (1 + exp(v - u)). At "hidden", a negative output has a
+# gradient of 0. M = 5 edges: 0, 1/4, 1/2, 3/4, 1.
+#
+# x = (2, 1): z = (3, 1), p = 0.8808, z * g = (1.1424, -0.3808), states 0.758, 0.406: bins 3, 1
+# x = (1, 2): z = (3, -1), logits (3, 0), p = 0.9526, z * g = (1.3577, 0), 0.795, 0.5: bins 3, 2
+# x = (0, 0): z = (0, 0), z * g = (0, 0), states 0.5, 0.5: bins 2, 2 (tied: class 0 is predicted)
+# x = (1, -1): z = (0, 2), p = 0.1192, z * g = (0, 0.7616), states 0.5, 0.682: bins 2, 2
+HAND = torch.tensor([[2.0, 1.0], [1.0, 2.0], [0.0, 0.0], [1.0, -1.0]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "full_count", "filled"),
+    [
+        # all right: neuron 1 has counts 0 0 2 2, neuron 2 has 0 1 3 0
+        ([0, 0, 0, 1], 1, 4),
+        ([0, 0, 0, 1], 2, 2 + 0.5 + 1),
+        ([0, 0, 0, 1], 4, 0.5 + 0.5 + 0.25 + 0.75),
+        # the last one is wrong: neuron 1 has 0 0 1 2, neuron 2 has 0 1 2 0
+        ([0, 0, 0, 0], 2, 0.5 + 1 + 0.5 + 1),
+        ([1, 1, 1, 0], 1, 0),
+    ],
+)
+def test_worked_out_by_hand(hand_net, labels, full_count, filled):
+    g = coverage_integral(
+        hand_net, [(HAND, torch.tensor(labels))], "hidden", IntegralConfig(5, full_count, 1.0)
+    )
+    assert isinstance(g, float)
+    assert g == pytest.approx(filled / 5 / 2, abs=1e-7)
+
+
+def test_defaults_are_the_authors():
+    assert IntegralConfig() == IntegralConfig(n_bins=50, full_count=500, steepness=0.1)
+    assert IntegralConfig.from_dict({"M": 51, "O": 5, "sig_alpha": 3}) == IntegralConfig(51, 5, 3.0)
+    assert IntegralConfig.from_dict(IntegralConfig(51).to_dict()) == IntegralConfig(51)
+
+
+def test_batches_and_shards_make_no_difference(hand_net):
+    x = torch.randint(-4, 5, (60, 2), generator=torch.Generator().manual_seed(3)).float()
+    y = torch.arange(60) % 2
+    config = IntegralConfig(51, 3, 0.7)
+    whole = count_coverage(hand_net, [(x, y)], "hidden", config)
+    for size in (1, 7, 32):
+        loader = DataLoader(TensorDataset(x, y), batch_size=size)
+        assert coverage_integral(hand_net, loader, "hidden", config) == whole.integral()
+    first = count_coverage(hand_net, [(x[:13], y[:13])], "hidden", config)
+    first.merge(count_coverage(hand_net, [(x[13:], y[13:])], "hidden", config))
+    assert torch.equal(first.histogram.counts, whole.histogram.counts)
+    assert first.integral() == whole.integral() and first.n_samples == 60
+
+
+def test_merging_refuses_other_settings_and_takes_empty_ones():
+    probed, label, _ = passed(9)
+    rule, empty = (
+        counted(probed, label, IntegralConfig()),
+        CoverageIntegral({"deep": IntegralConfig()}),
+    )
+    before = rule.integral()
+    rule.merge(empty)
+    empty.merge(rule)
+    assert empty.integral() == rule.integral() == before
+    with pytest.raises(NACError, match="cannot merge NAC-ME of different layers or settings"):
+        rule.merge(counted(probed, label, IntegralConfig(51)))
+
+
+def test_it_is_tensors_and_settings_in_a_file():
+    rule = counted(*passed(20)[:2], IntegralConfig(9, 2, 1.0))
+    settings = json.loads(json.dumps(rule.settings()))
+    again = CoverageIntegral.restore(settings, rule.tensors())
+    assert again.integral() == rule.integral() and again.n_correct == rule.n_correct
+    again.merge(rule)  # a copy: the first is left alone
+    assert rule.integral() == CoverageIntegral.restore(settings, rule.tensors()).integral()
+    with pytest.raises(NACError, match="do not add up"):
+        CoverageIntegral.restore({**settings, "n_correct": 1}, rule.tensors())
+
+
+def test_what_cannot_be_counted_is_told(small_net, images, labels):
+    with pytest.raises(NACError, match="expected labels, because only correctly classified"):
+        coverage_integral(small_net, [images])
+    with pytest.raises(NACError, match="yielded no batch"):
+        coverage_integral(small_net, [])
+    with pytest.raises(NACError, match=r"labels must be in 0..3"):
+        coverage_integral(small_net, [(images, labels + 1)])
+    with pytest.raises(ProbeError, match="has no layer 'layer9'"):
+        coverage_integral(small_net, [(images, labels)], "layer9")
+    with pytest.raises(NACError, match="`config` must be an IntegralConfig"):
+        coverage_integral(small_net, [(images, labels)], config={"M": 50})
+    with pytest.raises(NACError, match="computed at one layer"):
+        CoverageIntegral({"a": IntegralConfig(), "b": IntegralConfig()})
+    with pytest.raises(NotFittedError, match="nothing was counted"):
+        CoverageIntegral({"a": IntegralConfig()}).integral()
+    for wrong in ({"n_bins": 1}, {"full_count": 0}, {"steepness": 0}, {"n_bins": 2.5}):
+        with pytest.raises(NACError, match=next(iter(wrong))):
+            IntegralConfig(**wrong)
+
+
+def test_broken_readings_are_refused():
+    probed, label, right = passed(12)
+    probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")
+    with pytest.raises(NACError, match=r"layer 'deep': 1 of \d+ samples have NaN or Inf"):
+        counted(probed, label, IntegralConfig()).integral()
+
+
+def test_the_network_is_left_as_it_was(small_net, images, labels):
+    small_net.train()
+    before = {name: value.clone() for name, value in small_net.state_dict().items()}
+    state = torch.get_rng_state()
+    first = coverage_integral(small_net, [(images, labels)], config=IntegralConfig(50, 1, 10.0))
+    assert small_net.training and torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[n], v) for n, v in small_net.state_dict().items())
+    small_net.eval()
+    again = coverage_integral(small_net, [(images, labels)], config=IntegralConfig(50, 1, 10.0))
+    assert first == again > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "expected"),
+    [
+        (lambda: torchvision.models.resnet18(num_classes=3), 32, "avgpool"),
+        (lambda: timm.create_model("resnet10t", num_classes=3), 32, "global_pool"),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32),
+            32,
+            "blocks.11.norm2",
+        ),
+        (
+            lambda: torchvision.models.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=3),
+            32,
+            "encoder.layers.encoder_layer_1.ln_2",
+        ),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.ReLU(), nn.Linear(5, 3)), 4, "2"),
+    ],
+)
+def test_the_automatic_layer_is_the_papers(make, size, expected):
+    torch.manual_seed(0)
+    net, x = make().eval(), torch.randn(4, 3, size, size)
+    assert deepest_layer(net, x).path == expected
+    y = net(x).argmax(1)
+    g = coverage_integral(net, [(x, y)], config=IntegralConfig(full_count=1))
+    assert g == coverage_integral(net, [(x, y)], expected, IntegralConfig(full_count=1)) > 0
+
+
+@pytest.mark.bench
+def test_the_authors_figures(bench):
+    """15 settings, three layers, in one pass over all training images."""
+    folder, root = bench
+    expected = json.loads((folder / "expected_nacme.json").read_text())
+    net = minibench.trained(folder)
+    layers = {name: find_layer(net, name) for name in ("avgpool", "layer4", "layer3")}
+    rules = [CoverageIntegral({e["layer"]: settings(e)}) for e in expected["G"]]
+    plan = None
+    for batch in minibench.loader(root, "train_cifar10"):
+        plan = plan or PassPlan(net, batch["data"])
+        probed = read(net, batch["data"], layers, plan)
+        for rule in rules:
+            rule.update(probed, batch["label"])
+    assert {rule.n_correct for rule in rules} == {expected["correct"]}
+    assert len(rules) == 15
+    for rule, each in zip(rules, expected["G"]):
+        assert rule.integral() == pytest.approx(each["G"], abs=1e-4), each
+
+
+def settings(entry):
+    return IntegralConfig(**{name: entry[name] for name in ("n_bins", "full_count", "steepness")})
