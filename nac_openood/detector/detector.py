@@ -99,6 +99,7 @@ class NACDetector(LayerReader):
         rule.check()
         self._accept(rule, FitSummary(rule.n_samples, dict(sorted(samples.by_class.items()))))
         samples.warn_if_uneven()
+        warn_if_saturated(rule)
         return self
 
     def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
