@@ -87,7 +87,9 @@ def test_intervals_are_those_of_a_paired_bootstrap():
         (found.interval(0), spread[:, 0]),
         (found.difference(1, 0), spread[:, 1] - spread[:, 0]),
     ):
-        assert (interval.high - interval.low) / 2 == pytest.approx(2.576 * sampled.std(), rel=0.15)
+        assert (interval.high - interval.low) / 2 == pytest.approx(
+            float(2.576 * sampled.std()), rel=0.15
+        )
     assert found.difference(0, 0) == (0, 0, 0)
 
 

@@ -188,8 +188,9 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings) -> list[str]:
         scores = torch.cat([part[name] for part in parts])
         same = int(scores.unique(return_counts=True)[1].max()) / len(scores)
         if name not in told and same >= _SAME:
+            what = "layer" if name in rule.layers else "part"
             told[name] = (
-                f"'{name}' cannot tell samples apart: {same:.0%} of those that were compared get "
+                f"{what} '{name}' cannot tell samples apart: {same:.0%} of those that were compared get "
                 "the same score from it"
             )
     return list(told.values())
