@@ -190,8 +190,8 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings) -> list[str]:
         if name not in told and same >= _SAME:
             what = "layer" if name in rule.layers else "part"
             told[name] = (
-                f"{what} '{name}' cannot tell samples apart: {same:.0%} of those that were compared get "
-                "the same score from it"
+                f"{what} '{name}' cannot tell samples apart: {same:.0%} of those that were "
+                "compared get the same score from it"
             )
     return list(told.values())
 
