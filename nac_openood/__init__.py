@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from nac_openood.evaluation.ranking import Ranking
     from nac_openood.plugin.postprocessor import NACPostprocessor
     from nac_openood.plugin.register import register, unregister
+    from nac_openood.search.advice import Advice
+    from nac_openood.search.advise import advise
 
 #: Where each public name lives.
 _HOMES = {
+    "Advice": "search.advice",
     "Coverage": "core.coverage",
     "Explanation": "detector.outcomes",
     "FileError": "errors",
@@ -46,6 +49,7 @@ _HOMES = {
     "Reading": "core.reading",
     "Readings": "detector.readings",
     "Scores": "detector.outcomes",
+    "advise": "search.advise",
     "compare": "benchmark.api",
     "coverage_integral": "evaluation.integral",
     "rank_checkpoints": "evaluation.rank",
@@ -78,6 +82,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Advice",
     "Coverage",
     "Explanation",
     "FileError",
@@ -95,6 +100,7 @@ __all__ = [
     "Readings",
     "Scores",
     "__version__",
+    "advise",
     "compare",
     "coverage_integral",
     "rank_checkpoints",

@@ -13,6 +13,10 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nac_openood.search import SearchResult
+    from nac_openood.search.advice import Advice
+    from nac_openood.search.stored import ReadingSet
+
 _EXAMPLES = """\
 examples:
   nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10 \\
@@ -129,18 +133,31 @@ def _search(args: argparse.Namespace) -> int:
         layers=layers, sweep=lists, strategy=args.strategy, objective=args.objective,
         guard=guard, surrogate=readings.surrogate, top=args.top, seed=args.seed, budget=budget,
     )  # fmt: skip
-    show_result(result, readings.about)
-    _write(out, result, readings.about, _settings(args, space))
+    advice = _advice(result, readings)
+    show_result(result, readings.about, advice)
+    _write(out, result, readings.about, _settings(args, space), advice)
     return 0
 
 
-def _write(out: Path, result: Any, about: Any, settings: dict[str, Any]) -> None:
+def _advice(result: SearchResult, readings: ReadingSet) -> Advice:
+    from nac_openood.core.coverage import Coverage
+    from nac_openood.search.recipe import advise_after_search
+
+    rule = Coverage(result.layers)
+    for part in readings.fit.batches():
+        rule.update(part)
+    return advise_after_search(rule, readings)
+
+
+def _write(
+    out: Path, result: SearchResult, about: Any, settings: dict[str, Any], advice: Advice
+) -> None:
     from nac_openood.report.landscape import draw_landscape
     from nac_openood.search import SURROGATE_LABEL
     from nac_openood.search.output import write_config, write_report
 
     write_config(out / "nac.yml", result, about)
-    write_report(out / "search.json", result, about, settings)
+    write_report(out / "search.json", result, about, settings, advice)
     written = ["nac.yml", "search.json"]
     try:
         note = SURROGATE_LABEL if result.surrogate else None

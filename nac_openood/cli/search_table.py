@@ -6,12 +6,13 @@ from typing import Any, Mapping, Optional
 
 from nac_openood.report.words import SHOWN
 from nac_openood.search import SURROGATE_LABEL, SearchResult
+from nac_openood.search.advice import Advice
 
 _SHOWN = 5
 
 
-def show_result(result: SearchResult, about: Mapping[str, Any]) -> None:
-    """The best candidates, and the winner's settings layer by layer."""
+def show_result(result: SearchResult, about: Mapping[str, Any], advice: Advice) -> None:
+    """The best candidates, the winner's settings layer by layer, and how it compares."""
     against = about.get("ood_val", {}).get("name", "OOD validation")
     print(f"\n{result.evaluated:,} joint points in {result.seconds:.1f} s, against {against}")
     if "accuracy" in about:
@@ -29,6 +30,7 @@ def show_result(result: SearchResult, about: Mapping[str, Any]) -> None:
     print(f"\n* {fpr95}: {fpr95.meaning}")
     print(f"guard: {_guard_note(result.guard, result.best.guard)}\n")
     _show_layers(result)
+    print(f"\n{advice}")
 
 
 def _show_layers(result: SearchResult) -> None:

@@ -15,6 +15,7 @@ from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Reading
 from nac_openood.core.rule import Needs, Rule
+from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.core.states import STATES
 from nac_openood.errors import NACError, NotFittedError
 
@@ -107,6 +108,18 @@ class Coverage(Rule):
             hits = histogram.hits(states_of(reading, config)).t()
             found[name] = hits.clamp(max=config.full_count) / config.full_count
         return found
+
+    def saturated(self, readings: Optional[Mapping[str, Reading]] = None) -> dict[str, str]:
+        """Layers whose settings give nearly all samples one and the same score; see `Rule`."""
+        told = {}
+        for name, histogram in self.histograms.items():
+            config = self.layers[name]
+            found = saturation(histogram, config)
+            if found is not None:
+                known = readings is not None and name in readings
+                better = usual_steepness(readings[name], config) if known else None  # type: ignore[index]
+                told[name] = found.told(name, config, better)
+        return told
 
     def to(self, device: torch.device) -> Coverage:
         """Move the counts; scoring moves them to its readings by itself."""

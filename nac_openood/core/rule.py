@@ -152,3 +152,11 @@ class Rule(Accumulator):
         if not scores:
             raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
         return torch.cat(scores)
+
+    def saturated(self, readings: Optional[Mapping[str, Reading]] = None) -> dict[str, str]:
+        """Why the scores of some layers are all alike and what to change, a sentence by layer.
+
+        Args:
+            readings: in-distribution readings, by which to suggest other settings.
+        """
+        return {}

@@ -15,7 +15,7 @@ from nac_openood.detector import store
 from nac_openood.detector.batches import AUTHORS_SEED, batches
 from nac_openood.detector.choose import LayerChoice, layer_settings
 from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
-from nac_openood.detector.fitting import FittingSet
+from nac_openood.detector.fitting import FittingSet, warn_if_saturated
 from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
@@ -99,6 +99,7 @@ class NACDetector(LayerReader):
         rule.check()
         self._accept(rule, FitSummary(rule.n_samples, dict(sorted(samples.by_class.items()))))
         samples.warn_if_uneven()
+        warn_if_saturated(rule)
         return self
 
     def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import whole_number
+from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import Batch, batches, check_labels, fitting_loader, too_few
 from nac_openood.errors import NACError
 from nac_openood.network.calling import classify
@@ -82,6 +83,18 @@ class FittingSet:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def warn_if_saturated(rule: Rule) -> None:
+    """Warn when a layer gives nearly all samples the same score."""
+    told = list(rule.saturated().values())
+    if told:
+        warnings.warn(
+            f"{'; '.join(told)}. `nac_openood.advise` suggests settings, and rule='nac_plus' needs "
+            "none.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 class Quota:

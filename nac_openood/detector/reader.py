@@ -84,6 +84,11 @@ class LayerReader:
         for batch in samples:
             yield Readings.of_pass(self._probe(batch.data), batch.labels())
 
+    @property
+    def places(self) -> Mapping[str, Layer]:
+        """Where in the network each layer is; empty before automatic layers are found."""
+        return dict(self._places)
+
     def _settle(self, settings: Mapping[str, Any]) -> None:
         """From now on, these are the layers."""
         self._places = locate_layers(self.net, settings)

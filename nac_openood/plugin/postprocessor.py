@@ -23,7 +23,8 @@ from nac_openood.plugin.loaders import unaugmented
 from nac_openood.plugin.settings import plain, written
 from nac_openood.plugin.sweep import SweepCache, sweep_arguments
 from nac_openood.search import SURROGATE_LABEL, SearchResult
-from nac_openood.search.recipe import gather, search_settings
+from nac_openood.search.advice import Advice
+from nac_openood.search.recipe import advise_after_search, gather, search_settings
 
 Inferred = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -45,6 +46,7 @@ class NACPostprocessor(BasePostprocessor):
         setup_flag: whether `setup` was called; OpenOOD's scripts pickle objects that have it.
         args_dict: what OpenOOD's sweep walks: "layer.setting" -> values, in order.
         search_result: the ranking, where `setup` searched, with the overfitting guard.
+        advice: how NAC compares with simpler methods on validation data, where `setup` searched.
         config_file: the YAML it was made from, read again when a pickle of it is set up.
     """
 
@@ -62,6 +64,7 @@ class NACPostprocessor(BasePostprocessor):
         self.hyperparam_search_done = self.setup_flag = False
         self.args_dict = sweep_arguments(self._written) if self._written else {}
         self.search_result: Optional[SearchResult] = None
+        self.advice: Optional[Advice] = None
         self.config_file: Optional[str] = None
         self._source: Optional[NACConfig] = None  # what setup was asked for
         self._layers: dict[str, Any] = {}  # what is in use, perhaps after a search
@@ -81,7 +84,8 @@ class NACPostprocessor(BasePostprocessor):
         self._forget()
         self.setup_flag = False  # until the end: an interrupted set-up is none
         self._source, self._network = settings, fingerprint(net)
-        self.args_dict, self.search_result = sweep_arguments(settings), None
+        self.args_dict = sweep_arguments(settings)
+        self.search_result = self.advice = None
         # with nothing to sweep there is nothing to search, and OpenOOD must not try
         self.hyperparam_search_done = self.APS_mode and not self.args_dict
         reader = NACDetector(net, settings.layer_choice, rule=settings.rule, fast=settings.fast)
@@ -113,7 +117,8 @@ class NACPostprocessor(BasePostprocessor):
         if settings.search_in == "openood":
             return
         found = self.search_result = search_settings(readings, settings, strategy="grid")
-        self._use(found.layers, self._cache.fitted(found.layers))
+        rule = self._cache.fitted(found.layers)
+        self._use(found.layers, rule)
         self._cache = None
         self.hyperparam_search_done = True
         if found.overfits:
@@ -123,6 +128,9 @@ class NACPostprocessor(BasePostprocessor):
                 "or a larger full_count overfit less; see docs/search.md.",
                 stacklevel=4,
             )
+        self.advice = advise_after_search(rule, readings)
+        for text in self.advice.warnings:
+            warnings.warn(f"{text}. See docs/which_method.md.", stacklevel=4)
 
     def postprocess(self, net: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
         """Prediction and confidence of a batch, both `[batch]`."""

@@ -15,6 +15,7 @@ import yaml
 from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.core.layer_config import LayerConfig
+from nac_openood.search.advice import Advice
 from nac_openood.search.result import SearchResult
 from nac_openood.search.surrogate import SURROGATE_LABEL
 
@@ -26,9 +27,13 @@ def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> 
 
 
 def write_report(
-    path: Path, result: SearchResult, about: Mapping[str, Any], settings: Mapping[str, Any]
+    path: Path,
+    result: SearchResult,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    advice: Optional[Advice] = None,
 ) -> None:
-    """Ranking, landscape, guard values, settings and versions as JSON."""
+    """Ranking, landscape, guard values, settings, versions and advice as JSON."""
     document = {
         "format": 1,
         "warning": SURROGATE_LABEL if result.surrogate else None,
@@ -38,6 +43,7 @@ def write_report(
         "evaluated": result.evaluated,
         "seconds": round(result.seconds, 3),
         "guard": result.guard,
+        "advice": None if advice is None else advice.to_dict(),
         "ranking": [
             {"layers": {n: _plain(c) for n, c in entry.layers.items()}, **_numbers(entry)}
             for entry in result.ranking

@@ -1,4 +1,4 @@
-"""How NAC is set up on a network: split, read, search, guard, fit.
+"""How NAC is set up on a network: split, read, search, guard, fit, advise.
 
 The plugin, `nac-openood search`, the comparison and the demo all take these steps:
 
@@ -7,7 +7,8 @@ The plugin, `nac-openood search`, the comparison and the demo all take these ste
    surrogates made of the ID validation images take its place, and every result says so;
 3. search the settings without the network (`nac_openood.search.run`), and measure on the held-out
    samples whether they overfit;
-4. fit the rule with the winner.
+4. fit the rule with the winner;
+5. compare it with simpler methods (`nac_openood.search.advise`).
 
 `set_up` does all of it.
 """
@@ -15,28 +16,24 @@ The plugin, `nac-openood search`, the comparison and the demo all take these ste
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
-import numpy as np
 from torch import nn
-from torch.utils.data import Subset
 
 from nac_openood.core.coverage import Coverage
+from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.batches import (
-    AUTHORS_SEED,
-    balanced_indices,
-    dataset_labels,
-    fitting_indices,
-    indexable,
-    reloaded,
-)
+from nac_openood.detector.batches import as_batch
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
+from nac_openood.search.advice import REAL, SURROGATE, Advice
+from nac_openood.search.advise import advise, advise_on_readings
+from nac_openood.search.alternatives import Known, known_of
 from nac_openood.search.result import SearchResult
 from nac_openood.search.run import search
+from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
 
@@ -53,10 +50,17 @@ _ROLES = {
 
 
 class Outcome(NamedTuple):
-    """A fitted detector, and what the search found; None where nothing was searched."""
+    """A fitted detector and what there is to say about it.
+
+    Args:
+        detector: the detector, calibrated if its rule needs that.
+        found: what the search found; None if nothing was searched.
+        advice: how it compares with simpler methods; None without ID validation data.
+    """
 
     detector: NACDetector
     found: Optional[SearchResult]
+    advice: Optional[Advice]
 
 
 def set_up(
@@ -73,8 +77,8 @@ def set_up(
 ) -> Outcome:
     """Fit NAC on a network, after a search where the config asks for one.
 
-    The guard is measured and reported, not enforced: the search follows the protocol that OpenOOD
-    has for every method.
+    Guard and advice are measured and reported, not enforced: the search follows the protocol that
+    OpenOOD has for every method.
 
     Args:
         net: the network.
@@ -90,7 +94,11 @@ def set_up(
     reader = NACDetector(net, config.layer_choice, rule=config.rule, fast=config.fast)
     if not (config.search and config.sweep):
         reader.fit(train, config.n_samples, progress=progress)
-        return Outcome(_calibrated(reader, id_val, progress), None)
+        fitted = _calibrated(reader, id_val, progress)
+        if id_val is None:
+            return Outcome(fitted, None, None)
+        told = advise(fitted, id_val, train=train, ood_val=ood_val, seed=seed, progress=progress)
+        return Outcome(fitted, None, told)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
@@ -99,7 +107,18 @@ def set_up(
     )  # fmt: skip
     found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
     detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
-    return Outcome(_calibrated(detector.fit_readings(readings.fit), id_val, progress), found)
+    detector = _calibrated(detector.fit_readings(readings.fit), id_val, progress)
+    assert detector.rule_ is not None  # it was fitted just now
+    return Outcome(detector, found, advise_after_search(detector.rule_, readings))
+
+
+def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
+    """Compare a rule with simpler methods on the readings that its settings were searched on."""
+    return advise_on_readings(
+        rule, readings.id_val, readings.ood_val, readings.fit,
+        known=Known.from_dict(readings.about.get("known") or {}),
+        against=SURROGATE if readings.surrogate else REAL, searched=True,
+    )  # fmt: skip
 
 
 def _calibrated(
@@ -156,13 +175,14 @@ def gather(
         say: called with a line of text for each dataset that is read.
         progress: whether to show progress bars; None shows them on a terminal.
     """
+    first = _First(id_val)
     named = {"id_val": "ID validation", "ood_val": "OOD validation", **(names or {})}
     surrogate = ood_val is None
     if surrogate:
         named["ood_val"] = f"surrogates of {named['id_val']} ({', '.join(SURROGATES)})"
     loaders = {
         "fit": train,
-        "id_val": id_val,
+        "id_val": first,
         "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
         "held_out": held_out_of(train, n_samples, held_out),
     }
@@ -186,39 +206,28 @@ def gather(
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
         "accuracy": found["id_val"].accuracy,
+        "known": known_of(reader, first.samples).to_dict(),
     }
     if target is not None:
         write_manifest(target, list(found), notes)
     return ReadingSet(**found, about=notes)
 
 
-def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optional[Iterable[Any]]:
-    """A loader of training samples that `fit` and `read_loader` leave out with `n_samples`.
+class _First:
+    """A loader that remembers the first samples it yielded, since it may not yield them again."""
 
-    Args:
-        train: batches of training data.
-        n_samples: how many are fitted on.
-        n: how many others to take at most, drawn class by class as the fitting subset is.
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+        self.samples: Any = None
 
-    Returns:
-        None where nothing is left, or where `train` is a stream that cannot be indexed.
-    """
-    if n_samples is None or not indexable(train):
-        return None
-    loader: Any = train
-    labels, size = dataset_labels(loader.dataset), len(loader.dataset)
-    rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
-    rows = _drawn(labels, rest, n)
-    return reloaded(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
 
-
-def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray:
-    """At most `n` of the rows `rest`, as many of each class where there are enough."""
-    if not n or n >= len(rest):
-        return rest[:n]
-    if labels is not None and n >= len(np.unique(labels[rest])):
-        return rest[balanced_indices(labels[rest], n, AUTHORS_SEED)]
-    return np.random.RandomState(AUTHORS_SEED).permutation(rest)[:n]
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._loader:
+            if self.samples is None:
+                self.samples = as_batch(item).data[:3]
+            yield item
 
 
 def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:

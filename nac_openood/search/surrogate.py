@@ -139,6 +139,12 @@ class SurrogateLoader:
             yield Batch(spoiled, None)
 
 
+def can_distort(samples: Tensor) -> bool:
+    """Whether surrogates can be made of a batch: square images, and not of tables or text."""
+    square = samples.ndim == 4 and samples.shape[2] == samples.shape[3]
+    return square and samples.is_floating_point()
+
+
 def _partners(n: int, label: Optional[Tensor], draw: torch.Generator) -> Tensor:
     """Another row for every row, of another class where there is one."""
     order = torch.arange(n)
@@ -157,7 +163,7 @@ def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
     unknown = [kind for kind in kinds if kind not in SURROGATES]
     if unknown or not kinds:
         raise NACError(f"unknown surrogate kinds {unknown}; expected some of {list(SURROGATES)}.")
-    if images.ndim != 4 or images.shape[2] != images.shape[3]:
+    if not can_distort(images):
         raise NACError(
             "surrogates can only be made from square images [batch, channels, side, side], got "
             f"{list(images.shape)}. For other inputs, pass OOD validation data (`ood_val`)."

@@ -52,13 +52,18 @@ class NACScorer:
             config = _used_before(config, chosen)
         # of surrogates the recipe makes its own, the same ones, and says so
         surrogates = isinstance(given.ood_val, SurrogateLoader)
-        self._detector, found = set_up(
+        self._detector, found, advice = set_up(
             given.net, config, given.train, given.id_val, None if surrogates else given.ood_val,
             strategy=self.strategy, seed=given.seed, progress=given.progress,
         )  # fmt: skip
         layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
         used = {"layers": layers, "n_samples": config.n_samples}
-        return Fit(used, None if found is None else _told(found))
+        return Fit(
+            used,
+            None if found is None else _told(found),
+            None if advice is None else advice.to_dict(),
+            0.0 if advice is None else advice.seconds,
+        )
 
     def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset, with scores by layer; see `Scorer`."""

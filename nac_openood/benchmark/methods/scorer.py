@@ -53,10 +53,15 @@ class Fit:
             without a search.
         search: what the search reports, as JSON values, e.g. `{"auroc": 0.81, "points": 5}`; None
             if there was no search.
+        advice: how the method compares with simpler ones on validation data, as JSON values; see
+            `nac_openood.search.advice.Advice.to_dict`.
+        advice_seconds: how long that took, which is no part of setting the method up.
     """
 
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     search: Optional[Mapping[str, Any]] = None
+    advice: Optional[Mapping[str, Any]] = None
+    advice_seconds: float = 0.0
 
 
 class Scorer(Protocol):

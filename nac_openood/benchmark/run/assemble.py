@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 from pathlib import Path
-from typing import Any, Collection, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ def assemble(
         runs=runs,
         rows=rows,
         gallery=hardest(study, runs[0].name) if (runs[0].name, NAC) in visited else (),
-        notes=_notes(study, skipped),
+        notes=(*_notes(study, skipped), *_warnings(rows)),
         surrogates=study.surrogates,
     )
 
@@ -74,6 +74,15 @@ def _notes(study: Study, skipped: Mapping[str, int]) -> tuple[str, ...]:
     if not study.search:
         found.append("no search: all methods use their default hyperparameters")
     return tuple(found)
+
+
+def _warnings(rows: Iterable[Row]) -> list[str]:
+    """What is wrong with the settings of our methods; runs that agree are listed together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for text in (row.advice or {}).get("warnings", []):
+            found.setdefault((row.title, text), []).append(row.run)
+    return [f"{title} ({', '.join(runs)}): {text}" for (title, text), runs in found.items()]
 
 
 def _row(study: Study, run: Run, method: Method) -> Row:
@@ -103,6 +112,7 @@ def _row(study: Study, run: Run, method: Method) -> Row:
         shared_pass=method.needs == "features",
         hyperparameters=setup["hyperparameters"],
         search=setup["search"],
+        advice=setup["advice"],
         disturbed=is_disturbed(own, shared),
     )
 

@@ -94,6 +94,7 @@ def read_setup(folder: Path) -> Optional[dict[str, Any]]:
         "made_with": (dict,),
         "hyperparameters": (dict,),
         "search": (dict, type(None)),
+        "advice": (dict, type(None)),
         "seconds": (int, float),
         "peak_mb": (int, float, type(None)),
     }

@@ -72,6 +72,7 @@ class Row:
         shared_pass: whether it ran on features of a pass that several methods share.
         hyperparameters: those in use.
         search: what the search reports.
+        advice: how our method compares with simpler ones on validation data.
         disturbed: whether batches took such different times that `ms_per_image` is uncertain.
     """
 
@@ -88,6 +89,7 @@ class Row:
     shared_pass: bool = False
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     search: Optional[Mapping[str, Any]] = None
+    advice: Optional[Mapping[str, Any]] = None
     disturbed: bool = False
 
 

@@ -135,7 +135,8 @@ def _set_up(
         "made_with": made_with,
         "hyperparameters": dict(fit.hyperparameters),
         "search": None if fit.search is None else dict(fit.search),
-        "seconds": meter.seconds + sum(passes),
+        "advice": None if fit.advice is None else dict(fit.advice),
+        "seconds": max(0.0, meter.seconds - fit.advice_seconds) + sum(passes),
         "peak_mb": meter.peak_mb,
     }
     cells.write_note(folder / "setup.json", note)

@@ -30,13 +30,17 @@ _TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A method's hyperparameters in the runs that share them; `search` is that of the first run."""
+    """A method's hyperparameters in the runs that share them.
+
+    `search` and `advice` are those of the first run.
+    """
 
     method: str
     title: str
     runs: str
     hyperparameters: Mapping[str, Any]
     search: Mapping[str, Any]
+    advice: Mapping[str, Any]
 
 
 def hyperparameters(results: Results, order: Sequence[Standing]) -> Optional[Section]:
@@ -71,7 +75,9 @@ def _chosen(results: Results) -> list[_Chosen]:
         if key in found:
             found[key] = replace(found[key], runs=f"{found[key].runs}, {row.run}")
         else:
-            found[key] = _Chosen(row.method, row.title, row.run, row.hyperparameters, search)
+            found[key] = _Chosen(
+                row.method, row.title, row.run, row.hyperparameters, search, row.advice or {}
+            )
     return list(found.values())
 
 
@@ -81,6 +87,7 @@ def _ours(c: _Chosen) -> Iterator[Block]:
     flat = {k: v for k, v in c.hyperparameters.items() if k not in nested}
     yield Heading(f"{c.title}, {c.runs}")
     told = [_search(c.search), _guard(c.search), f"settings: {settings(flat)}" if flat else ""]
+    told += [_compared(c.advice), *c.advice.get("warnings", []), *c.advice.get("notes", [])]
     yield from (f"{capital(text)}." for text in told if text)
     for name, entries in nested.items():
         keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
@@ -119,3 +126,10 @@ def _guard(search: Mapping[str, Any]) -> str:
         return text
     held = "within" if abs(seen - 0.5) <= limit else "outside"
     return f"{text}, {held} 50 \u00b1 {100 * limit:g} %"
+
+
+def _compared(advice: Mapping[str, Any]) -> str:
+    """What simpler methods reach on validation data; empty if they were not compared."""
+    found = advice.get("auroc") or {}
+    numbers = ", ".join(f"{title} {percent(value)}" for title, value in found.items())
+    return f"AUROC on {advice['against']}: {numbers}" if numbers else ""

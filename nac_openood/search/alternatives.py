@@ -1,0 +1,179 @@
+"""What could be used instead of a detector: MSP, energy, KNN and NAC+, scored on readings.
+
+MSP and energy need the logits, which all readings have. KNN needs what the head is given, and NAC+
+the ends of the early stages: both are there if the layers that were read include them, as the
+published settings of ResNets and ViTs do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.logit_scores import energy, msp
+from nac_openood.core.plus import NACPlus
+from nac_openood.core.pvalues import MIN_SAMPLES
+from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.reader import LayerReader
+from nac_openood.detector.readings import Readings
+from nac_openood.network.architectures import Layer
+from nac_openood.network.auto import AutoLayers, auto_layers
+from nac_openood.network.taps import read
+
+#: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
+_NEIGHBORS, _SHARE = 50, 100
+_MOST_FITTED = 5000
+_FEW = 3
+
+#: Scores `[samples]` of readings; higher means more in-distribution.
+Score = Callable[[Readings], Tensor]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Which of the layers that were read serve the alternatives.
+
+    Args:
+        head_input: the layer whose output the head is given; None if it was not read.
+        early: the layers that NAC+ looks at, and by what to divide their activations to get means
+            over positions; empty unless all of them were read.
+    """
+
+    head_input: Optional[str] = None
+    early: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for a note beside readings."""
+        return {"head_input": self.head_input, "early": dict(self.early)}
+
+    @classmethod
+    def from_dict(cls, note: Mapping[str, Any]) -> Known:
+        """What `to_dict` gave; nothing is known without a note."""
+        return cls(note.get("head_input"), note.get("early") or {})
+
+
+def known_of(detector: LayerReader, x: Tensor) -> Known:
+    """Find out which layers of a detector serve the alternatives, by running a few samples.
+
+    Args:
+        detector: what the readings are made with.
+        x: a batch; three samples are used.
+    """
+    found = _automatic(detector, x)
+    if found is None:
+        return Known()
+    names = {layer.path: name for name, layer in detector.places.items()}
+    places = {
+        names[layer.path]: detector.places[names[layer.path]]
+        for layer in found.early
+        if layer.path in names
+    }
+    all_read = len(places) == len(found.early)
+    early = _positions(detector, x[:_FEW], places) if all_read else {}
+    return Known(names.get(found.head_input.path), early)
+
+
+def reader_for(detector: LayerReader, x: Tensor) -> tuple[Optional[LayerReader], Known]:
+    """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
+
+    Args:
+        detector: whose network to read.
+        x: a batch; three samples are used.
+    """
+    found = _automatic(detector, x)
+    if found is None:
+        return None, Known()
+    layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
+    reader = LayerReader(detector.net, layers, rule=NACPlus.name, fast=detector.fast)
+    early = dict.fromkeys((layer.path for layer in found.early), 1.0)
+    return reader, Known(found.head_input.path, early)
+
+
+def _automatic(detector: LayerReader, x: Tensor) -> Optional[AutoLayers]:
+    try:
+        return auto_layers(detector.net, x[:_FEW])
+    except Exception:  # somebody's network may raise anything; then there are fewer alternatives
+        return None
+
+
+def _positions(detector: LayerReader, x: Tensor, places: Mapping[str, Layer]) -> dict[str, float]:
+    """How many positions the activations of each layer are summed over; {} if that varies."""
+    if rule_named(detector.rule)(detector.layers).needs.mean:
+        return dict.fromkeys(places, 1.0)
+    sums, means = (
+        read(detector.net, x, places, gradients=False, mean=mean) for mean in (False, True)
+    )
+    found = {}
+    for name in places:
+        size, mean = (_size(readings[name].activation) for readings in (sums, means))
+        found[name] = float(size.sum() / mean.sum())
+        if not bool(((size - found[name] * mean).abs() <= 1e-3 * size).all()):
+            return {}  # NaN ends here, too
+    return found
+
+
+def _size(activation: Tensor) -> Tensor:
+    return activation.abs().double().sum(dim=1)
+
+
+def alternatives(
+    fit: Optional[Readings], id_val: Readings, known: Known, *, plus: bool = True
+) -> dict[str, Score]:
+    """The alternatives that can be scored, by name.
+
+    Args:
+        fit: readings of training samples, for KNN and NAC+; None leaves these out.
+        id_val: readings of ID validation samples, on which NAC+ is calibrated.
+        known: which layers serve them.
+        plus: whether NAC+ is one of them.
+    """
+    found: dict[str, Score] = {}
+    if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
+        found["NAC+"] = _plus(fit, id_val, known.early)
+    if id_val.logits is not None:
+        found["energy"] = lambda readings: energy(_logits(readings))
+        found["MSP"] = lambda readings: msp(_logits(readings))
+    if fit is not None and known.head_input is not None:
+        found["KNN"] = _knn(fit[known.head_input].activation, known.head_input)
+    return found
+
+
+def _logits(readings: Readings) -> Tensor:
+    assert readings.logits is not None
+    return readings.logits
+
+
+def _knn(fitted: Tensor, layer: str) -> Score:
+    """Similarity to the K-th nearest fitting sample; features have unit length."""
+    step = -(-len(fitted) // _MOST_FITTED)
+    bank = F.normalize(fitted[::step].float(), dim=1)
+    k = min(_NEIGHBORS, max(1, len(bank) // _SHARE))
+
+    def score(readings: Readings) -> Tensor:
+        features = F.normalize(readings[layer].activation.float(), dim=1)
+        parts = [(part @ bank.t()).topk(k, dim=1).values[:, -1] for part in features.split(1000)]
+        return torch.cat(parts).double()
+
+    return score
+
+
+def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
+    def only_early(readings: Readings) -> Probed:
+        layers = {n: Reading(readings[n].activation / by) for n, by in early.items()}
+        return Probed(_logits(readings), layers)
+
+    rule = NACPlus({name: LayoutConfig() for name in early})
+    for part in fit.batches():
+        rule.update(only_early(part))
+    rule.check()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of few samples: intervals tell that here
+        rule.calibrate(map(only_early, id_val.batches()))
+    return lambda readings: rule.score(only_early(readings))

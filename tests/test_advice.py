@@ -1,0 +1,376 @@
+"""Advice: a detector that saturates or loses says so, and says what to do."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import minibench
+import openood_standin
+import pytest
+import torch
+from report_example import RUNS, SETS, build
+from sklearn.neighbors import NearestNeighbors
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import nac_openood
+from nac_openood import LayerConfig, NACConfig, NACDetector, NACError, NotFittedError, advise
+from nac_openood.benchmark.run.results import Results
+from nac_openood.core.coverage import Coverage
+from nac_openood.core.delong import Aurocs
+from nac_openood.core.histogram import Histogram
+from nac_openood.core.logit_scores import energy, msp
+from nac_openood.core.ranking import auroc
+from nac_openood.core.saturation import saturation
+from nac_openood.detector.presets import preset
+from nac_openood.report.order import standings
+from nac_openood.report.sections.settings import hyperparameters
+from nac_openood.search.advice import MARGIN, SURROGATE, Advice
+from nac_openood.search.advise import advise_on_readings
+from nac_openood.search.alternatives import Known, alternatives, known_of, reader_for
+from nac_openood.search.recipe import gather, set_up
+from nac_openood.search.split import few_of
+from nac_openood.search.stored import ReadingSet
+
+FLAT = LayerConfig(steepness=1e-9)
+
+
+class TableNet(nn.Module):
+    """Four inputs, each a class: inputs near zero belong to none, which the logits show."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(4, 12), nn.ReLU())
+        self.head = nn.Linear(12, 4)
+        with torch.no_grad():
+            self.hidden[0].weight.copy_(torch.cat([torch.eye(4)] * 3))
+            self.hidden[0].bias.zero_()
+            self.head.weight.copy_(torch.cat([torch.eye(4)] * 3, dim=1))
+            self.head.bias.zero_()
+
+    def forward(self, x):
+        return self.head(self.hidden(x))
+
+
+def table(n, seed, size=4.0):
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % 4
+    values = size * F.one_hot(label, 4) + torch.randn(n, 4, generator=draw)
+    return DataLoader(TensorDataset(values, label), batch_size=32)
+
+
+def pictures(n, seed):
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 3, 9, 9, generator=draw)
+    return DataLoader(TensorDataset(images, torch.arange(n) % 4), batch_size=16)
+
+
+# -- how certain an AUROC is -------------------------------------------------------------------
+
+
+def test_intervals_are_those_of_a_paired_bootstrap():
+    draw = torch.Generator().manual_seed(0)
+    n = 150
+    common = torch.randn(2, n, generator=draw)
+    noise = torch.randn(2, 2, n, generator=draw)
+    scores = (common + 0.7 * noise).round(decimals=1)  # correlated, with ties
+    inside, outside = scores[:, 0] + 0.8, scores[:, 1]
+    found = Aurocs(inside, outside)
+    assert torch.allclose(found.values, auroc(inside, outside), rtol=1e-12)
+    again = []
+    for _ in range(600):
+        i, o = (torch.randint(n, (n,), generator=draw) for _ in range(2))
+        again.append(auroc(inside[:, i], outside[:, o]))
+    spread = torch.stack(again)
+    for interval, sampled in (
+        (found.interval(0), spread[:, 0]),
+        (found.difference(1, 0), spread[:, 1] - spread[:, 0]),
+    ):
+        assert (interval.high - interval.low) / 2 == pytest.approx(
+            float(2.576 * sampled.std()), rel=0.15
+        )
+    assert found.difference(0, 0) == (0, 0, 0)
+
+
+def test_two_samples_are_the_least():
+    with pytest.raises(NACError, match="at least two ID and two OOD samples .* got 1 and 5"):
+        Aurocs(torch.zeros(1, 1), torch.zeros(1, 5))
+
+
+def test_scores_of_logits():
+    logits = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    assert msp(logits).tolist() == pytest.approx([0.5, 1 / (1 + 2.718281828**-2)])
+    assert energy(logits).tolist() == pytest.approx([0.693147180, 3.126928011])
+
+
+# -- saturation, from the counts ---------------------------------------------------------------
+
+
+def counted(columns, *, neurons=30, n_bins=50, n=100):
+    """A histogram whose neurons all have these counts, by bin."""
+    histogram = Histogram.empty(neurons, n_bins, torch.device("cpu"))
+    for column, count in columns.items():
+        histogram.counts[:, column] = count
+    histogram.n_samples = n
+    assert (histogram.counts.sum(dim=1) == n).all()
+    return histogram
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "why"),
+    [
+        ({0: 40, 47: 60}, LayerConfig(full_count=30), "steep"),
+        ({23: 60, 24: 40}, LayerConfig(full_count=30), "flat"),
+        ({24: 100}, LayerConfig(full_count=5000), "flat"),  # never full, but always alike
+        ({0: 45, 1: 55}, LayerConfig(n_bins=4, full_count=30), "bins"),
+        # a rare sign: one neuron in thirty is usually at its less frequent end
+        ({0: 96, 47: 4}, LayerConfig(full_count=50), None),
+        # every fitting sample is fully covered, but a new one may well fall into a lone bin
+        ({**dict.fromkeys(range(10), 1), 47: 90}, LayerConfig(full_count=1), None),
+        ({**dict.fromkeys(range(20, 28), 12), 28: 4}, LayerConfig(full_count=3), None),
+        ({0: 40, 47: 60}, LayerConfig(full_count=30, weight=0), None),
+    ],
+)
+def test_only_layers_that_tell_nothing_are_reported(columns, config, why):
+    found = saturation(counted(columns, n_bins=config.n_bins), config)
+    assert (found and found.why) == why
+
+
+def test_few_samples_are_not_judged_and_empty_bins_are_seen():
+    lone = dict.fromkeys(range(24), 1)
+    assert saturation(counted(lone, n=24), LayerConfig()).why == "empty"
+    assert saturation(counted(dict.fromkeys(range(19), 1), n=19), LayerConfig()) is None
+
+
+def test_fit_warns_and_says_what_to_change(small_net):
+    layers = {"layer1": LayerConfig(steepness=1e12, full_count=2), "layer2": LayerConfig(n_bins=20)}
+    with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e\+12 .*: lower it, or"):
+        det = NACDetector(small_net, layers).fit(pictures(100, 0))
+    told = advise(det, pictures(40, 1)).warnings
+    better = float(told[0].partition("): about ")[2].split()[0])
+    assert "layer1" in told[0]
+    repaired = {**layers, "layer1": LayerConfig(steepness=better, full_count=2)}
+    fixed = NACDetector(small_net, repaired).fit(pictures(100, 0))
+    assert "layer1" not in fixed.rule_.saturated()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NACDetector(small_net, "auto", rule="nac_plus").fit(pictures(100, 0))
+
+
+@pytest.mark.bench
+def test_published_settings_do_not_warn_on_the_miniature_benchmark(bench):
+    folder, root = bench
+    published = preset("cifar10", "resnet").layers
+    reader = NACDetector(minibench.trained(folder), published)
+    fit = reader.read_loader(minibench.loader(root, "train_cifar10"), 100)
+
+    def saturated(layers):
+        # a tenth of the usual samples fill a tenth of the usual count
+        layers = {n: replace(c, full_count=max(1, c.full_count // 10)) for n, c in layers.items()}
+        return set(NACDetector(reader.net, layers).fit_readings(fit).rule_.saturated())
+
+    assert not saturated(published)
+    assert saturated(dict.fromkeys(published, LayerConfig())) == {"layer1", "layer2"}
+
+
+# -- the comparison ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flat():
+    """A detector that cannot tell anything."""
+    return NACDetector(TableNet(), {"hidden": FLAT}).fit(table(200, 0))
+
+
+def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
+    advice = advise(flat, table(100, 1), train=table(200, 0), ood_val=table(100, 2, size=0))
+    assert set(advice.table) == {"NAC", "NAC+", "energy", "MSP", "KNN"}
+    aurocs = [row.auroc.value for row in advice.table.values()]
+    assert aurocs == sorted(aurocs, reverse=True)
+    nac, best = advice.table["NAC"], next(iter(advice.table.values()))
+    assert nac.auroc.value < 0.6 and nac.ahead is None
+    assert best.ahead.low > MARGIN
+    assert advice.warnings[0].startswith("layer 'hidden' cannot tell samples apart")
+    told = advice.warnings[-1]
+    assert told.startswith(f"on OOD validation data, NAC has AUROC {100 * nac.auroc.value:.1f}, ")
+    assert "99 % interval of the difference" in told and told.endswith(", or search the settings")
+    shown = str(advice)
+    assert f"> NAC    {100 * nac.auroc.value:7.1f}" in shown and f"Warning: {told}." in shown
+    assert (advice.n_id, advice.n_ood) == (100, 100) and not advice.notes
+    as_read = json.loads(json.dumps(advice.to_dict()))
+    assert as_read["warnings"] == list(advice.warnings)
+    assert as_read["auroc"]["NAC"] == nac.auroc.value
+
+
+def test_a_detector_that_does_well_is_left_in_peace():
+    det = (
+        NACDetector(TableNet(), "auto", rule="nac_plus").fit(table(400, 0)).calibrate(table(200, 1))
+    )
+    advice = advise(det, table(200, 1), train=table(200, 0), ood_val=table(100, 2, size=0))
+    assert not advice.warnings and "NAC+" in advice.table and "NAC" not in advice.table
+    assert "No method is clearly more than 1 point ahead." in str(advice)
+
+
+def test_noise_is_no_reason_to_warn(flat):
+    """ID against ID: nothing is better than chance, whatever the sample says."""
+    for seed in range(5):
+        advice = advise(flat, table(60, seed), train=table(200, 0), ood_val=table(60, 50 + seed))
+        assert not [text for text in advice.warnings if "AUROC" in text]
+
+
+def test_the_numbers_are_those_of_each_method_by_itself(small_net):
+    """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
+    sample = next(iter(pictures(3, 9)))[0]
+    needed = reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
+    det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
+    train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
+    fit, i, o = map(det.read_loader, (train, inside, outside))
+    known = known_of(det, sample)
+    assert known.early and max(known.early.values()) > 1 and known.head_input
+    assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+    found = alternatives(fit, i, known)
+    plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
+    with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
+        plus.calibrate(inside)
+    expected = torch.from_numpy(plus.score_loader(outside).score)
+    assert torch.allclose(found["NAC+"](o), expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        logits = torch.cat([small_net(x) for x, _ in outside])
+    assert torch.allclose(found["MSP"](o), logits.softmax(1).amax(1).double(), atol=1e-6)
+    assert torch.allclose(found["energy"](o), logits.logsumexp(1).double(), atol=1e-5)
+    bank, new = (F.normalize(r[known.head_input].activation, dim=1).numpy() for r in (fit, o))
+    distance = NearestNeighbors(n_neighbors=1).fit(bank).kneighbors(new)[0][:, -1]
+    assert torch.allclose(2 - 2 * found["KNN"](o), torch.from_numpy(distance**2), atol=1e-5)
+    assert set(alternatives(None, i, known)) == {"energy", "MSP"}
+    assert set(alternatives(fit, i, Known())) == {"energy", "MSP"}
+
+
+def test_surrogates_are_named_and_nothing_is_changed(small_net):
+    det = NACDetector(small_net, ["layer2"]).fit(pictures(60, 0))
+    state, weights = (
+        torch.get_rng_state(),
+        {k: v.clone() for k, v in small_net.state_dict().items()},
+    )
+    first, second = (advise(det, pictures(60, 1), train=pictures(60, 0)) for _ in range(2))
+    assert first == second and first.against == SURROGATE and first.n_ood == 60
+    assert "on surrogates, not real OOD data" in str(first)
+    assert all("not real OOD data" in text for text in first.warnings if "AUROC" in text)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(v, weights[k]) for k, v in small_net.state_dict().items())
+    assert advise(det, pictures(60, 1), seed=1) != advise(det, pictures(60, 1))
+
+
+def test_what_cannot_be_compared_is_noted(flat):
+    advice = advise(flat, table(50, 1))
+    assert not advice.table and advice.warnings[0].startswith("layer 'hidden'")
+    assert "only be made from square images, not from samples of shape [4]" in advice.notes[0]
+    assert str(advice).count("\n") == 1
+    few = advise(flat, table(10, 1), ood_val=table(50, 2))
+    assert not few.table and few.notes == ("nothing was compared, which needs 20 ID and 20 OOD "
+                                           "samples",)  # fmt: skip
+    alone = advise(flat, table(50, 1), ood_val=table(50, 2))
+    assert set(alone.table) == {"NAC", "energy", "MSP"}
+    assert alone.notes == ("KNN was not compared: there is no training data",
+                           "NAC+ was not compared: there is no training data")  # fmt: skip
+
+
+def test_samples_that_overflow_are_left_out(flat):
+    outside = list(table(64, 2))
+    outside[0][0][3] = float("nan")
+    advice = advise(flat, table(64, 1), ood_val=outside)
+    assert advice.table and all(0 <= row.auroc.value <= 1 for row in advice.table.values())
+
+
+def test_unusable_arguments(flat):
+    with pytest.raises(NotFittedError, match="call fit before you ask for advice"):
+        advise(NACDetector(TableNet(), ["hidden"]), table(50, 1))
+    with pytest.raises(NACError, match="ID validation loader yielded no batch"):
+        advise(flat, [])
+
+
+def test_a_few_samples_of_any_loader():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from table(100, 0).dataset
+
+    labels = torch.cat([y for _, y in few_of(table(100, 0), 40)])
+    assert labels.bincount().tolist() == [10] * 4
+    assert sum(len(x) for x, _ in few_of(table(100, 0), 3)) == 3
+    for stream in (DataLoader(Stream(), batch_size=32), iter(table(100, 0))):
+        few = few_of(stream, 40)
+        assert [len(batch.data) for batch in few] == [32, 8]
+        assert sum(len(batch.label) for batch in few) == 40
+
+
+# -- where it is told --------------------------------------------------------------------------
+
+CONFIG = NACConfig(
+    {"hidden": FLAT}, n_samples=100, search=True, sweep={"hidden": {"steepness": [1e-9, 2e-9]}}
+)
+
+
+def test_the_recipe_advises_with_and_without_a_search():
+    sets = table(200, 0), table(60, 1), table(60, 2, size=0)
+    found = set_up(TableNet(), CONFIG, *sets).advice
+    assert found.table["NAC"].auroc.value < 0.6 and "flatters" in found.notes[0]
+    assert "search the settings" not in found.warnings[-1]
+    quiet = NACConfig({"hidden": LayerConfig()}, n_samples=100)
+    assert set_up(TableNet(), quiet, *sets).advice.table
+    assert set_up(TableNet(), quiet, sets[0]).advice is None
+    assert "square images" in set_up(TableNet(), quiet, *sets[:2]).advice.notes[0]
+
+
+def test_readings_on_disk_give_the_same_advice(tmp_path):
+    layers = {"hidden": LayerConfig(), "hidden.1": LayerConfig(full_count=10)}
+    reader = NACDetector(TableNet(), layers)
+    sets = table(100, 0), iter(table(60, 1)), table(60, 2, size=0)
+    kept = gather(reader, *sets, n_samples=None, folder=tmp_path)
+    assert kept.id_val.n_samples == 60  # also of a loader that yields its batches once
+    rule = Coverage(layers)
+    rule.update(kept.fit)
+    again = ReadingSet.load(tmp_path)
+    known = Known.from_dict(again.about["known"])
+    assert known == Known("hidden", {"hidden.1": 1.0})
+    first, second = (
+        advise_on_readings(rule, r.id_val, r.ood_val, r.fit, known=known) for r in (kept, again)
+    )
+    assert first == second and len(first.table) == 5
+
+
+def test_the_comparison_tells_it_and_does_not_count_its_time():
+    sets = {name: table(60, seed).dataset for seed, name in enumerate(("id_val", "test"), start=1)}
+    results = nac_openood.compare(
+        TableNet(), train=table(200, 0).dataset, **sets, far={"far": table(60, 3, size=0).dataset},
+        ood_val=table(60, 4, size=0).dataset, methods=["nac"], nac_config=CONFIG,
+    )  # fmt: skip
+    (row,) = results.rows
+    assert row.advice["auroc"]["NAC"] < 0.6 < row.advice["auroc"]["MSP"]
+    assert [n for n in results.notes if n.startswith("NAC (TableNet): on OOD validation data, NAC")]
+    assert Results.load(results.folder).rows[0].advice == row.advice
+
+
+def test_the_report_shows_it(tmp_path):
+    told = Advice("NAC", SURROGATE, warnings=("on surrogates: use energy",)).to_dict()
+    told["auroc"] = {"energy": 0.8, "NAC": 0.6123}
+
+    def change(results):
+        rows = [replace(r, advice=told) if r.method == "nac" else r for r in results.rows]
+        return replace(results, rows=tuple(rows))
+
+    results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])
+    blocks = hyperparameters(results, standings(results)).blocks
+    assert "AUROC on surrogates, not real OOD data: energy 80.00 %, NAC 61.23 %." in blocks
+    assert "On surrogates: use energy." in blocks
+
+
+def test_the_plugin_warns(monkeypatch):
+    made = openood_standin.install(monkeypatch)
+    args = {"layers": {"hidden": {"steepness": 1e-9}}, "n_samples": 100}
+    sweep = {"hidden": {"full_count": [20, 40]}}
+    root = {"name": "nac", "APS_mode": True, "postprocessor_args": args}
+    postprocessor = made({"postprocessor": {**root, "postprocessor_sweep": sweep}})
+    inside, outside = {"train": table(200, 0), "val": table(60, 1)}, {"val": table(60, 2, size=0)}
+    with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
+        postprocessor.setup(TableNet(), inside, outside)
+    assert postprocessor.advice.table["MSP"].ahead.low > MARGIN
