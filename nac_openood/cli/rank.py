@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from nac_openood.cli.options import add_loading
+from nac_openood.cli import options
 from nac_openood.cli.output import complain, open_page, say, show
 from nac_openood.cli.rank_work import command, complete, many_runs, one_run, refuse
 from nac_openood.errors import FileError, NACError
@@ -62,14 +62,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: by the name of the data folder)",
     )  # fmt: skip
     add("--against", choices=["paper"], help="put the published numbers beside the measured ones")
-    add(
-        "--out",
-        default="rank",
-        metavar="DIR",
-        help="folder of the results (default: ./%(default)s)",
-    )
-    add("--open", action="store_true", help="open the page in a browser")
-    add_loading(group)
+    options.add(group, "--out", default="rank")
+    options.add(group, "--open", "--batch-size", "--workers", "--device")
     demo = parser.add_argument_group("demo").add_argument
     demo(
         "--demo", action="store_true",
