@@ -92,6 +92,14 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
         raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error
 
 
+def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
+    """The value of an option, if it is large enough; the default if it was not given."""
+    from nac_openood.core.layer_config import whole_number
+
+    given = getattr(args, name)
+    return whole_number(f"`{name}`", default if given is None else given, least)
+
+
 def option(name: str) -> str:
     """`--batch-size` of `batch_size`."""
     return "--" + name.replace("_", "-")

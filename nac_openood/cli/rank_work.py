@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from nac_openood.cli.options import at_least, on_device, option
+from nac_openood.cli.options import number, on_device, option
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError
 
@@ -27,7 +27,7 @@ def one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
 
     require(args, ("checkpoints", "arch", "train"))
     refuse(args, "CHECKPOINTS", ("data",))
-    size = at_least("image_size", args.image_size, 224, 1)
+    size = number(args, "image_size", 224, 1)
     found = run_checkpoints(args.checkpoints)
     roles, classes = domains_by_role(
         args.train, args.val, args.test, domainbed_transform(size), trial=args.trial
@@ -51,7 +51,7 @@ def many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
 
     require(args, ("data", "arch"))
     refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
-    size = at_least("image_size", args.image_size, 224, 1)
+    size = number(args, "image_size", 224, 1)
     domains = all_domains(args.data, domainbed_transform(size))
     runs = find_runs(args.runs, list(domains))
     classes = next(iter(domains.values())).classes
@@ -70,8 +70,8 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
         "load": _load(args.arch, len(classes), args.device),
         "layer": args.layer,
         "space": args.space or space_named(_dataset(args)),
-        "batch_size": at_least("batch_size", args.batch_size, 100, 1),
-        "workers": at_least("workers", args.workers, 0, 0),
+        "batch_size": number(args, "batch_size", 100, 1),
+        "workers": number(args, "workers", 0, 0),
         "say": say,
     }
 

@@ -59,7 +59,7 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
         network_of(args.arch, benchmark.n_classes, args.checkpoint), args.device
     )
     config = config_for(net, benchmark.name, args.layers)
-    batch_size, workers = _number(args, "batch_size", 100, 1), _number(args, "workers", 0, 0)
+    batch_size, workers = number(args, "batch_size", 100, 1), number(args, "workers", 0, 0)
     transform = transform_for(args.arch, benchmark, args.checkpoint)
     sets = fitting_sets(benchmark, args.data_root or "data", transform, args.ood_val)
     if args.skip_bad:
@@ -69,22 +69,14 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": benchmark.name}
     return gather(
         NACDetector(net, config.layers, fast=args.fast), *loaders,
-        n_samples=_number(args, "n_samples", config.n_samples or 1000, 1),
-        held_out=_number(args, "held_out", HELD_OUT, 0),
+        n_samples=number(args, "n_samples", config.n_samples or 1000, 1),
+        held_out=number(args, "held_out", HELD_OUT, 0),
         folder=args.save_readings,
         names=dict(zip(("id_val", "ood_val"), named)),
         about={**about, **about_network(net)},
         seed=args.seed,
         say=say,
     )  # fmt: skip
-
-
-def _number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
-    """The value of an option, if it is large enough; the default if it was not given."""
-    from nac_openood.core.layer_config import whole_number
-
-    given = getattr(args, name)
-    return whole_number(f"`{name}`", default if given is None else given, least)
 
 
 def _readable(images: Any, workers: int, title: str, say: Callable[[str], None]) -> Any:
