@@ -59,7 +59,10 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
         network_of(args.arch, benchmark.n_classes, args.checkpoint), args.device
     )
     config = config_for(net, benchmark.name, args.layers)
-    batch_size, workers = number(args, "batch_size", 100, 1), number(args, "workers", 0, 0)
+    batch_size, workers = (
+        options.number(args, "batch_size", 100, 1),
+        options.number(args, "workers", 0, 0),
+    )
     transform = transform_for(args.arch, benchmark, args.checkpoint)
     sets = fitting_sets(benchmark, args.data_root or "data", transform, args.ood_val)
     if args.skip_bad:
@@ -69,8 +72,8 @@ def _collect(args: argparse.Namespace, say: Callable[[str], None]) -> ReadingSet
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": benchmark.name}
     return gather(
         NACDetector(net, config.layers, fast=args.fast), *loaders,
-        n_samples=number(args, "n_samples", config.n_samples or 1000, 1),
-        held_out=number(args, "held_out", HELD_OUT, 0),
+        n_samples=options.number(args, "n_samples", config.n_samples or 1000, 1),
+        held_out=options.number(args, "held_out", HELD_OUT, 0),
         folder=args.save_readings,
         names=dict(zip(("id_val", "ood_val"), named)),
         about={**about, **about_network(net)},
