@@ -22,7 +22,7 @@ from nac_openood.core.reading import Reading
 from nac_openood.detector.batches import batches
 from nac_openood.errors import FileError, NACError
 from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.passes import AUTO, LayerReader
+from nac_openood.evaluation.passes import AUTO, OneLayerReader
 from nac_openood.network.calling import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
@@ -116,7 +116,7 @@ def extract(
         layer: as in `coverage_integral`.
         layout: as in `IntegralConfig`.
     """
-    reader = LayerReader(net, layer, layout)
+    reader = OneLayerReader(net, layer, layout)
     at = ""
     with Spool(path) as spool:
         for role, name, samples in domains.samples():

@@ -9,7 +9,7 @@ from torch import nn
 from nac_openood.core.integral import CoverageIntegral
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import NACError
-from nac_openood.evaluation.passes import AUTO, LayerReader
+from nac_openood.evaluation.passes import AUTO, OneLayerReader
 
 
 def coverage_integral(
@@ -65,7 +65,7 @@ def count_coverage(
     if config is not None and not isinstance(config, IntegralConfig):
         raise NACError(f"`config` must be an IntegralConfig or None, got {config!r}.")
     config = config or IntegralConfig()
-    reader = LayerReader(net, layer, config.layout)
+    reader = OneLayerReader(net, layer, config.layout)
     counted: Optional[CoverageIntegral] = None
     for each in reader.passes(loader, "NAC-ME", progress):
         counted = counted or CoverageIntegral({each.layer: config})

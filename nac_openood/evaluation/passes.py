@@ -49,7 +49,7 @@ class Pass(NamedTuple):
     label: Tensor
 
 
-class LayerReader:
+class OneLayerReader:
     """Reads one layer of a network, with gradients; the network is never changed.
 
     Args:
