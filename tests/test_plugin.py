@@ -97,6 +97,23 @@ def test_a_plain_name_finds_settings_and_searches_them(net, data_root, tmp_path,
     assert metrics.loc["farood", "ACC"] == 100.0
 
 
+def test_nac_plus_by_name_is_the_detector_calibrated_on_validation_data(net, data_root):
+    found = evaluator(net, data_root, postprocessor_name="nac_plus")
+    ours, loaders = found.postprocessor, found.dataloader_dict
+    assert not ours.APS_mode and not ours.hyperparam_search_done and ours.setup_flag
+    detector = nac_openood.NACDetector(net, "auto", rule="nac_plus")
+    detector.fit(loaders["id"]["train"], 1000).calibrate(loaders["id"]["val"])
+    again = pickle.loads(pickle.dumps(ours))
+    again.setup(net, loaders["id"], loaders["ood"])  # nothing to do
+    for loader in (loaders["id"]["test"], loaders["ood"]["far"]["mnist"]):
+        expected = detector.score_loader(loader, progress=False)
+        for each in (ours, again):
+            prediction, score, _ = each.inference(net, loader, progress=False)
+            assert score.tolist() == expected.score.tolist()
+            assert prediction.tolist() == expected.prediction.tolist()
+    assert found.eval_ood(progress=False).loc["farood", "AUROC"] > 50
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_openoods_own_sweep_and_ours_choose_equal_settings(net, data_root, tmp_path, shuffle):
     from openood.evaluators.metrics import compute_all_metrics
