@@ -124,6 +124,7 @@ def counted(columns, *, neurons=30, n_bins=50, n=100):
         ({23: 60, 24: 40}, LayerConfig(full_count=30), "flat"),
         ({24: 100}, LayerConfig(full_count=5000), "flat"),  # never full, but always alike
         ({0: 45, 1: 55}, LayerConfig(n_bins=4, full_count=30), "bins"),
+        ({0: 100}, LayerConfig(n_bins=4, full_count=30), None),  # a new sign would be noticed
         # a rare sign: one neuron in thirty is usually at its less frequent end
         ({0: 96, 47: 4}, LayerConfig(full_count=50), None),
         # every fitting sample is fully covered, but a new one may well fall into a lone bin
@@ -135,6 +136,7 @@ def counted(columns, *, neurons=30, n_bins=50, n=100):
 def test_only_layers_that_tell_nothing_are_reported(columns, config, why):
     found = saturation(counted(columns, n_bins=config.n_bins), config)
     assert (found and found.why) == why
+    assert found is None or found.certain == (why != "steep")
 
 
 def test_few_samples_are_not_judged_and_empty_bins_are_seen():
@@ -143,19 +145,49 @@ def test_few_samples_are_not_judged_and_empty_bins_are_seen():
     assert saturation(counted(dict.fromkeys(range(19), 1), n=19), LayerConfig()) is None
 
 
-def test_fit_warns_and_says_what_to_change(small_net):
-    layers = {"layer1": LayerConfig(steepness=1e12, full_count=2), "layer2": LayerConfig(n_bins=20)}
-    with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e\+12 .*: lower it, or"):
+def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
+    layers = {"layer1": FLAT, "layer2": LayerConfig(n_bins=20)}
+    with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e-09 .*: raise it, or"):
         det = NACDetector(small_net, layers).fit(pictures(100, 0))
     told = advise(det, pictures(40, 1)).warnings
     better = float(told[0].partition("): about ")[2].split()[0])
     assert "layer1" in told[0]
-    repaired = {**layers, "layer1": LayerConfig(steepness=better, full_count=2)}
+    repaired = {**layers, "layer1": LayerConfig(steepness=better)}
     fixed = NACDetector(small_net, repaired).fit(pictures(100, 0))
-    assert "layer1" not in fixed.rule_.saturated()
+    assert "layer1" not in fixed.rule_.saturated(certain=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NACDetector(small_net, "auto", rule="nac_plus").fit(pictures(100, 0))
+
+
+@pytest.mark.parametrize(("size", "noticed"), [(0.0, True), (4.0, False)])
+def test_a_steep_layer_is_reported_only_where_it_fails(size, noticed):
+    """All ID states are 0 or 1; states that vanish stand out, other ID samples do not."""
+
+    class Mirror(nn.Module):
+        """States on both sides of zero, in equal numbers."""
+
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.head = nn.Identity(), nn.Linear(4, 4, bias=False)
+            with torch.no_grad():
+                self.head.weight.copy_(torch.eye(4))
+
+        def forward(self, x):
+            return self.head(self.hidden(x))
+
+    def data(n, seed, size):
+        draw = torch.Generator().manual_seed(seed)
+        return [size * torch.randn(n, 4, generator=draw).sign() * torch.rand(n, 4, generator=draw)]
+
+    steep = {"hidden": LayerConfig(state="output", steepness=1e9, full_count=5)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        det = NACDetector(Mirror(), steep).fit(data(400, 0, 4.0))
+    advice = advise(det, data(100, 1, 4.0), ood_val=data(100, 2, size))
+    reported = [text for text in advice.warnings if text.startswith("layer 'hidden'")]
+    assert bool(reported) != noticed
+    assert noticed or reported[0].endswith("on OOD validation data, its AUROC alone is 50.0")
 
 
 @pytest.mark.bench
@@ -168,10 +200,15 @@ def test_published_settings_do_not_warn_on_the_miniature_benchmark(bench):
     def saturated(layers):
         # a tenth of the usual samples fill a tenth of the usual count
         layers = {n: replace(c, full_count=max(1, c.full_count // 10)) for n, c in layers.items()}
-        return set(NACDetector(reader.net, layers).fit_readings(fit).rule_.saturated())
+        rule = NACDetector(reader.net, layers).fit_readings(fit).rule_
+        return set(rule.saturated()), set(rule.saturated(certain=False))
 
-    assert not saturated(published)
-    assert saturated(dict.fromkeys(published, LayerConfig())) == {"layer1", "layer2"}
+    def same(steepness):
+        return dict.fromkeys(published, LayerConfig(steepness=steepness))
+
+    assert saturated(published) == (set(), set())
+    assert saturated(same(100)) == (set(), {"layer1", "layer2"})
+    assert saturated(same(1e-6))[0] == set(published)
 
 
 # -- the comparison ----------------------------------------------------------------------------
@@ -318,6 +355,9 @@ def test_the_recipe_advises_with_and_without_a_search():
     quiet = NACConfig({"hidden": LayerConfig()}, n_samples=100)
     assert set_up(TableNet(), quiet, *sets).advice.table
     assert set_up(TableNet(), quiet, sets[0]).advice is None
+    once = set_up(TableNet(), quiet, iter(sets[0]), *sets[1:]).advice
+    assert set(once.table) == {"NAC", "energy", "MSP"}
+    assert set_up(TableNet(), quiet, sets[0], iter(sets[1])).advice is None
     assert "square images" in set_up(TableNet(), quiet, *sets[:2]).advice.notes[0]
 
 

@@ -109,13 +109,15 @@ class Coverage(Rule):
             found[name] = hits.clamp(max=config.full_count) / config.full_count
         return found
 
-    def saturated(self, readings: Optional[Mapping[str, Reading]] = None) -> dict[str, str]:
-        """Layers whose settings give nearly all samples one and the same score; see `Rule`."""
+    def saturated(
+        self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True
+    ) -> dict[str, str]:
+        """Layers that give nearly all ID samples the same score; see `Rule`."""
         told = {}
         for name, histogram in self.histograms.items():
             config = self.layers[name]
             found = saturation(histogram, config)
-            if found is not None:
+            if found is not None and (found.certain or not certain):
                 known = readings is not None and name in readings
                 better = usual_steepness(readings[name], config) if known else None  # type: ignore[index]
                 told[name] = found.told(name, config, better)

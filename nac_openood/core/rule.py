@@ -153,10 +153,13 @@ class Rule(Accumulator):
             raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
         return torch.cat(scores)
 
-    def saturated(self, readings: Optional[Mapping[str, Reading]] = None) -> dict[str, str]:
-        """Why the scores of some layers are all alike and what to change, a sentence by layer.
+    def saturated(
+        self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True
+    ) -> dict[str, str]:
+        """Layers that give ID samples the same score: why, and what to change, a sentence each.
 
         Args:
             readings: in-distribution readings, by which to suggest other settings.
+            certain: only layers that give OOD samples that score, too.
         """
         return {}

@@ -1,8 +1,11 @@
-"""Settings with which a layer cannot tell anything, seen from the counts alone.
+"""Settings with which the samples of a layer all get the same score, seen from the counts alone.
 
-If the sigmoid is too steep, all states lie at 0 and 1; if it is too flat, all lie at 0.5. Either
+If the sigmoid is too flat, all states lie at 0.5; if it is too steep, all lie at 0 and 1. Either
 way the states of a neuron share two bins. Few bins in use are not wrong by themselves: the
 published settings of early layers use few. What counts is whether samples get different scores.
+
+A flat layer cannot tell anything. A steep one still notices OOD samples whose states vanish, which
+ID samples never show; whether there are any is not in the counts.
 """
 
 from __future__ import annotations
@@ -29,18 +32,23 @@ _USUAL = 2.94
 
 
 class Saturation(NamedTuple):
-    """What is wrong with the settings of a layer.
+    """Why ID samples get the same score from a layer.
 
     Args:
-        same: at least this share of in-distribution samples gets the same score.
+        same: at least this share of them does.
         why: "steep", "flat", "bins" (too few) or "empty".
     """
 
     same: float
     why: str
 
+    @property
+    def certain(self) -> bool:
+        """Whether OOD samples get that score, too."""
+        return self.why != "steep"
+
     def told(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
-        """What is wrong and what to change, in a sentence or two.
+        """What is wrong and what to change.
 
         Args:
             name: the name of the layer.
@@ -64,7 +72,7 @@ class Saturation(NamedTuple):
 
 
 def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation]:
-    """What is wrong with the settings of a layer; None if its scores differ.
+    """Why ID samples get the same score from a layer; None if they do not.
 
     A sample is scored as if it were new: its own state is left out of the counts.
 
@@ -90,8 +98,10 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation
     middle = counts.shape[1] // 2
     flat = float(share[:, middle - 1 : middle + 1].sum(dim=1).mean())
     ends = float((share[:, 0] + share[:, -1]).mean())
-    why = "bins" if counts.shape[1] < 4 else "steep" if ends > flat else "flat"
-    return Saturation(same, why)
+    if counts.shape[1] < 4:  # a state on the other side of zero must not make a difference
+        equal = bool((coverage[:, 0] == coverage[:, 1]).all())
+        return Saturation(same, "bins") if equal else None
+    return Saturation(same, "steep" if ends > flat else "flat")
 
 
 def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:

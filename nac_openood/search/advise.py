@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nac_openood.core.delong import Aurocs
+from nac_openood.core.ranking import auroc
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
@@ -30,8 +31,10 @@ from nac_openood.search.surrogate import SurrogateLoader, can_distort
 
 #: Samples of each kind that are compared, at least and at most, and training samples.
 _LEAST, _MOST, _TRAIN = 20, 1000, 1000
-#: A part of the score that this share of all samples has in common tells nothing.
+#: A part of the score that this share of all samples has in common tells nothing ...
 _SAME = 0.9
+#: ... nor does one whose ID samples are all alike and whose AUROC is less than this.
+_CHANCE = 0.55
 _TITLES = {"nac": NAC, "nac_plus": NAC_PLUS}
 
 
@@ -140,7 +143,7 @@ def advise_on_readings(
     title = _TITLES.get(rule.name, rule.name)
     pair = _few_rows(id_val), _few_rows(ood_val)
     mine = pair if own is None else (_few_rows(own[0]), _few_rows(own[1]))
-    wrong, notes = _saturated(rule, *mine), []
+    wrong, notes = _saturated(rule, *mine, against), []
     n_id, n_ood = (readings.n_samples for readings in pair)
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
@@ -180,20 +183,29 @@ def _compared(scores: Mapping[str, list[Tensor]]) -> dict[str, Compared]:
     return dict(sorted(rows.items(), key=lambda row: -row[1].auroc.value))
 
 
-def _saturated(rule: Rule, inside: Readings, outside: Readings) -> list[str]:
+def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) -> list[str]:
     """Layers that cannot tell anything: by their counts, or by what they say of the samples."""
     told = rule.saturated(inside)
+    suspected = rule.saturated(inside, certain=False)
     parts = [rule.parts(readings) for readings in (inside, outside)]
     for name in parts[0]:
-        scores = torch.cat([part[name] for part in parts])
-        same = int(scores.unique(return_counts=True)[1].max()) / len(scores)
-        if name not in told and same >= _SAME:
+        first, second = (_finite(part[name]) for part in parts)
+        if name in told or not min(len(first), len(second)):
+            continue
+        both = torch.cat([first, second])
+        same = int(both.unique(return_counts=True)[1].max()) / len(both)
+        alone = float(auroc(first, second))
+        where = f"on {against}, its AUROC alone is {100 * alone:.1f}"
+        if name in suspected and alone < _CHANCE:
+            told[name] = f"{suspected[name]}; {where}"
+        elif same >= _SAME:
             what = "layer" if name in rule.layers else "part"
-            told[name] = (
-                f"{what} '{name}' cannot tell samples apart: {same:.0%} of those that were "
-                "compared get the same score from it"
-            )
+            told[name] = f"{what} '{name}' cannot tell samples apart: {where}"
     return list(told.values())
+
+
+def _finite(scores: Tensor) -> Tensor:
+    return scores[scores.isfinite()].cpu()
 
 
 def _left_out(missing: Sequence[str], fit: Optional[Readings]) -> list[str]:

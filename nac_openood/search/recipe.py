@@ -55,7 +55,8 @@ class Outcome(NamedTuple):
     Args:
         detector: the detector, calibrated if its rule needs that.
         found: what the search found; None if nothing was searched.
-        advice: how it compares with simpler methods; None without ID validation data.
+        advice: how it compares with simpler methods; None without ID validation data that can be
+            read again.
     """
 
     detector: NACDetector
@@ -95,9 +96,12 @@ def set_up(
     if not (config.search and config.sweep):
         reader.fit(train, config.n_samples, progress=progress)
         fitted = _calibrated(reader, id_val, progress)
-        if id_val is None:
+        if id_val is None or isinstance(id_val, Iterator):  # which yields its batches only once
             return Outcome(fitted, None, None)
-        told = advise(fitted, id_val, train=train, ood_val=ood_val, seed=seed, progress=progress)
+        told = advise(
+            fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
+            seed=seed, progress=progress,
+        )  # fmt: skip
         return Outcome(fitted, None, told)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
