@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from nac_openood.files import make_folder, replacing, write_text
+from nac_openood.files import make_folder, write_text
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.sources.domains import (
     DomainFolder,
@@ -34,7 +34,7 @@ from nac_openood.sources.domains import (
     split_seed,
 )
 from nac_openood.sources.networks import build
-from nac_openood.training import ERM, NACEntropy, train
+from nac_openood.training import ERM, NACEntropy, SaveCheckpoints, train
 
 ARCH, LAYER, SIDE = "resnet_embedded", "avgpool", 64
 STEPS, EVERY, BATCH, RATE = 600, 50, 32, 1e-3  # a batch has so many images of each domain
@@ -178,8 +178,7 @@ class Run:
 
     def keep(self, step: int, net: nn.Module) -> None:
         """Save a checkpoint, and measure it on held-out source data and on the target."""
-        with replacing(self.folder / f"step_{step:05d}.pt") as temporary:
-            torch.save(net.state_dict(), temporary)
+        SaveCheckpoints(self.folder)(step, net)
         held = {n: accuracy(net, self.domains[n], self.held_rows[n]) for n in self.sources}
         target = self.domains[self.target]
         self.checkpoints.append(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood.errors import NACError
-from nac_openood.training import CORAL, ERM, NACEntropy, Outputs, SelfReg, train
+from nac_openood.training import CORAL, ERM, NACEntropy, Outputs, SaveCheckpoints, SelfReg, train
 from nac_openood.training.algorithms import moment_distance, within_classes
 
 ALGORITHMS = {"erm": ERM, "coral": CORAL, "selfreg": SelfReg}
@@ -118,6 +118,21 @@ def test_checkpoints_come_at_equal_steps_and_at_the_end():
         on_checkpoint=lambda step, shown: seen.append((step, shown is net, shown.training)),
     )  # fmt: skip
     assert seen == [(3, True, False), (6, True, False), (7, True, False)]
+
+
+def test_checkpoints_are_saved_and_load_again(tmp_path):
+    from nac_openood.sources.networks import load_checkpoint
+
+    net, keep = small_net(), SaveCheckpoints(tmp_path / "run")
+    wrapped = nn.DataParallel(net)
+    train(wrapped, loaders(), steps=7, every=3, rate=0.01, on_checkpoint=keep, progress=False)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "step_00003.pt", "step_00006.pt", "step_00007.pt",
+    ]  # fmt: skip
+    assert list(keep.paths) == [3, 6, 7]
+    last = load_checkpoint(small_net(), keep.paths[7])
+    assert torch.equal(weights(last), weights(net))
+    assert not torch.equal(weights(load_checkpoint(small_net(), keep.paths[3])), weights(net))
 
 
 def test_no_hook_is_left_behind():

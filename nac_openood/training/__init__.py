@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nac_openood.training.algorithms import CORAL, ERM, Algorithm, Outputs, SelfReg
+    from nac_openood.training.checkpoints import SaveCheckpoints
     from nac_openood.training.entropy import NACEntropy
     from nac_openood.training.loop import Logged, train
 
@@ -21,6 +22,7 @@ _HOMES = {
     "Logged": "loop",
     "NACEntropy": "entropy",
     "Outputs": "algorithms",
+    "SaveCheckpoints": "checkpoints",
     "SelfReg": "algorithms",
     "train": "loop",
 }
@@ -40,4 +42,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["CORAL", "ERM", "Algorithm", "Logged", "NACEntropy", "Outputs", "SelfReg", "train"]
+__all__ = [
+    "CORAL",
+    "ERM",
+    "Algorithm",
+    "Logged",
+    "NACEntropy",
+    "Outputs",
+    "SaveCheckpoints",
+    "SelfReg",
+    "train",
+]
