@@ -193,12 +193,14 @@ class Run:
 
 
 def wanted(variants: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str, int]]:
-    """The runs in order: trial by trial, so that a part of the study covers all domains."""
+    """The runs in order: ERM trial by trial, then entropy target by target."""
     runs = []
     for variant in variants:
         chosen = targets if variant == "erm" else ENTROPY_TARGETS
         runs += [(variant, target, trial) for trial, target in product(TRIALS, chosen)]
-    return sorted(runs, key=lambda run: (run[0] != "erm", VARIANTS[run[0]].form, run[2]))
+    plain = [run for run in runs if run[0] == "erm"]
+    others = [run for run in runs if run[0] != "erm"]
+    return plain + sorted(others, key=lambda run: (VARIANTS[run[0]].form, run[1], run[2]))
 
 
 def main() -> None:
