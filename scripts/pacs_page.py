@@ -86,6 +86,7 @@ def read_off(rankings: Sequence[Figures]) -> dict[str, Any]:
     compared = {}
     for key in ("rc", "acc"):
         pairs = [(one[key]["nac-me"], one[key]["validation"]) for one in rankings]
+        pairs = [pair for pair in pairs if None not in pair]  # RC may be undefined
         better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
         compared[key] = {"better": better, "worse": worse, "total": len(pairs)}
     chosen = Counter(
@@ -95,7 +96,7 @@ def read_off(rankings: Sequence[Figures]) -> dict[str, Any]:
     return {
         **compared,
         "gain": f"{gain:+.2f}",
-        "rc_val": f"{100 * np.mean([one['rc_val'] for one in rankings]):.1f}",
+        "rc_val": f"{100 * np.mean(_defined(one['rc_val'] for one in rankings)):.1f}",
         "hindsight": f"{100 * np.mean([one['hindsight'] for one in rankings]):.1f}",
         "settings": "; ".join(f"{told} ({count})" for told, count in chosen.most_common()),
     }
