@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import jinja2
 import numpy as np
 
+from nac_openood.benchmark.paper.generalization import published_choice
+from nac_openood.benchmark.paper.printed import PrintedValue
+from nac_openood.benchmark.paper.published import table
+
 Figures = Mapping[str, Any]
-Value = Callable[[Figures], Optional[float]]
 
 TARGETS = {"art_painting": "Art", "cartoon": "Cartoon", "photo": "Photo", "sketch": "Sketch"}
+DOMAINS = (*TARGETS, "average")
 CRITERIA = {"validation": "Validation", "nac-me": "NAC-ME", "oracle": "Oracle"}
 VARIANTS = {
     "erm": "ERM",
@@ -21,22 +25,9 @@ VARIANTS = {
     "max_surprisal": "maximize, surprisal",
     "min_surprisal": "minimize, surprisal",
 }
-# Tables of the paper: by target domain, and the average. In its table of NAC entropy the columns
-# of photo and sketch are put right in two rows.
-PAPER_RC = {
-    "validation": (72.22, 65.20, 60.87, 76.55, 68.71),
-    "nac-me": (75.49, 74.84, 65.36, 80.96, 74.16),
-}
-PAPER_ACC = {
-    "validation": (77.32, 71.91, 94.44, 72.36, 79.01),
-    "nac-me": (77.89, 71.54, 94.64, 71.34, 78.85),
-    "oracle": (78.52, 75.09, 94.96, 73.47, 80.51),
-}
-PAPER_ENTROPY = {
-    "ERM": (77.32, 71.91, 94.44, 72.36, 79.01),
-    "maximize": (78.64, 72.97, 95.09, 72.39, 79.77),
-    "minimize": (77.28, 69.17, 93.21, 66.73, 76.60),
-}
+CHOICES = {"RC": ("validation", "nac-me"), "ACC": ("validation", "nac-me", "oracle")}
+#: Rows of the paper's table of NAC entropy.
+PRINTED = {"erm": "ERM", "nac_maximize": "maximize", "nac_minimize": "minimize"}
 
 
 def page(figures: Figures) -> str:
@@ -62,22 +53,35 @@ def page(figures: Figures) -> str:
 
 def nac_me_table(rankings: Sequence[Figures]) -> str:
     """RC and ACC of each criterion."""
-    rows = [
-        _row(f"RC, {CRITERIA[n]}", rankings, lambda r, n=n: _percent(r["rc"][n])) for n in PAPER_RC
-    ]
-    rows.append(_row("RC, NAC-ME with M 50, alpha 0.1, O* 500", rankings, _default_rc))
-    rows += [_row(f"ACC, {CRITERIA[n]}", rankings, lambda r, n=n: r["acc"][n]) for n in PAPER_ACC]
-    rows.append(
-        _row("ACC, NAC-ME with M 50, alpha 0.1, O* 500", rankings, lambda r: r["default"]["acc"])
-    )
-    rows.append(_row("ACC, last checkpoint", rankings, lambda r: r["last"]))
+    rows = []
+    for metric, names in CHOICES.items():
+        key, scale = metric.lower(), 100 if metric == "RC" else 1
+        for name in names:
+            values = [_times(scale, one[key][name]) for one in rankings]
+            rows.append(_row(f"{metric}, {CRITERIA[name]}", rankings, values))
+        values = [_times(scale, one["default"][key]) for one in rankings]
+        rows.append(_row(f"{metric}, NAC-ME with M 50, alpha 0.1, O* 500", rankings, values))
+    rows.append(_row("ACC, last checkpoint", rankings, [one["last"] for one in rankings]))
     return _table(["", *TARGETS.values(), "Average"], rows)
 
 
 def nac_me_paper() -> str:
     """The same rows of the paper."""
-    rows = [[f"RC, {CRITERIA[n]}", *map("{:.2f}".format, v)] for n, v in PAPER_RC.items()]
-    rows += [[f"ACC, {CRITERIA[n]}", *map("{:.2f}".format, v)] for n, v in PAPER_ACC.items()]
+    printed = published_choice("pacs", "resnet18")
+    rows = [
+        [f"{metric}, {CRITERIA[name]}", *(_printed(printed[d][name][metric]) for d in DOMAINS)]
+        for metric, names in CHOICES.items()
+        for name in names
+    ]
+    return _table(["", *TARGETS.values(), "Average"], rows)
+
+
+def entropy_paper() -> str:
+    """The paper's table of NAC entropy, as printed."""
+    found = {(at["algorithm"], at["domain"]): v for at, v in table("Table 18").cells()}
+    rows = [
+        [title, *(_printed(found[name, d]) for d in DOMAINS)] for name, title in PRINTED.items()
+    ]
     return _table(["", *TARGETS.values(), "Average"], rows)
 
 
@@ -86,6 +90,7 @@ def read_off(rankings: Sequence[Figures]) -> dict[str, Any]:
     compared = {}
     for key in ("rc", "acc"):
         pairs = [(one[key]["nac-me"], one[key]["validation"]) for one in rankings]
+        pairs = [pair for pair in pairs if None not in pair]  # RC may be undefined
         better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
         compared[key] = {"better": better, "worse": worse, "total": len(pairs)}
     chosen = Counter(
@@ -95,7 +100,7 @@ def read_off(rankings: Sequence[Figures]) -> dict[str, Any]:
     return {
         **compared,
         "gain": f"{gain:+.2f}",
-        "rc_val": f"{100 * np.mean([one['rc_val'] for one in rankings]):.1f}",
+        "rc_val": f"{100 * np.mean(_defined(one['rc_val'] for one in rankings)):.1f}",
         "hindsight": f"{100 * np.mean([one['hindsight'] for one in rankings]):.1f}",
         "settings": "; ".join(f"{told} ({count})" for told, count in chosen.most_common()),
     }
@@ -128,11 +133,10 @@ def entropy(runs: Sequence[Figures]) -> dict[str, str]:
         counts.append(f"{title} {' + '.join(str(len(found)) for found in by_target)}")
     names = [TARGETS[target] for target in targets]
     head = ["", "lam", *names, "difference from ERM", "validation", "H at the end"]
-    paper = [[name, *map("{:.2f}".format, values)] for name, values in PAPER_ENTROPY.items()]
     return {
         "entropy": _table(head, rows),
         "entropy_trials": "; ".join(counts),
-        "entropy_paper": _table(["", *TARGETS.values(), "Average"], paper),
+        "entropy_paper": entropy_paper(),
     }
 
 
@@ -140,24 +144,23 @@ def _key(run: Figures) -> tuple[str, int]:
     return run["target"], run["trial"]
 
 
-def _row(title: str, rankings: Sequence[Figures], value: Value) -> list[str]:
+def _row(title: str, rankings: Sequence[Figures], values: Sequence[Optional[float]]) -> list[str]:
     """Means over trials; the average is over domains first, then over complete trials."""
-    by_target = [[r for r in rankings if r["target"] == target] for target in TARGETS]
-    averages = []
-    for trial in sorted({one["trial"] for one in rankings}):
-        values = _defined(value(one) for one in rankings if one["trial"] == trial)
-        if len(values) == len(TARGETS):
-            averages.append(float(np.mean(values)))
-    cells = [_cell(_defined(map(value, found))) for found in by_target]
+    known = [(one, value) for one, value in zip(rankings, values) if value is not None]
+    cells = [_cell([v for one, v in known if one["target"] == target]) for target in TARGETS]
+    by_trial = [[v for one, v in known if one["trial"] == trial] for trial in range(len(rankings))]
+    averages = [float(np.mean(found)) for found in by_trial if len(found) == len(TARGETS)]
     return [title, *cells, _cell(averages)]
 
 
-def _default_rc(ranking: Figures) -> Optional[float]:
-    return _percent(ranking["default"]["rc"])
+def _times(scale: float, value: Optional[float]) -> Optional[float]:
+    return None if value is None else scale * value
 
 
-def _percent(value: Optional[float]) -> Optional[float]:
-    return None if value is None else 100 * value
+def _printed(value: Optional[PrintedValue]) -> str:
+    if value is None or value.mean is None:
+        return "-"
+    return f"{value.mean:.2f}" + ("" if value.std is None else f" ± {value.std:.1f}")
 
 
 def _defined(values: Iterable[Optional[float]]) -> list[float]:

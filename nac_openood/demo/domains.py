@@ -34,6 +34,10 @@ class DigitDomain(NamedTuple):
     pixels: np.ndarray
     labels: np.ndarray
 
+    def identity(self) -> str:
+        """A hash of pixels and labels."""
+        return hashlib.sha256(self.pixels.tobytes() + self.labels.tobytes()).hexdigest()
+
 
 def digit_domains(say: Callable[[str], None] = lambda text: None) -> dict[str, DigitDomain]:
     """The domains, sorted by name, the same in every call.
@@ -100,10 +104,7 @@ def _write(folder: Path, domain: DigitDomain) -> None:
 
 
 def _manifest(domains: Mapping[str, DigitDomain]) -> str:
-    hashes = {
-        name: hashlib.sha256(domain.pixels.tobytes() + domain.labels.tobytes()).hexdigest()
-        for name, domain in domains.items()
-    }
+    hashes = {name: domain.identity() for name, domain in domains.items()}
     return json.dumps(hashes, indent=1) + "\n"
 
 

@@ -1,0 +1,140 @@
+"""NAC-ME on domains of handwritten digits: train small networks, rank their checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from nac_openood.demo.domains import N_CLASSES, DigitDomain, digit_domains, write_domains
+from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs
+from nac_openood.evaluation.runs import find_runs, split_domains
+from nac_openood.files import PathLike, make_folder, write_text
+from nac_openood.network.random_state import kept_random_state
+from nac_openood.search.output import versions
+from nac_openood.sources.domains import domainbed_transform
+from nac_openood.sources.networks import build, load_checkpoint
+from nac_openood.training import SaveCheckpoints, train
+
+ARCH, SIDE = "resnet_embedded", 32
+_EVERY, _BATCH, _RATE = 20, 32, 1e-3
+_DONE = "training.json"
+
+
+class Digits(Dataset[tuple[Tensor, int]]):
+    """A domain in memory, with the images that `write_domains` writes.
+
+    Args:
+        name: name of the domain.
+        domain: its images.
+
+    Attributes:
+        labels: int64 `[n]`.
+        tensors: float32 `[n, 3, 32, 32]`, as `domainbed_transform(32)` makes them.
+    """
+
+    def __init__(self, name: str, domain: DigitDomain) -> None:
+        transform = domainbed_transform(SIDE)
+        self.origin, self._domain, self.labels = f"the domain {name}", domain, domain.labels
+        self.tensors = torch.stack([transform(Image.fromarray(one)) for one in domain.pixels])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.tensors[index], int(self.labels[index])
+
+    def identity(self) -> str:
+        """A text that changes with the images and labels."""
+        return self._domain.identity()
+
+
+def run_rank_demo(
+    out: PathLike,
+    *,
+    seed: int = 0,
+    steps: int = 240,
+    command: str = "nac-openood rank --demo",
+    progress: Optional[bool] = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> RankedRuns:
+    """Leave each domain of digits out once, train on the others, rank the checkpoints by NAC-ME.
+
+    Repeat the call after an interruption to continue: complete runs and readings are used again.
+
+    Args:
+        out: folder of the images (`domains`), the checkpoints (`runs`) and the readings
+            (`rankings`).
+        seed: random seed of weights, splits and training; the number of the trial.
+        steps: training steps; every 20 steps there is a checkpoint.
+        command: the command that repeats the demo.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: is told what is going on.
+    """
+    folder = make_folder(out)
+    found = digit_domains(say)
+    write_domains(folder / "domains", found)
+    domains = {name: Digits(name, domain) for name, domain in found.items()}
+    for target in domains:
+        place = folder / "runs" / target / f"trial_{seed}"
+        _train(place, domains, target, seed=seed, steps=steps, progress=progress, say=say)
+    runs = [run for run in find_runs(folder / "runs", list(domains)) if run.trial == seed]
+    ranked = rank_runs(
+        runs, domains, lambda path: load_checkpoint(build(ARCH, N_CLASSES), path),
+        out=folder / "rankings", space="all", progress=progress, say=say,
+    )  # fmt: skip
+    return replace(
+        ranked, dataset="digits", arch=ARCH, command=command, versions=versions(),
+        created=datetime.now().isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _train(
+    folder: Path,
+    domains: Mapping[str, Digits],
+    target: str,
+    *,
+    seed: int,
+    steps: int,
+    progress: Optional[bool],
+    say: Callable[[str], None],
+) -> None:
+    """Train without the target domain, unless a complete run with the same settings is there."""
+    sources = split_domains(domains, target, seed)["train"]
+    settings = {
+        "arch": ARCH, "steps": steps, "every": _EVERY, "batch": _BATCH, "rate": _RATE,
+        "seed": seed, "torch": torch.__version__,
+        "data": {name: data.identity() for name, data in sources.items()},
+    }  # fmt: skip
+    if _complete(folder, settings):
+        return
+    say(f"training on {', '.join(sources)}; {target} is left out")
+    for old in folder.glob("step_*.pt"):  # of other settings, or of an interrupted run
+        old.unlink()
+    with kept_random_state(seed):
+        net = build(ARCH, N_CLASSES)
+    loaders: list[DataLoader[Any]] = [
+        DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()
+    ]
+    train(
+        net, loaders, steps=steps, every=_EVERY, rate=_RATE, seed=seed, progress=progress,
+        on_checkpoint=SaveCheckpoints(folder),
+    )  # fmt: skip
+    write_text(folder / _DONE, json.dumps(settings, indent=1) + "\n")
+
+
+def _complete(folder: Path, settings: Mapping[str, Any]) -> bool:
+    try:
+        known = json.loads((folder / _DONE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    steps = int(settings["steps"])
+    wanted = {*range(_EVERY, steps + 1, _EVERY), steps}
+    return known == settings and all((folder / f"step_{n:05d}.pt").is_file() for n in wanted)
