@@ -1,10 +1,10 @@
-"""The errors users meet. Each message says what was expected, what came and what to do next."""
+"""Errors that users may see. Each message says what was expected, what was found and what to do."""
 
 from __future__ import annotations
 
 
 class NACError(ValueError):
-    """Something about the input is wrong; the message says what and how to mend it."""
+    """Something about the input is wrong; the message says what, and how to fix it."""
 
 
 class NotFittedError(NACError):

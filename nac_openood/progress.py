@@ -6,7 +6,7 @@ import warnings
 from typing import Any, Iterable, Optional
 
 with warnings.catch_warnings():
-    # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which will do
+    # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which is fine
     warnings.filterwarnings("ignore", "IProgress not found")
     from tqdm.auto import tqdm
 

@@ -22,7 +22,7 @@ from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing, is_distu
 from nac_openood.benchmark.run.metrics import METRICS, metrics_by_set, ood_metrics
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
-from nac_openood.search.space import grid
+from nac_openood.search.space import grid_points
 
 
 def scored(values):
@@ -150,11 +150,11 @@ def test_the_table_is_there_without_torch():
 
 
 def test_the_first_name_changes_fastest():
-    points = grid({"a": [1, 2], "b": [10, 20], "c": [5]})
+    points = grid_points({"a": [1, 2], "b": [10, 20], "c": [5]})
     assert [tuple(p.values()) for p in points] == [(1, 10, 5), (2, 10, 5), (1, 20, 5), (2, 20, 5)]
     assert all(list(p) == ["a", "b", "c"] for p in points)
-    assert grid({"a": [[1, 2], [3]]}) == [{"a": [1, 2]}, {"a": [3]}]
-    assert grid({}) == [{}]
+    assert grid_points({"a": [[1, 2], [3]]}) == [{"a": [1, 2]}, {"a": [3]}]
+    assert grid_points({}) == [{}]
 
 
 def test_the_first_of_the_best_points_wins():
@@ -163,7 +163,7 @@ def test_the_first_of_the_best_points_wins():
     def validate(point):
         return np.array(order[point["k"]]), torch.tensor([0.0, 1.0])
 
-    points = grid({"k": [3, 2, 1]})
+    points = grid_points({"k": [3, 2, 1]})
     found = best_point(points, validate, progress=False)
     assert found.point == {"k": 2} and found.auroc == 1.0 and found.points == 3
     assert found.told() == {"objective": "auroc", "auroc": 1.0, "points": 3}
@@ -174,9 +174,11 @@ def test_points_without_numbers_are_passed_over():
         score = point["k"]
         return np.array([score, score]), np.array([0.0, 1.0])
 
-    assert best_point(grid({"k": [np.nan, 0.5, np.inf]}), validate).point == {"k": 0.5}
-    assert best_point(grid({"k": [np.nan]}), validate) is None
-    assert best_point(grid({"k": [-1.0]}), validate) is None  # nothing ranked right, as in OpenOOD
+    assert best_point(grid_points({"k": [np.nan, 0.5, np.inf]}), validate).point == {"k": 0.5}
+    assert best_point(grid_points({"k": [np.nan]}), validate) is None
+    assert (
+        best_point(grid_points({"k": [-1.0]}), validate) is None
+    )  # nothing ranked right, as in OpenOOD
     assert best_point([], validate) is None
 
 

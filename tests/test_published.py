@@ -10,8 +10,8 @@ from typing import Callable, Mapping
 import pytest
 
 from nac_openood import NACError
+from nac_openood.benchmark.paper.printed import PrintedTable, read_table
 from nac_openood.benchmark.paper.printed import PrintedValue as Value
-from nac_openood.benchmark.paper.printed import Table, read_table
 from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
@@ -30,7 +30,7 @@ BACKBONES = ("resnet50", "vit_b_16")
 WRONG_AVERAGES: Mapping[tuple[str, ...], float] = {}
 
 
-def members(each: Table, at: Mapping[str, str]) -> list[float]:
+def members(each: PrintedTable, at: Mapping[str, str]) -> list[float]:
     """What a printed average is over; empty where the table does not print it, or is no average."""
     if at.get("architecture") == "average":
         # where a backbone has no number the paper prints the other's as the average
@@ -48,7 +48,7 @@ def members(each: Table, at: Mapping[str, str]) -> list[float]:
     return means if len(means) >= least else []
 
 
-def off_averages(each: Table) -> tuple[dict[tuple[str, ...], float], int]:
+def off_averages(each: PrintedTable) -> tuple[dict[tuple[str, ...], float], int]:
     """Averages that do not fit, with the right number; and how many were looked at."""
     off, seen = {}, 0
     for at, value in each.cells():
@@ -79,7 +79,7 @@ def test_other_tables_print_no_average_beside_its_parts() -> None:
 def test_that_test_can_fail() -> None:
     rows = dict(table("Table 20").rows)
     rows[("nac",)] = (Value(15.24), *rows[("nac",)][1:])  # 15.14 misread
-    changed = Table(
+    changed = PrintedTable(
         "Table 20", "", ("method",), *_columns("Table 20"), rows, table("Table 20").fixed
     )
     assert list(off_averages(changed)[0].values()) == [18.33]

@@ -18,7 +18,7 @@ from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.core.ranking import auroc
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.head import Head, head_of, with_features
-from nac_openood.search.space import grid
+from nac_openood.search.space import grid_points
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 
@@ -110,7 +110,7 @@ def test_the_table_holds_the_papers_baselines():
 
 
 def test_points_come_in_openoods_order():
-    points = grid(METHODS["gen"].sweep)
+    points = grid_points(METHODS["gen"].sweep)
     assert [tuple(point.values()) for point in points[:8]] == [
         (0.01, 10), (0.1, 10), (0.5, 10), (1, 10), (2, 10), (5, 10), (10, 10), (0.01, 50),
     ]  # fmt: skip
@@ -197,7 +197,7 @@ def test_the_search_finds_the_first_best_point(method, toy):
     scorer = make(method)
     fit = scorer.setup(given)
     found = []
-    for point in grid(METHODS[method].sweep):
+    for point in grid_points(METHODS[method].sweep):
         try:
             scorer.setup(given, point)
         except NACError as error:

@@ -15,7 +15,7 @@ from nac_openood.errors import NACError
 #: Fewer than four edges leave no bin at all.
 MIN_BINS = 4
 _SPREAD = 1e3
-#: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search will do.
+#: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
 _MOST_CELLS = 2**19
 _BLOCK = 2**17
 

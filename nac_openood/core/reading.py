@@ -1,4 +1,4 @@
-"""What one pass over the network gives: logits, and what each layer said."""
+"""What one pass over the network gives: logits, and a reading of each layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nac_openood.errors import NACError
 
 
 class Reading(NamedTuple):
-    """What a layer said about a batch: detached tensors `[batch, neurons]`.
+    """Activations and gradients of a layer for a batch: detached tensors `[batch, neurons]`.
 
     `gradient` is None where the pass was not asked for it.
     """
@@ -21,7 +21,7 @@ class Reading(NamedTuple):
 
 
 class ByLayer(Mapping[str, Reading]):
-    """What has a reading for each layer is a mapping of layer name to `Reading`."""
+    """Base of classes that map layer names to readings."""
 
     by_layer: Mapping[str, Reading]
 

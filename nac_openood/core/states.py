@@ -36,7 +36,7 @@ def _gradient(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
     return gradient
 
 
-#: The paper's state, how active a neuron is weighed by its say in the decision, and its ablations.
+#: The paper's state, an activation weighted by its influence on the decision, and its ablations.
 STATES: Mapping[str, State] = {
     "output*gradient": State(_product, uses_gradient=True),
     "output": State(lambda activation, gradient: activation, uses_gradient=False),

@@ -121,7 +121,7 @@ def read_config(path: Union[str, Path]) -> NACConfig:
     """Read a YAML file.
 
     Raises:
-        NACError: naming the file, where it is missing or says something unknown.
+        NACError: the file is missing or has unknown keys; the message names it.
     """
     path = Path(path)
     try:

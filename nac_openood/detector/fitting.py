@@ -1,4 +1,4 @@
-"""The fitting set, sample by sample: which ones count, and what there is to say about them."""
+"""The samples to fit on: which ones are used, and warnings about them."""
 
 from __future__ import annotations
 

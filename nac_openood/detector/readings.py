@@ -1,4 +1,4 @@
-"""Readings of a whole dataset, kept: fit, score and search again without the network."""
+"""Readings of a whole dataset, to fit, score and search without the network."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence, Union
 
 from nac_openood.core.layer_config import IntegralConfig, refuse_unknown
 from nac_openood.errors import NACError
-from nac_openood.search.space import grid
+from nac_openood.search.space import grid_points
 
 _BINS, _FULL = (50, 1000), (1, 500, 5000, 10000)
 
@@ -57,4 +57,4 @@ def candidates(space: Space) -> list[IntegralConfig]:
         raise NACError(
             f"`space` needs a list of values for each setting; {empty or 'all'} is empty."
         )
-    return [IntegralConfig(**point) for point in grid(space)]
+    return [IntegralConfig(**point) for point in grid_points(space)]

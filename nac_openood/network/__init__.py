@@ -1,1 +1,1 @@
-"""Somebody's network, left as it was: which modules to read, how to run it, what it said."""
+"""Running a user's network without changing it: which modules to read, and how."""

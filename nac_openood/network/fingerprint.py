@@ -25,7 +25,7 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
 
 
 def difference(saved: Mapping[str, str], net: nn.Module) -> str:
-    """What tells `net` from the saved fingerprint, in words; "" where nothing does."""
+    """How `net` differs from the saved fingerprint, in words; "" if it does not."""
     now = fingerprint(net)
     if now["structure"] != saved["structure"]:
         return "its parameters have other names, shapes or precision (another architecture)"

@@ -36,8 +36,8 @@ class _Call(NamedTuple):
 class Head(nn.Module):
     """A classifier's linear layer, standing in for the network where features are the images.
 
-    It speaks as OpenOOD's networks do. The layer is a frozen copy, so that nothing done to it
-    reaches the network.
+    It has the interface of OpenOOD's networks. The layer is a frozen copy, so that nothing done to
+    it reaches the network.
 
     Args:
         layer: from `head_of`.
@@ -80,7 +80,7 @@ def head_of(net: nn.Module, sample: Tensor) -> tuple[str, nn.Linear]:
         sample: a batch for it, of one image or more.
 
     Raises:
-        NACError: where the logits are not what a linear layer said.
+        NACError: the logits are not the output of a linear layer.
     """
     found = _run(net, sample)[1]
     return found.path, found.layer

@@ -39,7 +39,7 @@ def run(
 ) -> Any:
     """What `net` returns for a batch, in evaluation mode, with observers on some of its modules.
 
-    Gradients flow as the caller's mode says. The network gets a copy of `x`, which it may
+    A graph is recorded if gradients are enabled. The network gets a copy of `x`, which it may
     overwrite.
 
     Args:

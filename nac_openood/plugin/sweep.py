@@ -46,7 +46,7 @@ class SweepCache:
         self._scores: dict[tuple[int, _Layer], Tensor] = {}
 
     def add(self, loader: Any, readings: Readings) -> None:
-        """Remember what the network said about a validation loader."""
+        """Keep the readings of a validation loader."""
         readings.check_finite("validation")
         self._validation[id(loader)] = (loader, readings)
 

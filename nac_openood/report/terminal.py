@@ -9,7 +9,7 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Column, Line, Table
 from nac_openood.report.order import standings
 from nac_openood.report.sections.headline import verdict
-from nac_openood.report.sections.ranking import explanations, ranking_table
+from nac_openood.report.sections.ranking import metric_notes, ranking_table
 
 _WIDTH, _NAME = 100, 20
 #: Which standard deviations to show: all, or fewer where the table would be too wide.
@@ -27,7 +27,7 @@ def summary_table(results: Results) -> str:
     """
     order = standings(results)
     notes = [f"Note: {note}" for note in results.notes]
-    paragraphs = [*explanations(order), verdict(results, order), *notes]
+    paragraphs = [*metric_notes(order), verdict(results, order), *notes]
     below = [line for text in paragraphs for line in ("", *wrap(text, _WIDTH))]
     return "\n".join([*text_table(ranking_table(results, order)), *below])
 

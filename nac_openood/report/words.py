@@ -116,11 +116,11 @@ def count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def plain(value: Any) -> str:
+def one_line(value: Any) -> str:
     """A hyperparameter on one line, as JSON unless it is a string."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def settings(hyperparameters: Mapping[str, Any]) -> str:
     """`K = 50, alpha = 0.1`, or `none`."""
-    return ", ".join(f"{k} = {plain(v)}" for k, v in hyperparameters.items()) or "none"
+    return ", ".join(f"{k} = {one_line(v)}" for k, v in hyperparameters.items()) or "none"

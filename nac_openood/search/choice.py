@@ -1,4 +1,4 @@
-"""What to search where little is said: the layers of some readings, and the lists to try."""
+"""Defaults of a search: which layers of the readings, and which values to try."""
 
 from __future__ import annotations
 

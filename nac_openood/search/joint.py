@@ -16,7 +16,7 @@ from nac_openood.search.tables import LayerTable
 #: Scores that one piece of work makes on the CPU.
 _PIECE = 2**18
 
-Metric = Callable[[Tensor, int], Tensor]
+Objective = Callable[[Tensor, int], Tensor]
 
 
 def _one_minus_fpr(scores: Tensor, n_id: int) -> Tensor:
@@ -28,7 +28,7 @@ def _mean(scores: Tensor, n_id: int) -> Tensor:
 
 
 #: What to make as large as possible: `([candidates, samples], n_id) -> [candidates]`.
-OBJECTIVES: Mapping[str, Metric] = {
+OBJECTIVES: Mapping[str, Objective] = {
     "auroc": joined_auroc,
     "fpr95": _one_minus_fpr,
     "mean": _mean,
@@ -67,12 +67,12 @@ class Joint:
         # held-out training samples take the part of ID: they should not score higher
         self._guard = [torch.cat([p[:, self._n_val :], p[:, :n_id]], dim=1) for p in scores]
 
-    def evaluate(self, choice: Tensor, metric: Metric) -> Tensor:
+    def evaluate(self, choice: Tensor, metric: Objective) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
         values = self._map(lambda part: metric(self._scores(self._val, part), self._n_id), choice)
         return values.masked_fill(self._total(choice.to(values.device)) <= 0, float("-inf"))
 
-    def alone(self, layer: int, metric: Metric) -> Tensor:
+    def alone(self, layer: int, metric: Objective) -> Tensor:
         """`metric` of a layer by itself, for each row of its table."""
         return metric(self._val[layer], self._n_id)
 
@@ -124,7 +124,7 @@ class Joint:
             return torch.cat(list(pool.map(work, pieces)))
 
 
-def objective_named(name: str) -> Metric:
+def objective_named(name: str) -> Objective:
     """The objective, or an error that lists what there is."""
     if name not in OBJECTIVES:
         raise NACError(f"unknown objective '{name}'; expected one of {list(OBJECTIVES)}.")

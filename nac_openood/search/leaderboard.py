@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nac_openood.errors import NACError
-from nac_openood.search.joint import Joint, Metric
+from nac_openood.search.joint import Joint, Objective
 
 NEVER = float("-inf")
 
@@ -31,7 +31,7 @@ class Leaderboard:
     def __init__(
         self,
         joint: Joint,
-        metric: Metric,
+        metric: Objective,
         guard: Optional[float],
         top: int,
         tell: Callable[[int], object] = lambda n: None,

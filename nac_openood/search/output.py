@@ -21,9 +21,9 @@ from nac_openood.search.surrogate import SURROGATE_LABEL
 
 
 def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> None:
-    """The winner as YAML that `read_config`, `NACDetector` and OpenOOD read, with its story."""
+    """Write the winner as YAML that `read_config` and OpenOOD read, with comments on the search."""
     body = yaml.safe_dump(result.to_config().to_dict(), sort_keys=False)
-    files.write_text(path, "".join(f"# {line}\n" for line in _story(result, about)) + body)
+    files.write_text(path, "".join(f"# {line}\n" for line in _comments(result, about)) + body)
 
 
 def write_report(
@@ -57,7 +57,7 @@ def write_report(
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """The versions of the packages that the numbers depend on."""
     return {
         "nac_openood": __version__,
         "python": platform.python_version(),
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _story(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
+def _comments(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
     best = result.best
     against = about.get("ood_val", {}).get("name", "the given OOD validation set")
     lines = [

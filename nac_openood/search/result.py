@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The ranking, and everything needed to say how it came about.
+    """The ranking, and how it was found.
 
     Args:
         ranking: the best joint candidates, best first.

@@ -20,7 +20,7 @@ from nac_openood.search.leaderboard import Leaderboard
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
 from nac_openood.search.space import Sweep, candidates, paper_space
 from nac_openood.search.strategies import STRATEGIES, Budget
-from nac_openood.search.tables import Samples, score_layer
+from nac_openood.search.tables import SearchData, score_layer
 
 
 def search(
@@ -74,7 +74,7 @@ def search(
         layers, lists, leave_out=strategy != "grid" if leave_out is None else leave_out
     )
     scored = {"ID validation": id_val, "OOD validation": ood_val}
-    samples = Samples(
+    samples = SearchData(
         fit, scored if held_out is None else {**scored, "held-out training": held_out}
     )
     samples.check(points)

@@ -93,10 +93,10 @@ def _expand(
             raise NACError(
                 f"layer '{name}': expected a non-empty list of values for '{key}', got {values!r}."
             )
-    return tuple(dataclasses.replace(base, **point) for point in grid(lists))
+    return tuple(dataclasses.replace(base, **point) for point in grid_points(lists))
 
 
-def grid(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def grid_points(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """All combinations of values, in OpenOOD's order: the first name changes fastest."""
     names = list(lists)
     turned = itertools.product(*(lists[name] for name in reversed(names)))

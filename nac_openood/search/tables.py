@@ -25,7 +25,7 @@ _Key = Tuple[str, float, int, int]
 
 
 @dataclass(frozen=True)
-class Samples:
+class SearchData:
     """The readings a search works on, by role, in the order of the columns of every table.
 
     Args:
@@ -67,7 +67,7 @@ class LayerTable:
     scores: Tensor
 
 
-def score_layer(name: str, points: Sequence[LayerConfig], samples: Samples) -> LayerTable:
+def score_layer(name: str, points: Sequence[LayerConfig], samples: SearchData) -> LayerTable:
     """Score all candidates of a layer as a detector fitted with each would."""
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
     for point in points:
@@ -91,7 +91,9 @@ def _key(point: LayerConfig) -> _Key:
     return point.state, point.steepness, point.n_bins, point.full_count
 
 
-def _score_group(name: str, group: Sequence[LayerConfig], samples: Samples) -> dict[_Key, Tensor]:
+def _score_group(
+    name: str, group: Sequence[LayerConfig], samples: SearchData
+) -> dict[_Key, Tensor]:
     """Scores float64 `[samples]` of candidates that have their states in common."""
     histograms = _count(name, group, samples.fit)
     parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}

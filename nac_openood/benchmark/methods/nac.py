@@ -50,7 +50,7 @@ class NACScorer:
         config = replace(_only(self.layers, config), search=given.search)
         if chosen is not None:
             config = _used_before(config, chosen)
-        # of surrogates the recipe makes its own, the same ones, and says so
+        # the recipe makes the same surrogates itself, and labels the result
         surrogates = isinstance(given.ood_val, SurrogateLoader)
         self._detector, found, advice = set_up(
             given.net, config, given.train, given.id_val, None if surrogates else given.ood_val,

@@ -34,7 +34,7 @@ def best_point(
     """The first point with the highest AUROC, or None if no point has an AUROC above 0.
 
     Args:
-        points: from `search.space.grid`.
+        points: from `search.space.grid_points`.
         validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
         title: title of the progress bar.
         progress: None shows a progress bar on a terminal.

@@ -43,7 +43,7 @@ class PrintedValue:
         return cls(float(mean), float(std) if std else None, decimals)
 
 
-class Cell(NamedTuple):
+class PrintedCell(NamedTuple):
     """A value and its coordinates by axis."""
 
     at: Mapping[str, str]
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class PrintedTable:
     """A table of the paper.
 
     Args:
@@ -77,12 +77,12 @@ class Table:
     default: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[PrintedCell]:
         """All cells, row by row."""
         for row, values in self.rows.items():
             shared = {**self.fixed, **dict(zip(self.row_axes, row))}
             for column, value in zip(self.columns, values):
-                yield Cell({**shared, **dict(zip(self.column_axes, column))}, value)
+                yield PrintedCell({**shared, **dict(zip(self.column_axes, column))}, value)
 
     def value(self, **at: str) -> Optional[PrintedValue]:
         """The value at these coordinates, which must belong to exactly one cell."""
@@ -96,7 +96,7 @@ class Table:
         return found[0].value
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> PrintedTable:
     """Read one file.
 
     Raises:
@@ -114,7 +114,7 @@ def read_table(path: Path) -> Table:
         for key, values in rows.items():
             if {len(values)} != widths or len(key) != len(document["rows"]):
                 raise ValueError(f"row {' '.join(key)!r} does not fit the columns or row axes")
-        return Table(
+        return PrintedTable(
             name=document["name"],
             title=document["title"],
             row_axes=tuple(document["rows"]),

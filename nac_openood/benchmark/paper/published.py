@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Iterator, Mapping
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.benchmark.paper.printed import PrintedValue, Table, read_table
+from nac_openood.benchmark.paper.printed import PrintedTable, PrintedValue, read_table
 from nac_openood.errors import NACError
 from nac_openood.sources.imglist import BENCHMARKS
 
@@ -37,14 +37,14 @@ _MEAN_OF_BACKBONES = "average"
 
 
 @functools.cache
-def tables() -> Mapping[str, Table]:
+def tables() -> Mapping[str, PrintedTable]:
     """All tables by name, in the paper's order."""
     files = sorted(_TABLES.glob("table_*.yml"), key=lambda path: int(path.stem.split("_")[1]))
     found = [read_table(path) for path in files]
     return MappingProxyType({table.name: table for table in found})
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PrintedTable:
     """The table of that name, or an error that lists the known ones."""
     if name not in tables():
         raise NACError(f"unknown table '{name}'; expected one of {', '.join(tables())}.")

@@ -1,1 +1,1 @@
-"""The pictures of the report, one kind a file."""
+"""The pictures of the report, one kind per file."""

@@ -11,10 +11,10 @@ from nac_openood.report.order import Standing
 from nac_openood.report.words import GROUP_TITLES, capital, quantity
 
 _SIZE = (440, 350)
-Point = tuple[Standing, float, float]
+_Point = tuple[Standing, float, float]
 
 
-def timed(order: Sequence[Standing], group: str) -> list[Point]:
+def timed(order: Sequence[Standing], group: str) -> list[_Point]:
     """Methods with a time and an AUROC: standing, milliseconds, percent."""
     found = []
     for s in order:

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional, Sequence
 from nac_openood.benchmark.run.results import Results, Value
 from nac_openood.report.blocks import Cell, Code, Column, Facts, Heading, Line, Section, Table
 from nac_openood.report.order import Standing
-from nac_openood.report.words import count, is_number, metric, plain, set_title
+from nac_openood.report.words import count, is_number, metric, one_line, set_title
 
 _ROLES = {
     "id": "in-distribution",
@@ -61,7 +61,7 @@ def _facts(results: Results) -> dict[str, list[tuple[str, str]]]:
     for r in results.runs:
         accuracy = "" if r.accuracy is None else f", {r.accuracy:.2f} % ID accuracy"
         runs.append((r.name, r.checkpoint + accuracy))
-    machine = [(k, plain(v)) for k, v in results.machine.items()]
+    machine = [(k, one_line(v)) for k, v in results.machine.items()]
     return {
         "Data": data,
         "Checkpoints": runs,

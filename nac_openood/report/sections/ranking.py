@@ -33,7 +33,7 @@ def ranking(results: Results, order: Sequence[Standing]) -> Section:
     )
     blocks: list[Block] = [
         text,
-        *explanations(order),
+        *metric_notes(order),
         ranking_table(results, order),
         Bullets(partly),
     ]
@@ -85,7 +85,7 @@ def shown_metrics(order: Sequence[Standing]) -> dict[str, Metric]:
     return {key: metric for key, metric in SHOWN.items() if key in known}
 
 
-def explanations(order: Sequence[Standing]) -> list[str]:
+def metric_notes(order: Sequence[Standing]) -> list[str]:
     """What FPR@95 means, which differs between papers, and which times are uncertain."""
     told = [f"{m} is {m.meaning}." for m in shown_metrics(order).values() if m.meaning]
     return [*([" ".join(told)] if told else []), *uncertain_times(order)]

@@ -13,8 +13,8 @@ from nac_openood.report.words import (
     count,
     is_number,
     metric,
+    one_line,
     percent,
-    plain,
     quantity,
     settings,
 )
@@ -71,7 +71,7 @@ def _chosen(results: Results) -> list[_Chosen]:
         if row.status != "ok" or not (row.hyperparameters or search):
             continue
         told = {k: v for k, v in search.items() if k != "seconds"}  # runs may agree but for time
-        key = plain([row.method, dict(row.hyperparameters), told])
+        key = one_line([row.method, dict(row.hyperparameters), told])
         if key in found:
             found[key] = replace(found[key], runs=f"{found[key].runs}, {row.run}")
         else:
@@ -93,7 +93,7 @@ def _ours(c: _Chosen) -> Iterator[Block]:
         keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
         columns = [Column(capital(name.rstrip("s")), "name"), *map(Column, keys)]
         lines = [
-            Line([Cell(key), *(Cell(plain(entry[k])) if k in entry else Cell() for k in keys)])
+            Line([Cell(key), *(Cell(one_line(entry[k])) if k in entry else Cell() for k in keys)])
             for key, entry in entries.items()
         ]
         yield Table("", columns, lines)

@@ -17,7 +17,7 @@ from nac_openood.detector.batches import as_batch, batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
-from nac_openood.search.space import grid
+from nac_openood.search.space import grid_points
 
 IMPLEMENTATION = "OpenOOD 1.5"
 
@@ -65,7 +65,7 @@ class OpenOODScorer:
         if self.method == "vim":
             wide = len(self._processor.u)
             lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
-        points, told = grid(lists), None
+        points, told = grid_points(lists), None
         if chosen is not None:
             point = dict(chosen)
         elif not self._processor.APS_mode or given.ood_val is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
 from nac_openood.benchmark.methods.scorer import Given
-
-Point = Mapping[str, Any]
+from nac_openood.benchmark.methods.sweep import Point
 
 #: How many numbers a detector may compute at a time.
 _CHUNK = 2**26

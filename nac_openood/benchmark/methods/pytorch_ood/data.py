@@ -26,7 +26,7 @@ def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Te
 
 
 @torch.no_grad()
-def gather(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor]) -> Gathered:
+def map_batches(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], Tensor]) -> Gathered:
     """Apply `of` to every batch and join the results, without ever holding them twice."""
     parts, labels = [], []
     for x, label in labelled(head, loader):
@@ -50,12 +50,12 @@ def nothing_to_fit_on() -> NACError:
 
 def features(head: nn.Module, loader: Iterable[Any]) -> Gathered:
     """The features `[samples, D]` that a loader yields."""
-    return gather(head, loader, lambda x: x)
+    return map_batches(head, loader, lambda x: x)
 
 
 def logits(head: nn.Module, loader: Iterable[Any]) -> Gathered:
     """The logits `[samples, classes]` of a loader's features."""
-    return gather(head, loader, head)
+    return map_batches(head, loader, head)
 
 
 def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:

@@ -33,9 +33,9 @@ class Gram(OnNetwork):
         if first is None:
             raise data.nothing_to_fit_on()
         with torch.no_grad():
-            said = self._maps(first[0][:1])[1]
-        self.count, self.channels = len(said), sum(each.shape[1] for each in said)
-        self.numbers = sum(each.numel() for each in said)
+            outputs = self._maps(first[0][:1])[1]
+        self.count, self.channels = len(outputs), sum(each.shape[1] for each in outputs)
+        self.numbers = sum(each.numel() for each in outputs)
 
     def use(self, point: Point) -> None:
         """Fit with these powers, on which everything depends."""
@@ -61,16 +61,16 @@ class Gram(OnNetwork):
         """Outlier scores and logits, in parts: the maps of a whole batch may not fit in memory."""
         outliers, logits = [], []
         for part in in_parts(x, self.numbers):
-            logits_part, said = self._maps(part)
+            logits_part, outputs = self._maps(part)
             with self.calling("scoring"):
-                outliers.append(self.detector.predict_structured(logits_part, said))
+                outliers.append(self.detector.predict_structured(logits_part, outputs))
             logits.append(logits_part)
         return torch.cat(outliers), torch.cat(logits)
 
     def _maps(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         # not copied: after an in-place ReLU OpenOOD reads the changed maps, too
-        logits, said = maps.outputs(self.net, self.modules, x, copies=False)
-        return logits.float(), [each.float() for each in said]
+        logits, outputs = maps.outputs(self.net, self.modules, x, copies=False)
+        return logits.float(), [each.float() for each in outputs]
 
     def _check_memory(self, n_powers: int, train: _Pairs) -> None:
         needed = 4 * self.channels * n_powers * len(train)
@@ -96,11 +96,11 @@ class _Replay:
         self.steps = [self._start, *(self._step(i) for i in range(1, count))]
 
     def _start(self, x: Tensor) -> Tensor:
-        self.last, self.said = self.run(x)
-        return self.said[0]
+        self.last, self.outputs = self.run(x)
+        return self.outputs[0]
 
     def _step(self, i: int) -> Callable[[Tensor], Tensor]:
-        return lambda _: self.said[i]
+        return lambda _: self.outputs[i]
 
     def logits(self, _: Tensor) -> Tensor:
         return self.last

@@ -61,7 +61,7 @@ class MDSEnsemble(OnNetwork):
         """Compute means and covariance."""
         super().fit(given)
         (self.stage,) = maps.stages(self.name, self.net, "layer1")
-        values, label = data.gather(self.net, given.train, self._encode)
+        values, label = data.map_batches(self.net, given.train, self._encode)
         data.every_class(self.name, label, given.n_classes)
         self.detector = self.detectors.MahalanobisODIN(self._encode, norm_std=list(_STD))
         device = next(self.net.parameters()).device
@@ -100,13 +100,13 @@ class RankFeat(OnNetwork):
     @torch.no_grad()
     def score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outlier scores and logits."""
-        logits, said = maps.outputs(self.net, self.stages, x, copies=True)
+        logits, outputs = maps.outputs(self.net, self.stages, x, copies=True)
         fused = torch.zeros_like(logits, dtype=torch.float32)
         with self.calling("scoring"):
-            for stage, here in zip(self.stages, said):
+            for stage, here in zip(self.stages, outputs):
                 self.stage, self.x = stage, x
                 fused += self.detector.predict_feature_maps(here.float().contiguous())
-            return self.energy.predict_logits(fused / len(said)), logits
+            return self.energy.predict_logits(fused / len(outputs)), logits
 
     def _rest(self, changed: Tensor) -> Tensor:
         return maps.logits_with(self.net, self.stage, changed.to(self.x.dtype), self.x).float()

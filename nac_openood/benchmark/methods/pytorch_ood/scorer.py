@@ -19,7 +19,7 @@ from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy
 from nac_openood.progress import bar
-from nac_openood.search.space import grid
+from nac_openood.search.space import grid_points
 
 
 class PytorchOODScorer:
@@ -64,7 +64,7 @@ class PytorchOODScorer:
         given = replace(given, net=private_copy(given.net))
         with kept_random_state(given.seed):
             adapter.fit(given)
-            if chosen is not None or given.ood_val is None or len(grid(self._row.sweep)) < 2:
+            if chosen is not None or given.ood_val is None or len(grid_points(self._row.sweep)) < 2:
                 point = _complete(self._row, chosen or {})
                 if chosen is None and adapter.usable([point]):
                     point = dict(adapter.usable([point])[0])
@@ -107,7 +107,7 @@ def _search(
 
     Points that cannot be used with this data are skipped; in OpenOOD they rank nothing.
     """
-    name, every = method.name, grid(method.sweep)
+    name, every = method.name, grid_points(method.sweep)
     points = [dict(point) for point in adapter.usable(every)]
     if not points:
         raise NACError(f"{name}: {adapter.against(every[0])}; no other value fits either.")
