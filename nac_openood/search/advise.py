@@ -31,10 +31,9 @@ from nac_openood.search.surrogate import SurrogateLoader, can_distort
 
 #: Samples of each kind that are compared, at least and at most, and training samples.
 _LEAST, _MOST, _TRAIN = 20, 1000, 1000
-#: A part of the score that this share of all samples has in common tells nothing ...
-_SAME = 0.9
-#: ... nor does one whose ID samples are all alike and whose AUROC is less than this.
-_CHANCE = 0.55
+#: A part of the score tells nothing if its AUROC is less than this and either nearly all ID samples
+#: are alike, or this share of all samples is.
+_CHANCE, _SAME = 0.55, 0.9
 _TITLES = {"nac": NAC, "nac_plus": NAC_PLUS}
 
 
@@ -196,7 +195,9 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) ->
         same = int(both.unique(return_counts=True)[1].max()) / len(both)
         alone = float(auroc(first, second))
         where = f"on {against}, its AUROC alone is {100 * alone:.1f}"
-        if name in suspected and alone < _CHANCE:
+        if alone >= _CHANCE:
+            continue
+        if name in suspected:
             told[name] = f"{suspected[name]}; {where}"
         elif same >= _SAME:
             what = "layer" if name in rule.layers else "part"
