@@ -160,6 +160,20 @@ def test_a_loop_of_ones_own(net):
         assert loss.item() == pytest.approx((F.cross_entropy(net(x), y) - 0.1 * h).item())
 
 
+def test_a_batch_larger_than_the_window_is_counted_whole(net):
+    measure = NACEntropy(net, "hidden", n_bins=4, window=2, form="surprisal")
+    net(inputs(50))
+    assert measure().item() < 5 * math.log(50)  # no output has a probability below 1/50
+    assert (measure.histogram().probabilities * 50).sum(1).tolist() == pytest.approx([50] * 5)
+
+
+def test_a_frozen_network_is_refused(net):
+    measure = NACEntropy(net.requires_grad_(False), "hidden")
+    net(inputs())
+    with pytest.raises(NACError, match="parameters before this layer that are trained"):
+        measure()
+
+
 def test_passes_without_gradients_are_ignored(net):
     measure = NACEntropy(net, "hidden")
     net(inputs())

@@ -35,7 +35,8 @@ class NACEntropy:
         net: the network that is trained.
         layer: name or module path of the layer, as in `NACDetector`; positions are summed.
         n_bins: number of bins of a histogram, over the range of the samples in the window.
-        window: number of the most recent samples that the histograms are made of.
+        window: number of the most recent samples that the histograms are made of; at least the
+            current batch.
         temperature: width of the smoothing in bins; see `nac_openood.training.soft_bins`.
         form: "paper" is the sum over neurons of `-p log p`, as printed in the paper. "surprisal" is
             the sum over neurons of `-log p`, whose mean over samples is the entropy of their
@@ -84,8 +85,8 @@ class NACEntropy:
         if z is None:
             raise NACError(
                 f"no batch has gone through layer '{self.layer}' with gradients since the last "
-                "call: run the network on a batch first, outside torch.no_grad(), and call this "
-                "once per batch."
+                "call: run the network on a batch first, outside torch.no_grad() and with "
+                "parameters before this layer that are trained, and call this once per batch."
             )
         self._remember(z.detach())
         return entropy(z, self.histogram(), self.temperature, self.form)
@@ -124,7 +125,8 @@ class NACEntropy:
                 "or the input holds NaN. Lower the learning rate or `lam`, and check the data."
             )
         old = z[:0] if self._seen is None else self._seen
-        self._seen = torch.cat([old, z])[-self.window :]
+        # the batch is always part of its own histograms, so no output has probability 0
+        self._seen = torch.cat([old, z])[-max(self.window, len(z)) :]
 
 
 def entropy(z: Tensor, bins: BinnedNeurons, temperature: float, form: str = "paper") -> Tensor:
