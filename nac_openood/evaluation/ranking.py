@@ -189,6 +189,6 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, list[str]]:
         raise NACError(
             "the settings of NAC-ME cannot be chosen: the validation accuracies of all checkpoints "
             "are equal, or their coverage is with every setting. Rank checkpoints that differ, or "
-            "pass one `IntegralConfig` as `space`."
+            "use more validation data; in Python, `space` also takes one IntegralConfig."
         )
     return candidates[0], ["RC with validation accuracy is undefined: all values are equal."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Union
 
 from nac_openood import files
@@ -39,7 +40,8 @@ def ranked_summary(ranked: RankedRuns) -> str:
     lines = [
         line for table in (*tables, settings_table(ranked)) for line in (*text_table(table), "")
     ]
-    return "\n".join([*lines, verdict(ranked), *(f"Note: {note}" for note in ranked.notes)])
+    texts = [verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
+    return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
 
 
 def _write(folder: Union[str, Path], name: str, text: str) -> Path:

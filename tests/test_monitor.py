@@ -1,0 +1,132 @@
+"""NAC-ME while a network trains: a plain loop, and PyTorch Lightning."""
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from nac_openood import IntegralConfig, NACError, coverage_integral
+from nac_openood.evaluation.lightning import CoverageCallback
+from nac_openood.evaluation.monitor import CoverageMonitor, Measured
+
+CONFIG = IntegralConfig(n_bins=20, full_count=2, steepness=20.0)
+
+
+@pytest.fixture
+def data():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(48) % 3
+    x = torch.randn(48, 4, generator=generator)
+    x[:, :3] += nn.functional.one_hot(y, 3)
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.1), nn.Linear(6, 3))
+
+
+def train(net, data, monitor, steps=24):
+    optimizer = torch.optim.SGD(net.parameters(), 0.3)
+    step = 0
+    while step < steps and not monitor.should_stop:
+        for x, y in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            step += 1
+            monitor(step, net)
+            if monitor.should_stop:
+                break
+    return step
+
+
+def test_a_plain_loop(net, data, tmp_path):
+    monitor = CoverageMonitor(data, every=4, layer="1", config=CONFIG, path=tmp_path / "best.pt")
+    assert monitor.best is None and not monitor.should_stop
+    assert train(net.train(), data, monitor) == 24
+    assert net.training
+    assert [each.step for each in monitor.history] == [4, 8, 12, 16, 20, 24]
+    assert monitor.history[-1].coverage == coverage_integral(net, data, "1", CONFIG)
+    assert monitor.best.coverage == max(each.coverage for each in monitor.history)
+    net.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
+    assert coverage_integral(net, data, "1", CONFIG) == monitor.best.coverage
+    assert monitor(24, net) is None and monitor(25, net) is None  # done, and not yet
+
+
+def test_patience(net, data, monkeypatch):
+    values = iter([0.1, 0.3, 0.3, 0.2, 0.5])
+    monkeypatch.setattr(
+        "nac_openood.evaluation.monitor.coverage_integral", lambda *a, **k: next(values)
+    )
+    monitor = CoverageMonitor(data, every=1, patience=2)
+    assert train(net, data, monitor) == 4  # neither an equal nor a lower value is a new best one
+    assert monitor.best == Measured(2, 0.3)
+
+
+def test_what_cannot_work_is_refused(data):
+    with pytest.raises(NACError, match="can be read only once"):
+        CoverageMonitor(iter(data))
+    with pytest.raises(NACError, match="every must be at least 1"):
+        CoverageMonitor(data, every=0)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.3)
+
+
+def trainer(folder, callback, **options):
+    return lightning.Trainer(
+        callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, default_root_dir=folder,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning.*")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_lightning(net, data, tmp_path):
+    path = tmp_path / "best.ckpt"
+    callback = CoverageCallback(data, every=3, layer="net.1", config=CONFIG, path=path)
+    module = Module(net)
+    run = trainer(tmp_path, callback, max_steps=12)
+    run.fit(module, data)
+    assert [each.step for each in callback.monitor.history] == [3, 6, 9, 12]
+    assert run.callback_metrics["nac_me"] == pytest.approx(callback.monitor.history[-1].coverage)
+    best = torch.load(path, weights_only=True)
+    assert best["global_step"] == callback.monitor.best.step
+    module.load_state_dict(best["state_dict"])
+    found = coverage_integral(module, data, "net.1", CONFIG)
+    assert found == callback.monitor.best.coverage
+    again = CoverageCallback(data, every=3)
+    again.load_state_dict(callback.state_dict())
+    assert again.monitor.history == callback.monitor.history
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning.*")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_lightning_stops_early(net, data, tmp_path, monkeypatch):
+    values = iter([0.5, 0.4, 0.3, 0.2])
+    monkeypatch.setattr(
+        "nac_openood.evaluation.monitor.coverage_integral", lambda *a, **k: next(values)
+    )
+    callback = CoverageCallback(data, every=2, patience=2, network=lambda module: module.net)
+    run = trainer(tmp_path, callback, max_epochs=5)
+    run.fit(Module(net), data)
+    assert run.global_step == 6 and callback.monitor.best == Measured(2, 0.5)

@@ -1,0 +1,224 @@
+"""`nac-openood rank` on image folders, and its page."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nac_openood import IntegralConfig
+from nac_openood.cli import main
+from nac_openood.evaluation.folders import domains_by_role
+from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
+from nac_openood.evaluation.ranking import Candidate, RankedCheckpoint, Ranking
+from nac_openood.report.ranked.write import ranked_summary
+from nac_openood.sources.domains import domainbed_transform
+from nac_openood.sources.networks import build
+
+DOMAINS, CLASSES = ("art_painting", "cartoon", "sketch"), ("dog", "horse")
+ARCH = ["--arch", "resnet_embedded", "--image-size", "32"]
+
+
+@pytest.fixture(scope="module")
+def pacs(tmp_path_factory):
+    """A dataset in DomainBed's layout: three domains, two classes, 20 images each."""
+    root = tmp_path_factory.mktemp("data") / "PACS"
+    rng = np.random.default_rng(0)
+    for shift, domain in enumerate(DOMAINS):
+        for label, name in enumerate(CLASSES):
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for number in range(20):
+                pixels = rng.integers(0, 120, (16, 16, 3)) + 30 * shift
+                pixels[: 8 * (label + 1), :8] += 60
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+def checkpoint(path, seed, n_classes=2, arch="resnet_embedded"):
+    torch.manual_seed(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(build(arch, n_classes).state_dict(), path)
+
+
+def train(pacs, folder, domains, *, steps, seed=0):
+    """Checkpoints of a short but real training, one per step."""
+    roles, _ = domains_by_role([pacs / d for d in domains], None, None, domainbed_transform(32))
+    samples = [data.dataset[i] for data in roles["train"].values() for i in data.rows]
+    x, y = torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+    torch.manual_seed(seed)
+    net = build("resnet_embedded", 2).train()
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 0.5
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        torch.save(net.state_dict(), folder / f"step_{50 * step:05d}.pt")
+
+
+@pytest.fixture(scope="module")
+def run(pacs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    train(pacs, folder, ("cartoon", "sketch"), steps=6)
+    return folder
+
+
+def rank(*args):
+    return main(["rank", *map(str, args), "--batch-size", "20", "--device", "cpu"])
+
+
+def test_a_run_is_ranked(pacs, run, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = [run, *ARCH, "--train", pacs / "cartoon", pacs / "sketch", "--test",
+               pacs / "art_painting", "--against", "paper", "--out", out]  # fmt: skip
+    assert rank(*options) == 0
+    text = capsys.readouterr().out
+    assert "reading checkpoint 6 of 6: step_00300" in text and "NAC-ME chooses" in text
+    assert "published numbers are those of resnet18, not of resnet_embedded" in text
+    assert max(map(len, text.splitlines())) <= 200
+    document = json.loads((out / "results.json").read_text())
+    assert document["dataset"] == "pacs" and len(document["runs"][0]["ranking"]["candidates"]) == 24
+    assert document["runs"][0]["ranking"]["sizes"] == {
+        "train": {"cartoon": 32, "sketch": 32}, "val": {"cartoon": 8, "sketch": 8},
+        "test": {"art_painting": 40},
+    }  # fmt: skip
+    published = {(r["criterion"], r["metric"]): r["published"] for r in document["paper"]
+                 if r["domain"] == "art_painting"}  # fmt: skip
+    assert published["nac-me", "RC"] == 75.49
+    lines = (out / "results.csv").read_text().splitlines()
+    assert len(lines) == 7 and lines[0].startswith("target,trial,checkpoint,step,coverage")
+    assert sum("oracle" in line for line in lines[1:]) == 1
+    page = (out / "report.html").read_text()
+    assert "which checkpoint generalizes?" in page and page.count("<svg") == 2
+    assert not re.search(r'(src|href)="(?!data:|#)', page) and "http-equiv" in page
+    assert "# PACS: which checkpoint generalizes?" in (out / "results.md").read_text()
+    assert rank(*options) == 0  # a second time nothing is read
+    assert "reading checkpoint" not in capsys.readouterr().out
+
+
+def test_without_a_target_domain(pacs, run, tmp_path, capsys):
+    out = tmp_path / "out"
+    domains = ["--train", pacs / "cartoon", "--val", pacs / "sketch"]
+    assert rank(run / "step_00050.pt", run / "step_00300.pt", *ARCH, *domains, "--out", out) == 0
+    assert "judged by training data alone" in capsys.readouterr().out
+    assert "Without data of target domains" in (out / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def study(pacs, tmp_path_factory):
+    """Runs of two target domains, two trials each."""
+    folder = tmp_path_factory.mktemp("study")
+    for target in DOMAINS[:2]:
+        for trial in range(2):
+            sources = [domain for domain in DOMAINS if domain != target]
+            train(pacs, folder / target / f"trial_{trial}", sources, steps=6, seed=trial)
+    return folder
+
+
+def test_leave_one_domain_out(pacs, study, tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["--runs", study, "--data", pacs, *ARCH, "--out", out, "--against", "paper"]
+    assert rank(*options) == 0
+    text = capsys.readouterr().out
+    assert "run 4 of 4: cartoon/trial_1" in text and "Average" in text
+    ranked = RankedRuns.load(out)
+    assert [(r.target, r.trial) for r in ranked.runs] == [
+        ("art_painting", 0), ("art_painting", 1), ("cartoon", 0), ("cartoon", 1),
+    ]  # fmt: skip
+    sizes = ranked.runs[0].ranking.sizes
+    assert sizes["test"] == {"art_painting": 32} and sizes["oracle"] == {"art_painting": 8}
+    assert sizes["train"] == {"cartoon": 32, "sketch": 32}
+    per_trial = [100 * r.ranking.accuracy("nac-me") for r in ranked.runs[:2]]
+    found = ranked.accuracy("nac-me", "art_painting")
+    assert found.mean == pytest.approx(np.mean(per_trial)) and found.runs == 2
+    assert found.error == pytest.approx(np.std(per_trial, ddof=1) / np.sqrt(2))
+    average = ranked.accuracy("nac-me")
+    parts = [ranked.accuracy("nac-me", d).mean for d in ranked.targets]
+    assert average.mean == pytest.approx(np.mean(parts))
+    assert ranked.save(tmp_path).read_text() == (out / "results.json").read_text()
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 5 and "cartoon, trial 1" in page
+    assert "Measured and published results" in page
+    assert rank(*options) == 0
+    assert "reading checkpoint" not in capsys.readouterr().out
+
+
+def test_undefined_numbers_are_called_so():
+    checkpoints = [RankedCheckpoint(f"step_{i}", "", i, 0.1 * i, 0.5, 0.5, 0.5) for i in (1, 2)]
+    tried = Candidate(IntegralConfig(), (0.1, 0.2), None)
+    flat = Ranking(tuple(checkpoints), (tried,), tried.config, "avgpool", {})
+    alone = with_notes(RankedRuns((RankedRun("sketch", 0, flat),)))
+    assert alone.rc("nac-me", "sketch").mean is None and alone.rc("nac-me").mean is None
+    assert "sketch, trial 0: the RC of nac-me is undefined" in alone.notes[1]
+    text = ranked_summary(alone)
+    assert "undefined" in text and "nan" not in text.lower()
+
+
+def broken_data(pacs, tmp_path, what):
+    import shutil
+
+    root = tmp_path / "PACS"
+    shutil.copytree(pacs, root)
+    if what == "class":
+        shutil.rmtree(root / "cartoon" / "dog")
+    elif what == "domain":
+        shutil.rmtree(root / "cartoon")
+        (root / "cartoon" / "dog").mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("class", "cartoon has no images of class dog"),
+        ("domain", "cartoon holds no images"),
+    ],
+)
+def test_bad_domains_are_told(pacs, run, study, tmp_path, capsys, what, told):
+    root, out = broken_data(pacs, tmp_path, what), tmp_path / "out"
+    one = [run, "--train", root / "cartoon", root / "sketch"]
+    for options in (one, ["--runs", study, "--data", root]):
+        assert rank(*options, *ARCH, "--out", out) == 1
+        assert told in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys):
+    checkpoint(tmp_path / "other" / "step_1.pt", 0, arch="resnet18_32x32")
+    checkpoint(tmp_path / "classes" / "step_1.pt", 0, n_classes=3)
+    (tmp_path / "empty").mkdir()
+    out = ["--out", tmp_path / "out"]
+    sources = ["--train", pacs / "cartoon", pacs / "sketch"]
+    cases = {
+        "does not fit SmallResNet": [run, tmp_path / "other", *sources, *ARCH],
+        "fc.weight [3, 128] instead of [2, 128]": [run, tmp_path / "classes", *sources, *ARCH],
+        "at least two checkpoints to rank, got 1": [run / "step_00050.pt", *sources, *ARCH],
+        "empty holds no checkpoints: expected files": [tmp_path / "empty", *sources, *ARCH],
+        "there is no checkpoint": [tmp_path / "nowhere", *sources, *ARCH],
+        "CHECKPOINTS, --train not given": ARCH,
+        "--data not given": ["--runs", study, *ARCH],
+        "--runs does not go together with --train": ["--runs", study, "--data", pacs, *sources, *ARCH],
+        "which are no domains; expected": ["--runs", pacs.parent, "--data", pacs, *ARCH],
+        "chooses no checkpoints on 'data": [
+            run, "--train", pacs, *ARCH, "--against", "paper"
+        ],
+        "unknown architecture": [run, *sources, "--arch", "resnet19"],
+        "--image-size must be at least 1": [run, *sources, *ARCH[:2], "--image-size", "0"],
+        "--space must be one of": [run, *sources, *ARCH, "--space", "mnist"],
+    }  # fmt: skip
+    for told, options in cases.items():
+        assert rank(*options, *out) == 1, told
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_run_with_one_checkpoint_is_named(pacs, tmp_path, capsys):
+    checkpoint(tmp_path / "study" / "sketch" / "trial_0" / "step_1.pt", 0)
+    assert rank("--runs", tmp_path / "study", "--data", pacs, *ARCH) == 1
+    assert "sketch/trial_0 has one" in capsys.readouterr().err
