@@ -61,7 +61,7 @@ def run_rank_demo(
     *,
     seed: int = 0,
     steps: int = 240,
-    command: str = "nac-openood rank --demo",
+    command: str = "nac_openood.demo.ranking.run_rank_demo",
     progress: Optional[bool] = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RankedRuns:
