@@ -39,16 +39,14 @@ For exit codes see nac-openood --help.
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser(
-        "rank",
+    parser = options.add_command(
+        commands, "rank", _rank, epilog=_EXAMPLES,
         help="rank the checkpoints of a run by NAC-ME, without out-of-distribution data",
         description="Rank the checkpoints of a training run by their neuron activation coverage "
         "on training data, which predicts accuracy on unseen domains.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     _add_data(parser)
     group = parser.add_argument_group("how to rank")
     add = group.add_argument
@@ -73,7 +71,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--seed", type=int, default=0, metavar="N",
         help="random seed of the training (default: %(default)s)",
     )  # fmt: skip
-    parser.set_defaults(run=_rank)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

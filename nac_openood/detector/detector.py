@@ -17,7 +17,7 @@ from nac_openood.detector.choose import LayerChoice, layer_settings
 from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
 from nac_openood.detector.fitting import FittingSet, warn_if_saturated
 from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
-from nac_openood.detector.reader import RuleReader
+from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.detector.thresholds import threshold_at
@@ -27,7 +27,7 @@ from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 
 
-class NACDetector(RuleReader):
+class NACDetector(LayerReader):
     """Neuron Activation Coverage on top of any classifier.
 
     Args:

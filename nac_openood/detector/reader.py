@@ -1,4 +1,4 @@
-"""RuleReader: passes over a network that read what a rule needs, and nothing else."""
+"""LayerReader: passes over a network that read what a rule needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nac_openood.network.taps import read
 from nac_openood.progress import bar
 
 
-class RuleReader:
+class LayerReader:
     """Reads the layers of a network for a rule. Its arguments are those of `NACDetector`."""
 
     def __init__(
