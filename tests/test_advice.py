@@ -313,10 +313,11 @@ def test_what_cannot_be_compared_is_noted(flat):
 
 
 def test_samples_that_overflow_are_left_out(flat):
-    outside = list(table(64, 2))
-    outside[0][0][3] = float("nan")
-    advice = advise(flat, table(64, 1), ood_val=outside)
-    assert advice.table and all(0 <= row.auroc.value <= 1 for row in advice.table.values())
+    inside, outside = list(table(64, 1)), list(table(64, 2))
+    inside[0][0][5] = outside[0][0][3] = float("nan")
+    advice = advise(flat, inside, train=table(200, 0), ood_val=outside)
+    assert len(advice.table) == 5
+    assert all(0 <= row.auroc.value <= 1 for row in advice.table.values())
 
 
 def test_unusable_arguments(flat):

@@ -3,6 +3,7 @@
 `space` says what to try, `tables` scores every layer candidate once, `joint` combines them as the
 detector would, `leaderboard` keeps the best, `strategies` decide what to look at, `result` is what
 comes out, and `run` ties them together. `surrogate` makes stand-ins for OOD validation data.
+`recipe` sets a detector up with all of it, and `advise` tells how it compares with simpler methods.
 """
 
 from nac_openood.search.joint import OBJECTIVES

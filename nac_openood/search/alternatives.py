@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nac_openood.core.coverage import not_finite
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.logit_scores import energy, msp
 from nac_openood.core.plus import NACPlus
@@ -29,6 +30,7 @@ from nac_openood.network.taps import read
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100
+#: Of more fitting samples, this many are used, evenly spaced.
 _MOST_FITTED = 5000
 _FEW = 3
 
@@ -135,6 +137,8 @@ def alternatives(
         plus: whether NAC+ is one of them.
     """
     found: dict[str, Score] = {}
+    if fit is not None and fit.n_samples > _MOST_FITTED:
+        fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MOST_FITTED).long())
     if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
         found["NAC+"] = _plus(fit, id_val, known.early)
     if id_val.logits is not None:
@@ -152,8 +156,7 @@ def _logits(readings: Readings) -> Tensor:
 
 def _knn(fitted: Tensor, layer: str) -> Score:
     """Similarity to the K-th nearest fitting sample; features have unit length."""
-    step = -(-len(fitted) // _MOST_FITTED)
-    bank = F.normalize(fitted[::step].float(), dim=1)
+    bank = F.normalize(fitted.float(), dim=1)
     k = min(_NEIGHBORS, max(1, len(bank) // _SHARE))
 
     def score(readings: Readings) -> Tensor:
@@ -164,11 +167,20 @@ def _knn(fitted: Tensor, layer: str) -> Score:
     return score
 
 
+def _finite(readings: Readings, layers: Iterable[str]) -> Readings:
+    """The samples without NaN and Inf, which no rule is fitted on."""
+    broken = ~_logits(readings).isfinite().all(dim=1)
+    for name in layers:
+        broken |= not_finite(readings[name])
+    return readings.rows(~broken) if broken.any() else readings
+
+
 def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
     def only_early(readings: Readings) -> Probed:
         layers = {n: Reading(readings[n].activation / by) for n, by in early.items()}
         return Probed(_logits(readings), layers)
 
+    fit, id_val = (_finite(readings, early) for readings in (fit, id_val))
     rule = NACPlus({name: LayoutConfig() for name in early})
     for part in fit.batches():
         rule.update(only_early(part))
