@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from nac_openood.evaluation.ranking import Ranking
     from nac_openood.plugin.postprocessor import NACPostprocessor
     from nac_openood.plugin.register import register, unregister
-    from nac_openood.training.entropy import NACEntropy
     from nac_openood.search.advice import Advice
     from nac_openood.search.advise import advise
+    from nac_openood.training.entropy import NACEntropy
 
 #: Where each public name lives.
 _HOMES = {
