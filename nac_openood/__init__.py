@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nac_openood.plugin.register import register, unregister
     from nac_openood.search.advice import Advice
     from nac_openood.search.advise import advise
+    from nac_openood.training.entropy import NACEntropy
 
 #: Where each public name lives.
 _HOMES = {
@@ -41,6 +42,7 @@ _HOMES = {
     "LayerConfig": "core.layer_config",
     "NACConfig": "detector.config",
     "NACDetector": "detector.detector",
+    "NACEntropy": "training.entropy",
     "NACError": "errors",
     "NACPostprocessor": "plugin.postprocessor",
     "NotFittedError": "errors",
@@ -91,6 +93,7 @@ __all__ = [
     "LayerConfig",
     "NACConfig",
     "NACDetector",
+    "NACEntropy",
     "NACError",
     "NACPostprocessor",
     "NotFittedError",

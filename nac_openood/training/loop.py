@@ -49,7 +49,7 @@ def train(
     rate: float = 5e-5,
     weight_decay: float = 0.0,
     every: int = 300,
-    on_checkpoint: Optional[Callable[[int, nn.Module], None]] = None,
+    on_checkpoint: Optional[Callable[[int, nn.Module], Any]] = None,
     seed: int = 0,
     progress: Optional[bool] = None,
 ) -> list[Logged]:
@@ -70,7 +70,9 @@ def train(
         rate: learning rate.
         weight_decay: of Adam.
         every: distance of checkpoints in steps; there is one after the last step, too.
-        on_checkpoint: called as `on_checkpoint(step, net)`, with the network in evaluation mode.
+        on_checkpoint: called as `on_checkpoint(step, net)`, with the network in evaluation mode,
+            e.g. `SaveCheckpoints(folder)` or `CoverageMonitor(...)`. If it has an attribute
+            `should_stop` that is true, training ends there.
         seed: random seed of the training; the network has its weights already.
         progress: whether to show a progress bar; None shows it on a terminal.
 
@@ -108,7 +110,8 @@ def train(
             if step % every == 0 or step == steps:
                 log.append(_row(step, recent))
                 recent = []
-                _show(net, step, on_checkpoint)
+                if _show(net, step, on_checkpoint):
+                    break
     net.eval()
     return log
 
@@ -197,9 +200,11 @@ def _row(step: int, recent: Sequence[tuple[float, Optional[float]]]) -> Logged:
 
 
 def _show(
-    net: nn.Module, step: int, on_checkpoint: Optional[Callable[[int, nn.Module], None]]
-) -> None:
+    net: nn.Module, step: int, on_checkpoint: Optional[Callable[[int, nn.Module], Any]]
+) -> bool:
+    """Call back; returns whether to stop."""
     if on_checkpoint is not None:
         net.eval()
         on_checkpoint(step, net)
         net.train()
+    return bool(getattr(on_checkpoint, "should_stop", False))
