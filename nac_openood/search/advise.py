@@ -20,7 +20,7 @@ from nac_openood.core.ranking import auroc
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.reader import RuleReader
+from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
@@ -90,7 +90,7 @@ def advise(
 
 
 def _read(
-    reader: RuleReader, inside: Iterable[Any], outside: Iterable[Any], progress: Optional[bool]
+    reader: LayerReader, inside: Iterable[Any], outside: Iterable[Any], progress: Optional[bool]
 ) -> tuple[Readings, Readings]:
     return (
         reader.read_loader(inside, progress=progress),

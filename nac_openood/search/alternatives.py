@@ -22,7 +22,7 @@ from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import MIN_SAMPLES
 from nac_openood.core.reading import Probed, Reading
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.reader import RuleReader
+from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.network.architectures import Layer
 from nac_openood.network.auto import AutoLayers, auto_layers
@@ -61,7 +61,7 @@ class Known:
         return cls(note.get("head_input"), note.get("early") or {})
 
 
-def known_of(detector: RuleReader, x: Tensor) -> Known:
+def known_of(detector: LayerReader, x: Tensor) -> Known:
     """Find out which layers of a detector serve the alternatives, by running a few samples.
 
     Args:
@@ -82,7 +82,7 @@ def known_of(detector: RuleReader, x: Tensor) -> Known:
     return Known(names.get(found.head_input.path), early)
 
 
-def reader_for(detector: RuleReader, x: Tensor) -> tuple[Optional[RuleReader], Known]:
+def reader_for(detector: LayerReader, x: Tensor) -> tuple[Optional[LayerReader], Known]:
     """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
 
     Args:
@@ -93,19 +93,19 @@ def reader_for(detector: RuleReader, x: Tensor) -> tuple[Optional[RuleReader], K
     if found is None:
         return None, Known()
     layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
-    reader = RuleReader(detector.net, layers, rule=NACPlus.name, fast=detector.fast)
+    reader = LayerReader(detector.net, layers, rule=NACPlus.name, fast=detector.fast)
     early = dict.fromkeys((layer.path for layer in found.early), 1.0)
     return reader, Known(found.head_input.path, early)
 
 
-def _automatic(detector: RuleReader, x: Tensor) -> Optional[AutoLayers]:
+def _automatic(detector: LayerReader, x: Tensor) -> Optional[AutoLayers]:
     try:
         return auto_layers(detector.net, x[:_FEW])
     except Exception:  # somebody's network may raise anything; then there are fewer alternatives
         return None
 
 
-def _positions(detector: RuleReader, x: Tensor, places: Mapping[str, Layer]) -> dict[str, float]:
+def _positions(detector: LayerReader, x: Tensor, places: Mapping[str, Layer]) -> dict[str, float]:
     """How many positions the activations of each layer are summed over; {} if that varies."""
     if rule_named(detector.rule)(detector.layers).needs.mean:
         return dict.fromkeys(places, 1.0)
