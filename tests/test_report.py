@@ -25,13 +25,13 @@ from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, SetInfo
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report.csv_file import csv_table
-from nac_openood.report.figures.layers import COMBINED, layer_aurocs
 from nac_openood.report.figures.roc import roc_points
 from nac_openood.report.figures.sample import sample_of
 from nac_openood.report.markdown import markdown
 from nac_openood.report.order import Standing, standings
 from nac_openood.report.page import page
 from nac_openood.report.sections.headline import verdict
+from nac_openood.report.sections.layers import COMBINED, layer_aurocs
 from nac_openood.report.terminal import summary_table
 from nac_openood.report.words import SHOWN, metric, number, ordinal
 from nac_openood.report.write import write_page, write_tables
