@@ -14,7 +14,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.evaluation.correlation import rank_correlation
+from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import Ranking
 from nac_openood.files import write_text
@@ -53,8 +54,16 @@ class Plain(Dataset[tuple[Tensor, int]]):
         return self.name
 
 
-def ranked(run: Run, out: Path) -> tuple[Ranking, float]:
-    """The ranking of a run's checkpoints, and the seconds of its first computation."""
+class Ranked(NamedTuple):
+    """A ranking, how many training samples each checkpoint has right, and the CPU seconds."""
+
+    ranking: Ranking
+    correct: list[int]
+    seconds: float
+
+
+def ranked(run: Run, out: Path) -> Ranked:
+    """Rank a run's checkpoints; the time is that of the first call."""
     folder = out / "ranking" / run.target / f"trial_{run.trial}"
     clock = folder / "seconds.json"
 
@@ -73,7 +82,9 @@ def ranked(run: Run, out: Path) -> tuple[Ranking, float]:
     )  # fmt: skip
     if not clock.is_file():
         write_text(clock, json.dumps(time.process_time() - start))
-    return ranking, json.loads(clock.read_text())
+    readings = [folder / "readings" / f"{c.name}.safetensors" for c in ranking.checkpoints]
+    correct = [len(CheckpointReadings.load(path).product) for path in readings]
+    return Ranked(ranking, correct, json.loads(clock.read_text()))
 
 
 def _network(path: str) -> nn.Module:
@@ -81,8 +92,9 @@ def _network(path: str) -> nn.Module:
     return load_checkpoint(build(ARCH, 7), path).to(memory_format=torch.channels_last)
 
 
-def figures(run: Run, ranking: Ranking, seconds: float) -> dict[str, Any]:
+def figures(run: Run, found: Ranked) -> dict[str, Any]:
     """What the page needs of a ranking; accuracies in percent."""
+    ranking, correct, seconds = found
     test = [100 * (c.test or 0.0) for c in ranking.checkpoints]
     default = next(c for c in ranking.candidates if c.config == IntegralConfig())
     by_setting = [rank_correlation(c.coverage, test) for c in ranking.candidates]
@@ -93,15 +105,17 @@ def figures(run: Run, ranking: Ranking, seconds: float) -> dict[str, Any]:
         "acc": {name: 100 * ranking.accuracy(name) for name in CRITERIA},
         "best": max(test), "last": test[-1],
         "config": ranking.config.to_dict(),
-        "default": {
-            "rc": rank_correlation(default.coverage, test),
-            "acc": test[int(np.argmax(default.coverage))],
-        },
+        "default": _criterion(default.coverage, test),
+        "training": _criterion(correct, test), "correct": correct,
         "hindsight": max(rc for rc in by_setting if rc is not None),
         "steps": [c.step for c in ranking.checkpoints],
         "coverage": [c.coverage for c in ranking.checkpoints],
         "val": [100 * c.val for c in ranking.checkpoints], "test": test,
     }  # fmt: skip
+
+
+def _criterion(scores: Sequence[float], test: Sequence[float]) -> dict[str, Any]:
+    return {"rc": rank_correlation(scores, test), "acc": test[int(np.argmax(scores))]}
 
 
 def trained(out: Path) -> list[dict[str, Any]]:
@@ -139,7 +153,7 @@ def main() -> None:
         keys = [("erm", target, trial) for trial in range(3) for target in domains]
         runs = [Run(args.out, domains, key) for key in keys]
         done = [run for run in runs if run.record.is_file()]
-        rankings = [figures(run, *ranked(run, args.out)) for run in done]
+        rankings = [figures(run, ranked(run, args.out)) for run in done]
         told = {"runs": trained(args.out), "rankings": rankings, "variants": VARIANTS}
         write_text(document, json.dumps(told, indent=1) + "\n")
     write_text(DOCS / "pacs_study.md", page(json.loads(document.read_text())))
