@@ -20,7 +20,8 @@ from nac_openood.report.words import capital, count
 _TIES = (
     "RC is Spearman's rank correlation with test accuracy over the checkpoints of a run, times "
     "100. Equal values share the mean of their ranks; the authors' code breaks such ties by "
-    "position. ACC is the test accuracy in percent of the checkpoint that a criterion chooses."
+    "position. ACC is the test accuracy in percent of the checkpoint that a criterion chooses. "
+    "\u0394 is NAC-ME minus validation accuracy."
 )
 _ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "choice by oracle"}
 
@@ -56,8 +57,8 @@ def verdict(ranked: RankedRuns) -> str:
         )
     if best.mean is not None and other.mean is not None:
         sentences.append(
-            f"The checkpoints that NAC-ME chooses are right on {best.mean:.2f} % of unseen "
-            f"domains, those of validation accuracy on {other.mean:.2f} %."
+            f"On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
+            f"{best.mean:.2f} %, those that validation accuracy chooses {other.mean:.2f} %."
         )
     return " ".join(sentences)
 

@@ -29,17 +29,20 @@ def steps_picture(run: RankedRun) -> Picture:
     if run.ranking.has_test:
         curves["test"] = [100 * (each.test or 0.0) for each in checkpoints]
     coverage = [each.coverage for each in checkpoints]
+    power = _power(coverage)
 
     def paint(figure: Any) -> None:
         axis = figure.add_axes((0.17, 0.17, 0.68, 0.66))
         right = axis.twinx()
-        axis.plot(at, coverage, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
+        shown = np.array(coverage) / 10.0**power
+        axis.plot(at, shown, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
         for name, values in curves.items():
             right.plot(at, values, label=f"{name} accuracy", ms=3.5, lw=1.5, **_LOOKS[name])
         best = int(np.argmax(coverage))
         axis.axvline(at[best], color=OUR_COLOR, lw=0.8, ls=":")
         axis.set_xlabel("training step" if numbered else "checkpoint")
-        axis.set_ylabel("coverage G", color=OUR_COLOR)
+        unit = f", 1e{power}" if power else ""
+        axis.set_ylabel(f"coverage G{unit}", color=OUR_COLOR)
         right.set_ylabel("accuracy, %")
         right.spines["right"].set_visible(True)
         axis.locator_params(axis="x", nbins=5)
@@ -54,6 +57,12 @@ def steps_picture(run: RankedRun) -> Picture:
             f"NAC-ME chooses {chosen.name}"]  # fmt: skip
     alt = f"Coverage and accuracy of {len(checkpoints)} checkpoints: {', '.join(told)}."
     return Picture(run.name if run.target else "Over training", alt, _STEPS_SIZE, paint)
+
+
+def _power(values: Sequence[float]) -> int:
+    """The power of ten by which to divide, so that two decimals are enough for ticks."""
+    largest = max(values)
+    return int(np.floor(np.log10(largest))) if largest > 0 else 0
 
 
 Point = tuple[float, float, Optional[float]]

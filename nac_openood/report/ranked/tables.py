@@ -13,32 +13,26 @@ from nac_openood.report.blocks import Cell, Column, Line, Table
 from nac_openood.report.words import NOTHING, capital, is_number
 
 _UNDEFINED = "undefined"
-_SHOWN = ("oracle", "validation", "nac-me")
+_SHOWN = ("validation", "nac-me", "oracle")
 
 
 def choice_table(ranked: RankedRuns) -> Table:
     """The paper's table: RC and ACC of each criterion by target domain.
 
-    The last row is NAC-ME minus validation accuracy.
+    The difference is NAC-ME minus validation accuracy.
     """
-    targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
-    columns = [Column("Criterion", "name")]
-    for target in targets:
-        group = title_of(target)
-        columns += [Column("RC", group=group, better="higher"),
-                    Column("ACC", group=group, better="higher")]  # fmt: skip
+    columns = [Column("Target domain", "name")]
+    for metric, criteria in (("RC", _SHOWN[:2]), ("ACC", _SHOWN)):
+        columns += [Column(CRITERIA[c], group=metric, better="higher") for c in criteria]
+        columns.append(Column("\u0394", group=metric))
     lines = []
-    for criterion in _SHOWN:
-        cells = [Cell(CRITERIA[criterion])]
-        for target in targets:
-            rc = Cell() if criterion == "oracle" else _cell(ranked.rc(criterion, target))
-            cells += [rc, _cell(ranked.accuracy(criterion, target))]
-        lines.append(Line(cells, ours=criterion == "nac-me"))
-    delta = [Cell("\u0394 of NAC-ME")]
-    for target in targets:
-        for find in (ranked.rc, ranked.accuracy):
-            delta.append(_delta(find("nac-me", target), find("validation", target)))
-    return Table("", columns, [*lines, Line(delta)])
+    for target in [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]:
+        cells = [Cell(title_of(target))]
+        for find, criteria in ((ranked.rc, _SHOWN[:2]), (ranked.accuracy, _SHOWN)):
+            cells += [_cell(find(criterion, target)) for criterion in criteria]
+            cells.append(_delta(find("nac-me", target), find("validation", target)))
+        lines.append(Line(cells, ours=target == AVERAGE))
+    return Table("", columns, lines)
 
 
 def title_of(target: str) -> str:
@@ -84,8 +78,8 @@ def _value(row: Mapping[str, Any], key: str) -> Cell:
 def settings_table(ranked: RankedRuns) -> Table:
     """What was chosen for each run, and how well coverage agrees with validation accuracy."""
     columns = [
-        Column("Run", "name"), Column("M"), Column("alpha"), Column("O*"),
-        Column("RC with validation"), Column("Validation chooses", "text"),
+        Column("Target domain", "name"), Column("Trial"), Column("M"), Column("alpha"),
+        Column("O*"), Column("RC with validation"), Column("Validation chooses", "text"),
         Column("NAC-ME chooses", "text"),
     ]  # fmt: skip
     lines = []
@@ -95,7 +89,8 @@ def settings_table(ranked: RankedRuns) -> Table:
         cells = [Cell(f"{number:g}", value=number) for number in numbers]
         told = Cell(_UNDEFINED if rc is None else f"{100 * rc:.2f}", value=rc)
         chosen = [Cell(run.ranking.chosen(c).name) for c in ("validation", "nac-me")]
-        lines.append(Line([Cell(run.name), *cells, told, *chosen]))
+        trial = Cell() if run.trial is None else Cell(str(run.trial))
+        lines.append(Line([Cell(title_of(run.target)), trial, *cells, told, *chosen]))
     return Table("", columns, lines)
 
 

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Table 23: RC and ACC of NAC-ME and validation accuracy on VLCS, by target domain.
+# Needs data of DomainBed's domainbed/scripts/download.py in ./data, and checkpoints of its training
+#   as ./runs/VLCS/<network>/<target domain>/trial_<number>/model_step<step>.pkl.
+# Run where data/ and runs/ lie; further options go to the command.
+set -euo pipefail
+declare -A arch=([resnet18]=resnet18 [resnet50]=resnet50 [vit_t_16]=timm:vit_tiny_patch16_224 \
+  [vit_b_16]=timm:vit_base_patch16_224)
+for network in resnet18 resnet50 vit_t_16 vit_b_16; do
+  nac-openood rank --runs "./runs/VLCS/$network" --data ./data/VLCS \
+    --arch "${arch[$network]}" --against paper --out "./results/table_23/$network" "$@"
+done
