@@ -10,6 +10,12 @@ from nac_openood import IntegralConfig, NACError, coverage_integral
 from nac_openood.evaluation.lightning import CoverageCallback
 from nac_openood.evaluation.monitor import CoverageMonitor, Measured
 
+#: What Lightning itself does with newer versions of torch, and its advice on workers.
+lightnings_own = pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec:FutureWarning",
+    "ignore::DeprecationWarning:lightning.*",
+    "ignore::UserWarning:lightning.*",
+)
 CONFIG = IntegralConfig(n_bins=20, full_count=2, steepness=20.0)
 
 
@@ -97,9 +103,7 @@ def trainer(folder, callback, **options):
     )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning.*")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@lightnings_own
 def test_lightning(net, data, tmp_path):
     path = tmp_path / "best.ckpt"
     callback = CoverageCallback(data, every=3, layer="net.1", config=CONFIG, path=path)
@@ -118,9 +122,7 @@ def test_lightning(net, data, tmp_path):
     assert again.monitor.history == callback.monitor.history
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:lightning.*")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@lightnings_own
 def test_lightning_stops_early(net, data, tmp_path, monkeypatch):
     values = iter([0.5, 0.4, 0.3, 0.2])
     monkeypatch.setattr(
