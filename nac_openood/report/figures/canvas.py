@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from typing import Any, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from markupsafe import Markup
 
@@ -66,17 +66,32 @@ def svg(picture: Picture, key: str) -> Markup:
     Raises:
         NACError: if matplotlib is not installed.
     """
+    return _cleaned(_drawn(picture, key), picture)
+
+
+def svg_file(picture: Picture) -> str:
+    """Draw a picture as an SVG file of its own, on white paper.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    return _drawn(picture, picture.title, {"figure.facecolor": "white"})
+
+
+def _drawn(picture: Picture, key: str, style: Optional[Mapping[str, Any]] = None) -> str:
+    """The SVG as matplotlib writes it."""
     check_matplotlib()
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
-        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": key})  # ids are hashes with it
+        # ids are hashes with the salt
+        matplotlib.rcParams.update({**_STYLE, **(style or {}), "svg.hashsalt": key})
         figure = blank((picture.size[0] / 72, picture.size[1] / 72), dpi=72)
         picture.paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return _cleaned(out.getvalue(), picture)
+    return out.getvalue()
 
 
 def check_matplotlib() -> None:
