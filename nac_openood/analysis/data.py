@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Mapping, Optional
 
 import numpy as np
-from torch import Tensor
 
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
@@ -16,7 +15,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.network.head import head_of
+from nac_openood.network.head import Head, head_of
 from nac_openood.search.alternatives import Known
 from nac_openood.search.result import SearchResult
 from nac_openood.search.stored import ReadingSet
@@ -101,17 +100,29 @@ class AnalysisData:
         return 100 * right / sum(each.n_samples for each in read)
 
     @cached_property
-    def head(self) -> tuple[Tensor, Tensor]:
-        """Weight `[classes, D]` and bias `[classes]` of the linear head.
+    def head(self) -> Head:
+        """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
 
         Raises:
             NACError: if the network does not end in a linear layer.
         """
         first = next(iter(batches(self.bench.study.scored["test"].loader()))).data
-        layer = head_of(self.bench.net, first)[1]
-        weight = layer.weight.detach().cpu()
-        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().cpu()
-        return weight, bias
+        return Head(head_of(self.bench.net, first)[1])
+
+    @property
+    def head_input(self) -> str:
+        """The layer whose output the head is given.
+
+        Raises:
+            NACError: if it was not read.
+        """
+        name = self.known.head_input
+        if name is None:
+            raise NACError(
+                f"none of the layers that were read, {list(self.fitting.fit)}, is what the linear "
+                "head is given. Use settings that include it, e.g. 'avgpool' of a ResNet."
+            )
+        return name
 
     def ood_set(self, name: Optional[str]) -> str:
         """The OOD test set of that name; None takes the first far one, else the first near one."""

@@ -44,7 +44,13 @@ class Kind(NamedTuple):
         return found
 
 
-_ROWS = (Kind("layers", "which layers to combine: every subset of them", "layers:layers"),)
+_ROWS = (
+    Kind("layers", "which layers to combine: every subset of them", "layers:layers"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use", "params:params"),
+    Kind("samples", "how many training samples NAC needs", "samples:samples"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near:near"),
+    Kind("weighted", "weights of the layers, searched, against equal weights", "weighted:weighted"),
+)
 
 #: Every kind by name, in the order of the page.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS}

@@ -52,7 +52,7 @@ def _headline(findings: Sequence[Finding], about: Mapping[str, Any]) -> Headline
     if not about["searched"]:
         notes.append("NAC's settings were not searched.")
     return Headline(
-        f"{set_title(about['id_name'])}: NAC taken apart", about["arch"],
+        f"{set_title(about['id_name'])}: analyses of NAC", about["arch"],
         " ".join(found.sentence for found in findings[:1]), facts, notes, [],
         topic="Analysis of NAC",
     )  # fmt: skip

@@ -61,7 +61,7 @@ def _lines(figure: Lines) -> Picture:
 
 
 def _line(axis: Any, series: Series, number: int) -> None:
-    points = [p for p in series.points if p[1] is not None]
+    points: list[Any] = [p for p in series.points if p[1] is not None]
     x, y = [p[0] for p in points], [p[1] for p in points]
     color = INK if series.printed else _COLORS[number % len(_COLORS)]
     look = {"color": color, "ls": DASHES[number % len(DASHES)], "lw": 1.7, "ms": 4.5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Iterator
@@ -15,8 +16,11 @@ from nac_openood.analysis.table import KINDS
 from nac_openood.errors import FileError
 from nac_openood.report.analysis.document import analysis_document, table_block
 from nac_openood.report.analysis.pictures import picture_of
+from nac_openood.report.blocks import Line, Table
 from nac_openood.report.csv_file import cell_text
 from nac_openood.report.terminal import text_table
+
+_WIDTH = 100
 
 
 def write_finding(found: Finding, folder: Path) -> list[Path]:
@@ -63,8 +67,18 @@ def write_analysis_page(folder: Path) -> Path:
 
 def finding_text(found: Finding) -> str:
     """The sentence and the first table as plain text for a terminal of 100 columns."""
-    tables = [line for t in found.tables[:1] for line in ("", *text_table(table_block(t)))]
-    return "\n".join([*wrap(f"{found.title}: {found.sentence}", 100), *tables])
+    tables = [line for t in found.tables[:1] for line in ("", *_fitted(table_block(t)))]
+    return "\n".join([*wrap(f"{found.title}: {found.sentence}", _WIDTH), *tables])
+
+
+def _fitted(table: Table) -> list[str]:
+    """The table as text, without the last columns where there is no room for all of them."""
+    for shown in range(len(table.columns), 1, -1):
+        lines = [Line(line.cells[:shown], line.ours) for line in table.lines]
+        text = text_table(replace(table, columns=table.columns[:shown], lines=lines))
+        if max(map(len, text)) < _WIDTH:
+            break
+    return text
 
 
 def _findings(folder: Path) -> Iterator[Finding]:

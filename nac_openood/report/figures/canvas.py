@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Sequence
 
 from markupsafe import Markup
 
@@ -75,10 +75,10 @@ def svg_file(picture: Picture) -> str:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    return _drawn(picture, picture.title, {"figure.facecolor": "white"})
+    return _drawn(picture, picture.title, paper="white")
 
 
-def _drawn(picture: Picture, key: str, style: Optional[Mapping[str, Any]] = None) -> str:
+def _drawn(picture: Picture, key: str, paper: str = "none") -> str:
     """The SVG as matplotlib writes it."""
     check_matplotlib()
     import matplotlib
@@ -87,7 +87,8 @@ def _drawn(picture: Picture, key: str, style: Optional[Mapping[str, Any]] = None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
         # ids are hashes with the salt
-        matplotlib.rcParams.update({**_STYLE, **(style or {}), "svg.hashsalt": key})
+        own: Any = {"svg.hashsalt": key, "figure.facecolor": paper}
+        matplotlib.rcParams.update({**_STYLE, **own})
         figure = blank((picture.size[0] / 72, picture.size[1] / 72), dpi=72)
         picture.paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
