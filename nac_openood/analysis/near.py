@@ -77,7 +77,8 @@ def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> st
     names = [each.method.name for each in order]
     best = order[0]
     value = found[best.method.name][NEAR]["AUROC"]
-    text = f"{best.method.title} has the highest near-OOD AUROC of {len(order)} methods ({value:.2f} %)"
+    text = f"Of {len(order)} methods, {best.method.title} has the highest near-OOD AUROC"
+    text += f" ({value:.2f} %)"
     if NAC in names and names[0] != NAC:
         own = found[NAC][NEAR]["AUROC"]
         text += f"; NAC is number {names.index(NAC) + 1} ({own:.2f} %)"

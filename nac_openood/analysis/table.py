@@ -45,6 +45,7 @@ class Kind(NamedTuple):
 
 
 _ROWS = (
+    Kind("states", "output, gradient or both: what the neuron state is made of", "states:states"),
     Kind("layers", "which layers to combine: every subset of them", "layers:layers"),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "params:params"),
     Kind("samples", "how many training samples NAC needs", "samples:samples"),
