@@ -5,7 +5,9 @@
 * Coverage lies between 0 and 1, so it can be read as a probability without any change. The paper
   says nothing else.
 * Any score can be mapped by a logistic curve fitted to ID validation data: 1 where the network is
-  right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data.
+  right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data, but
+  nothing can be learned if there are no wrong predictions.
+* A score can lower another confidence where it is unusual: temperature scaling times `typical`.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nac_openood.core.pvalues import PValues
 from nac_openood.errors import NACError
 
 _LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
+_UNUSUAL = 0.05  # p-values below it make a sample less credible
 
 
 def temperature_of(logits: Tensor, label: Tensor) -> float:
@@ -95,3 +99,18 @@ class LogisticMap:
         found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None), (None, None)],
                          options={"ftol": 1e-15, "gtol": 1e-10})  # fmt: skip
         return cls(center, scale, float(found.x[0]), float(found.x[1]))
+
+
+def typical(score: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """From 0 to 1: how far a score is from being unusual among ID validation data.
+
+    `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
+    ID data, and then falling to 0. Times the probability that the class is right if the sample is
+    in-distribution, it is a confidence that also falls where the network has never been.
+
+    Args:
+        score: `[samples]`; higher means more in-distribution.
+        held_out: scores of ID validation data, at least 16.
+    """
+    p = PValues(held_out)(torch.as_tensor(np.asarray(score, float)))
+    return (p / _UNUSUAL).clamp(max=1.0).numpy()
