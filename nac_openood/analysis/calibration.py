@@ -115,7 +115,7 @@ def _against(found: Sequence[Mixture]) -> DataTable:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
             errors = measured.get(dataset, {})
             mine = [errors[m][metric] if m in errors else None for m in _TITLES]
-            rows.append([dataset, metric, *mine, *(v and v.mean for v in values)])
+            rows.append([dataset, metric, *mine, *(None if v is None else v.mean for v in values)])
     return DataTable("Table 19 of the paper", columns, rows)
 
 

@@ -51,7 +51,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use."""
+    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
+
+    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
+    """
 
     type: ClassVar[str] = "lines"
     key: str
@@ -61,11 +64,15 @@ class Lines:
     series: Sequence[Series]
     log_x: bool = False
     mark: Optional[float] = None
+    diagonal: bool = False
 
 
 @dataclass(frozen=True)
 class BarGroups:
-    """Horizontal bars: each row has a name and a value for every entry of `names`, or None."""
+    """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
+
+    The axis goes from `origin` to `end` at least.
+    """
 
     type: ClassVar[str] = "bars"
     key: str
@@ -74,6 +81,7 @@ class BarGroups:
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Optional[float]]]]
     origin: float = 0.0
+    end: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,47 @@ class Densities:
     outside: str = "OOD"
 
 
-Figure = Union[Lines, BarGroups, Densities]
-_FIGURES: Mapping[str, Type[Any]] = {kind.type: kind for kind in (Lines, BarGroups, Densities)}
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers in colored squares: each row has a name and a value for every column, or None."""
+
+    type: ClassVar[str] = "matrix"
+    key: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Optional[float]]]]
+    limits: Sequence[float] = (0.0, 1.0)
+
+
+Figure = Union[Lines, BarGroups, Densities, Matrix]
+_FIGURES: Mapping[str, Type[Any]] = {
+    kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample to look at.
+
+    Args:
+        dataset: the set it is in.
+        name: of its file, or its number.
+        shares: percent by name, shown as bars.
+        image: a picture as a data URL, or None.
+    """
+
+    dataset: str
+    name: str
+    shares: Mapping[str, float]
+    image: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples side by side below a title."""
+
+    title: str
+    samples: Sequence[Example]
 
 
 @dataclass(frozen=True)
@@ -118,6 +165,7 @@ class Finding:
         values: other results as JSON values.
         notes: what a reader should know, a sentence each.
         about: which network and data it is about; filled in by `analyze`.
+        gallery: samples to look at.
     """
 
     kind: str
@@ -129,6 +177,7 @@ class Finding:
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    gallery: Sequence[Examples] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values that `from_dict` reads."""
@@ -148,6 +197,10 @@ class Finding:
                 raise FileError("the file is of a newer version of nac_openood: upgrade it.")
             known["tables"] = [_table(table) for table in document["tables"]]
             known["figures"] = [_figure(figure) for figure in document["figures"]]
+            known["gallery"] = [
+                Examples(group["title"], [Example(**sample) for sample in group["samples"]])
+                for group in document.get("gallery", ())
+            ]
             return cls(**known)
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"this is no finding of an analysis ({error!r}).") from error

@@ -23,6 +23,9 @@ class Options:
         ood_set: the OOD test set whose distributions are shown; None takes the first far one.
         methods: names of the methods to compare with; None takes those of the study.
         backend: whose baselines run, as in `nac_openood.compare`.
+        most_samples: how many training and test samples costs are measured on at most; None takes
+            all.
+        epochs: how long networks of other training schemes are trained.
         progress: whether to show progress bars; None shows them on a terminal.
         say: is told what is going on.
     """
@@ -38,5 +41,7 @@ class Options:
     ood_set: Optional[str] = None
     methods: Optional[Sequence[str]] = None
     backend: str = "auto"
+    most_samples: Optional[int] = None
+    epochs: int = 15
     progress: Optional[bool] = None
     say: Callable[[str], None] = lambda text: None

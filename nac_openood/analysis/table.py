@@ -51,6 +51,10 @@ _ROWS = (
     Kind("samples", "how many training samples NAC needs", "samples:samples"),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "near:near"),
     Kind("weighted", "weights of the layers, searched, against equal weights", "weighted:weighted"),
+    Kind("calibration", "calibration errors, OOD samples being wrong", "calibration:calibration"),
+    Kind("agreement", "which samples NAC and other methods disagree on", "agreement:agreement"),
+    Kind("cost", "time and memory beside other methods", "cost:cost", in_all=False),
+    Kind("schemes", "NAC on networks of other training schemes", "schemes:schemes", in_all=False),
 )
 
 #: Every kind by name, in the order of the page.

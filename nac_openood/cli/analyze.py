@@ -98,6 +98,8 @@ def _add_studies(parser: argparse.ArgumentParser) -> None:
     add("--neuron", type=int, metavar="N", help="states: the neuron to show")
     add("--ood-set", metavar="NAME", help="states: the OOD set to show (default: the first far)")
     add("--methods", nargs="+", metavar="M", help="near: the methods to compare with")
+    add("--most-samples", type=int, metavar="N", help="cost: measure on at most N samples")
+    add("--epochs", type=int, metavar="N", help="schemes: epochs of training (default: 15)")
     options.add(group, "--backend")
 
 
@@ -112,7 +114,7 @@ def _analyze(args: argparse.Namespace) -> int:
     out = Path(args.out)
     same = (
         "against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron",
-        "ood_set", "methods", "backend",
+        "ood_set", "methods", "backend", "most_samples", "epochs",
     )  # fmt: skip
     given = {name: getattr(args, name) for name in same}
     told = Options(say=say, **{name: value for name, value in given.items() if value is not None})

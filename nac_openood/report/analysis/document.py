@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from nac_openood.analysis.finding import DataTable, Entry, Finding
+from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
 from nac_openood.benchmark.run.results import Value
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import (
     Block,
     Bullets,
+    Card,
+    Cards,
     Cell,
     Code,
     Column,
@@ -66,7 +68,17 @@ def _section(found: Finding) -> Section:
     blocks += [table_block(table) for table in found.tables]
     if found.notes:
         blocks.append(Bullets(list(found.notes)))
+    blocks += [_cards(group) for group in found.gallery]
     return Section(found.kind, found.title, blocks)
+
+
+def _cards(group: Examples) -> Cards:
+    """Samples with their pictures, and a bar for each share."""
+    cards = []
+    for sample in group.samples:
+        bars = [(name, f"{share:.0f}", round(share, 1)) for name, share in sample.shares.items()]
+        cards.append(Card(sample.image, set_title(sample.dataset), sample.name, "", bars))
+    return Cards(group.title, cards)
 
 
 def table_block(table: DataTable) -> Table:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping
 
-from nac_openood.analysis.finding import BarGroups, Densities, Density, Figure, Lines, Series
+from nac_openood.analysis.finding import (
+    BarGroups,
+    Densities,
+    Density,
+    Figure,
+    Lines,
+    Matrix,
+    Series,
+)
+from nac_openood.report.analysis.matrix import matrix_picture
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import (
     CALM,
@@ -44,6 +53,9 @@ def _lines(figure: Lines) -> Picture:
             _log_scale(axis)
         if figure.mark is not None:
             axis.axvline(figure.mark, color=FAINT, lw=0.9, ls=":", zorder=0)
+        if figure.diagonal:
+            axis.plot([0, 100], [0, 100], color=FAINT, lw=0.9, ls=":", zorder=0)
+            axis.set(xlim=(0, 100), ylim=(0, 100))
         axis.set_xlabel(figure.x_label)
         axis.set_ylabel(figure.y_label)
         axis.grid()
@@ -101,7 +113,7 @@ def _bars(figure: BarGroups) -> Picture:
             axis.barh([], [], color=color, label=name)
         name_rows(axis, [name for name, _ in figure.rows])
         shown = [v for _, values in figure.rows for v in values if v is not None]
-        axis.set_xlim(min([figure.origin, *shown]), max([100.0, *shown]))
+        axis.set_xlim(min([figure.origin, *shown]), max([figure.end, *shown]))
         axis.axvline(figure.origin, color=FAINT, lw=0.8)
         axis.grid(axis="x")
         axis.set_xlabel(figure.x_label)
@@ -190,4 +202,5 @@ _DRAWN: Mapping[str, Callable[[Any], Picture]] = {
     Lines.type: _lines,
     BarGroups.type: _bars,
     Densities.type: _densities,
+    Matrix.type: matrix_picture,
 }
