@@ -11,8 +11,8 @@ from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.disagreement import Decisions, decide, percentiles
 from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding, Matrix
 from nac_openood.analysis.gallery import disputed
-from nac_openood.analysis.reading_scores import NAC, BySet, scores_on_readings
 from nac_openood.analysis.options import Options
+from nac_openood.analysis.reading_scores import NAC, BySet, scores_on_readings
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 

@@ -10,7 +10,14 @@ import numpy as np
 from nac_openood.analysis.calibration_error import equal_mass_bins, mad_error, rms_error
 from nac_openood.analysis.confidence import LogisticMap, temperature_of, typical
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.reading_scores import ID_VAL, NAC, NAC_PLUS, correct, scores_on_readings, scored_sets
+from nac_openood.analysis.reading_scores import (
+    ID_VAL,
+    NAC,
+    NAC_PLUS,
+    correct,
+    scored_sets,
+    scores_on_readings,
+)
 from nac_openood.core.logit_scores import msp
 from nac_openood.errors import NACError
 

@@ -104,13 +104,14 @@ def _bars(figure: BarGroups) -> Picture:
     left = min(0.5, 0.03 + 0.0145 * longest)
 
     def paint(canvas: Any) -> None:
+        from matplotlib.patches import Patch
+
         bottom = 40 / height
         axis = canvas.add_axes((left, bottom, 0.9 - left, 1 - (40 + top) / height))
         for place, name in enumerate(figure.names):
             color = _COLORS[place % len(_COLORS)] if many > 1 else CALM
             for row, (_, values) in enumerate(figure.rows):
                 _bar(axis, values[place], row, place, many, figure.origin, color)
-            axis.barh([], [], color=color, label=name)
         name_rows(axis, [name for name, _ in figure.rows])
         shown = [v for _, values in figure.rows for v in values if v is not None]
         axis.set_xlim(min([figure.origin, *shown]), max([figure.end, *shown]))
@@ -118,7 +119,10 @@ def _bars(figure: BarGroups) -> Picture:
         axis.grid(axis="x")
         axis.set_xlabel(figure.x_label)
         if many > 1:
-            axis.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=many, borderaxespad=0.2)
+            axis.legend(
+                handles=[Patch(color=c, label=n) for c, n in zip(_COLORS, figure.names)],
+                loc="lower left", bbox_to_anchor=(0, 1.0), ncols=many, borderaxespad=0.2,
+            )  # fmt: skip
 
     listed = "; ".join(
         f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(figure.names, vs) if v is not None)
