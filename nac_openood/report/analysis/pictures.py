@@ -108,7 +108,7 @@ def _bars(figure: BarGroups) -> Picture:
 
         bottom = 40 / height
         axis = canvas.add_axes((left, bottom, 0.9 - left, 1 - (40 + top) / height))
-        for place, name in enumerate(figure.names):
+        for place in range(many):
             color = _COLORS[place % len(_COLORS)] if many > 1 else CALM
             for row, (_, values) in enumerate(figure.rows):
                 _bar(axis, values[place], row, place, many, figure.origin, color)
