@@ -11,7 +11,6 @@ from typing import Optional, Sequence
 from nac_openood.analysis.calibration_error import equal_mass_bins
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
-from nac_openood.analysis.methods import NAC
 from nac_openood.analysis.mixtures import (
     ALL,
     CONSTANT,
@@ -26,6 +25,7 @@ from nac_openood.analysis.mixtures import (
     mixtures,
 )
 from nac_openood.analysis.options import Options
+from nac_openood.analysis.reading_scores import NAC
 from nac_openood.benchmark.paper.published import table
 
 _PRINTED = {"msp": MSP, "temp_scaling": SCALED, "nac": NAC}

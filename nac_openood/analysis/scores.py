@@ -14,7 +14,7 @@ from nac_openood.core.coverage import combine
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
-from nac_openood.search.tables import Samples, score_layer
+from nac_openood.search.tables import SearchData, score_layer
 
 #: Percent by name of an OOD set (or "nearood" or "farood") and by metric.
 Metrics = Mapping[str, Mapping[str, float]]
@@ -42,7 +42,7 @@ class TestScores:
         scored: Optional[Mapping[str, Readings]] = None,
     ) -> None:
         self._data = data
-        self._samples = Samples(fit or data.fitting.fit, scored or data.scored)
+        self._samples = SearchData(fit or data.fitting.fit, scored or data.scored)
         self._rows: dict[_Row, Tensor] = {}
 
     def prepare(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
