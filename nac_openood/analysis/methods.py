@@ -70,7 +70,7 @@ def _scores(
     if method.needs != "features":
         raise Absent(
             f"{method.title} needs the network itself, not only readings of it: use "
-            "`nac-openood compare`."
+            "nac_openood.compare."
         )
     assert callable(make)
     scorer = make(method, data.bench.run)

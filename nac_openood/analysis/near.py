@@ -34,7 +34,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
         [
             FPR_NOTE,
             f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
-            "read. Methods that need the network itself are in `nac-openood compare` only.",
+            "read. Methods that need the network itself are in nac_openood.compare only.",
             *_paper_note(data, options),
             *_problems(tried),
         ],

@@ -104,13 +104,14 @@ def _add_studies(parser: argparse.ArgumentParser) -> None:
 
 
 def _analyze(args: argparse.Namespace) -> int:
+    chosen_kinds(args.kinds)  # a typo is told before the long part
+
     from pathlib import Path
 
     from nac_openood.analysis.api import analyze
     from nac_openood.analysis.options import Options
     from nac_openood.cli.analyze_data import prepared
 
-    chosen_kinds(args.kinds)  # a typo is told before the long part
     out = Path(args.out)
     same = (
         "against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron",

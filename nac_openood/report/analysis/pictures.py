@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from nac_openood.analysis.finding import (
     BarGroups,
@@ -32,7 +32,7 @@ from nac_openood.report.figures.canvas import (
 _COLORS = (OUR_COLOR, *OTHERS)
 _LINES_SIZE = (420, 300)
 _BAR_WIDTH, _BAR_ROW = 420, 17
-_PANEL = (150, 104)
+_PANEL = (156, 104)
 
 
 def picture_of(figure: Figure) -> Picture:
@@ -104,8 +104,6 @@ def _bars(figure: BarGroups) -> Picture:
     left = min(0.5, 0.03 + 0.0145 * longest)
 
     def paint(canvas: Any) -> None:
-        from matplotlib.patches import Patch
-
         bottom = 40 / height
         axis = canvas.add_axes((left, bottom, 0.9 - left, 1 - (40 + top) / height))
         for place in range(many):
@@ -119,10 +117,7 @@ def _bars(figure: BarGroups) -> Picture:
         axis.grid(axis="x")
         axis.set_xlabel(figure.x_label)
         if many > 1:
-            axis.legend(
-                handles=[Patch(color=c, label=n) for c, n in zip(_COLORS, figure.names)],
-                loc="lower left", bbox_to_anchor=(0, 1.0), ncols=many, borderaxespad=0.2,
-            )  # fmt: skip
+            _bar_key(axis, figure.names)
 
     listed = "; ".join(
         f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(figure.names, vs) if v is not None)
@@ -140,6 +135,16 @@ def _bar(axis: Any, value: Any, row: int, place: int, many: int, origin: float, 
     write_value(axis, max(value, origin), y, f"{value:.1f}")
 
 
+def _bar_key(axis: Any, names: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    keys = [Patch(color=_COLORS[i % len(_COLORS)], label=name) for i, name in enumerate(names)]
+    axis.legend(
+        handles=keys, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names),
+        borderaxespad=0.2, fontsize=8.5, columnspacing=1.2, handlelength=1.4,
+    )  # fmt: skip
+
+
 def _densities(figure: Densities) -> Picture:
     columns, rows = len(figure.columns), len(figure.rows)
     left, top, bottom = 96, 42, 36
@@ -149,7 +154,7 @@ def _densities(figure: Densities) -> Picture:
         for r, (title, panels) in enumerate(figure.rows):
             for c, panel in enumerate(panels):
                 low = height - top - _PANEL[1] * (r + 1) + 26
-                box = (left + _PANEL[0] * c + 4, low, _PANEL[0] - 14, _PANEL[1] - 44)
+                box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 26, _PANEL[1] - 44)
                 axis = canvas.add_axes(
                     (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
                 )
