@@ -4,8 +4,7 @@
     python scripts/pacs_report.py --data PACS --out pacs_study
 
 Takes what `scripts/pacs_study.py` has trained so far. Rankings are kept in `OUT/ranking`, so a
-second call is quick. All figures go into docs/pacs_study.json, from which the page is written; with
-`--page-only` it is written again from there.
+second call is quick. All figures go into docs/pacs_study.json, from which the page is written.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 import torch
 from pacs_page import page
-from pacs_study import ARCH, LAYER, VARIANTS, Domain, Run, normalized, read_domains
+from pacs_study import ARCH, LAYER, TRIALS, Domain, Run, normalized, read_domains
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -142,21 +141,26 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="folder with PACS's domains")
     parser.add_argument("--out", type=Path, help="folder of the study")
-    parser.add_argument(
-        "--page-only", action="store_true", help="write the page from its JSON file"
-    )
+    parser.add_argument("--runs-only", action="store_true", help="keep the rankings in the file")
+    parser.add_argument("--page-only", action="store_true", help="keep all figures in the file")
     args = parser.parse_args()
     document = DOCS / "pacs_study.json"
+    told = json.loads(document.read_text()) if args.runs_only or args.page_only else {}
     if not args.page_only:
-        torch.set_num_threads(1)
-        domains = read_domains(args.data)
-        keys = [("erm", target, trial) for trial in range(3) for target in domains]
-        runs = [Run(args.out, domains, key) for key in keys]
-        done = [run for run in runs if run.record.is_file()]
-        rankings = [figures(run, ranked(run, args.out)) for run in done]
-        told = {"runs": trained(args.out), "rankings": rankings, "variants": VARIANTS}
+        told["runs"] = trained(args.out)
+        if not args.runs_only:
+            told["rankings"] = rankings(args.data, args.out)
         write_text(document, json.dumps(told, indent=1) + "\n")
-    write_text(DOCS / "pacs_study.md", page(json.loads(document.read_text())))
+    write_text(DOCS / "pacs_study.md", page(told))
+
+
+def rankings(data: Path, out: Path) -> list[dict[str, Any]]:
+    """The figures of all ERM runs that are complete."""
+    torch.set_num_threads(1)
+    domains = read_domains(data)
+    keys = [("erm", target, trial) for trial in TRIALS for target in domains]
+    runs = [Run(out, domains, key) for key in keys]
+    return [figures(run, ranked(run, out)) for run in runs if run.record.is_file()]
 
 
 if __name__ == "__main__":

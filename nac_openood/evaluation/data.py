@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Iterator, Mapping, Optional
 
 import numpy as np
@@ -29,7 +30,7 @@ class Rows(Dataset[Any]):
         labels = getattr(dataset, "labels", None)
         if labels is not None:
             self.labels = np.asarray(labels)[self.rows]
-        if hasattr(dataset, "identity"):
+        if hasattr(dataset, "identity"):  # otherwise `Samples` hashes the samples themselves
             self.identity = self._identity
 
     @property
@@ -85,7 +86,11 @@ class Domains:
                 raise NACError(f"`{role}` has no domain: expected at least one.")
         if self.oracle and not self.test:
             raise NACError("`oracle` needs `test`: there is no target domain to test on.")
-        samples = {
+        _ = self._samples  # an empty dataset is refused at once
+
+    @cached_property
+    def _samples(self) -> dict[tuple[str, str], Samples]:
+        return {
             (role, name): Samples(
                 f"{role} domain {name}", data, batch_size=self.batch_size, workers=self.workers,
                 progress=self.progress,
@@ -93,12 +98,10 @@ class Domains:
             for role in ROLES
             for name, data in getattr(self, role).items()
         }  # fmt: skip
-        object.__setattr__(self, "_samples", samples)
 
     def samples(self) -> Iterator[tuple[str, str, Samples]]:
         """(role, name of the domain, samples) of everything that is read."""
-        found: Mapping[tuple[str, str], Samples] = self._samples  # type: ignore[attr-defined]
-        for (role, name), samples in found.items():
+        for (role, name), samples in self._samples.items():
             yield role, name, samples
 
     def check(self, n_classes: int) -> None:
