@@ -64,7 +64,7 @@ def extract(
         most_train: how many training samples to read at most.
         say: is told what is going on.
     """
-    config = config or _shipped(bench)
+    config, progress = config or _shipped(bench), bench.study.progress
     reader = NACDetector(bench.net, _plain(config).layer_choice)
     made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
     fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
@@ -76,13 +76,14 @@ def extract(
     if len(rest):
         loader = reloaded(train, Subset(train.dataset, rest.tolist()))
         note = {"made_with": made_with, "images": bench.identity["train"], "n": len(rest)}
-        more = _read(reader, loader, folder / "training", note, "other training samples", say)
+        title = "other training samples"
+        more = _read(reader, loader, folder / "training", note, title, say, progress)
     make_folder(folder / "test")
     scored = {}
     for name in bench.study.scored:
         note = {"made_with": made_with, "images": bench.identity[name]}
         where, loader = folder / "test" / name, bench.loader(name, "network")
-        scored[name] = _read(reader, loader, where, note, f"test set {name}", say)
+        scored[name] = _read(reader, loader, where, note, f"test set {name}", say, progress)
     settings, found = _settings(bench, config, fitting, search, say)
     return AnalysisData(
         folder, bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
@@ -134,6 +135,7 @@ def _read(
     note: Mapping[str, Any],
     title: str,
     say: Say,
+    progress: Optional[bool],
 ) -> Readings:
     """The readings in a file, if its note is the same, else those of a pass."""
     # names of sets may have dots, so no `with_suffix`
@@ -145,7 +147,7 @@ def _read(
             pass
     say(f"reading {title}")
     about.unlink(missing_ok=True)
-    found = reader.read_loader(loader, save_to=path)
+    found = reader.read_loader(loader, save_to=path, progress=progress)
     cells.write_note(about, note)  # last: without it the file counts as missing
     return found
 

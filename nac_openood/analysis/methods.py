@@ -11,7 +11,7 @@ import torch
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
-from nac_openood.benchmark.methods.backends import scorers, usable_backends
+from nac_openood.benchmark.methods.backends import Make, scorers, usable_backends
 from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
@@ -48,9 +48,9 @@ def method_scores(
         names: names of the method table.
     """
     rows = chosen_methods(options.methods if names is None else names)
-    make = scorers((), lambda method: NACScorer(rule=str(method.rule)))
-    if any(row.rule is None and row.needs == "features" for row in rows):
-        make = scorers(usable_backends(options.backend, options.say), NACScorer)
+    baselines = any(row.rule is None and row.needs == "features" for row in rows)
+    backends = usable_backends(options.backend, options.say) if baselines else ()
+    make = scorers(backends, lambda method: NACScorer(rule=str(method.rule)))
     found = []
     for row in bar(rows, "methods", options.progress):
         try:
@@ -61,7 +61,7 @@ def method_scores(
 
 
 def _scores(
-    data: AnalysisData, method: Method, make: object, options: Options
+    data: AnalysisData, method: Method, make: Make, options: Options
 ) -> dict[str, np.ndarray]:
     if method.name == NAC:
         return TestScores(data).scores(data.settings)
@@ -72,7 +72,6 @@ def _scores(
             f"{method.title} needs the network itself, not only readings of it: use "
             "nac_openood.compare."
         )
-    assert callable(make)
     scorer = make(method, data.bench.run)
     size = data.bench.study.batch_size
     with kept_random_state():
