@@ -71,7 +71,7 @@ class Lines:
 class BarGroups:
     """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
 
-    The axis goes from `origin` to `end` at least.
+    The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
     """
 
     type: ClassVar[str] = "bars"
@@ -82,6 +82,7 @@ class BarGroups:
     rows: Sequence[tuple[str, Sequence[Optional[float]]]]
     origin: float = 0.0
     end: float = 100.0
+    ours: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -95,4 +95,7 @@ def _bars(found: Any, group: str, metric: str) -> BarGroups:
     hint = "50 is chance" if metric == "AUROC" else "lower is better"
     title = f"{GROUP_NAMES[group]} {metric} by layers"
     origin = 50.0 if metric == "AUROC" else 0.0
-    return BarGroups(_KEYS[metric], title, f"{metric}, % ({hint})", [metric], rows, origin)
+    ours = ["+".join(max(found, key=len))]
+    return BarGroups(
+        _KEYS[metric], title, f"{metric}, % ({hint})", [metric], rows, origin, ours=ours
+    )

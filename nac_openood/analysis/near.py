@@ -70,7 +70,8 @@ def _bars(order: Sequence[MethodScores], found: Mapping[str, Metrics], metric: s
     hint = "50 is chance" if metric == "AUROC" else "lower is better"
     key, origin = ("auroc", 50.0) if metric == "AUROC" else ("fpr95", 0.0)
     title = f"Near-OOD {metric}, mean over sets"
-    return BarGroups(key, title, f"{metric}, % ({hint})", [metric], rows, origin)
+    ours = [each.method.title for each in order if each.method.rule is not None]
+    return BarGroups(key, title, f"{metric}, % ({hint})", [metric], rows, origin, ours=ours)
 
 
 def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:

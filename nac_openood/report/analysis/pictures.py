@@ -107,10 +107,12 @@ def _bars(figure: BarGroups) -> Picture:
         bottom = 40 / height
         axis = canvas.add_axes((left, bottom, 0.9 - left, 1 - (40 + top) / height))
         for place in range(many):
-            color = _COLORS[place % len(_COLORS)] if many > 1 else CALM
-            for row, (_, values) in enumerate(figure.rows):
+            for row, (name, values) in enumerate(figure.rows):
+                single = OUR_COLOR if name in figure.ours else CALM
+                color = _COLORS[place % len(_COLORS)] if many > 1 else single
                 _bar(axis, values[place], row, place, many, figure.origin, color)
-        name_rows(axis, [name for name, _ in figure.rows])
+        names = [name for name, _ in figure.rows]
+        name_rows(axis, names, [name in figure.ours for name in names])
         shown = [v for _, values in figure.rows for v in values if v is not None]
         axis.set_xlim(min([figure.origin, *shown]), max([figure.end, *shown]))
         axis.axvline(figure.origin, color=FAINT, lw=0.8)
