@@ -14,7 +14,7 @@ from nac_openood.cli import main, options
 from nac_openood.cli.output import in_options
 
 PACKAGE = Path(cli.__file__).parents[1]
-COMMANDS = ("demo", "run", "search", "compare", "report", "doctor")
+COMMANDS = ("demo", "run", "search", "compare", "analyze", "report", "doctor")
 #: What takes seconds to import, and what no help text needs.
 SLOW = {"torch", "numpy", "torchvision", "sklearn"}
 
@@ -85,6 +85,7 @@ MAIN = "from nac_openood.cli import main; sys.exit(main())"
         *((f"{command} --help", 0) for command in COMMANDS),
         *((f"{command} --mistyped", 2) for command in COMMANDS),
         ("mistyped", 2),
+        ("analyze mistyped --embedded", 1),
         ("compare --backend mistyped", 2),
         ("search --strategy mistyped", 2),
     ],

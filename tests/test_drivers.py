@@ -63,7 +63,8 @@ def test_driver_is_thin_and_says_what_it_needs(script: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_driver_runs_and_its_options_are_known(script: Path, tmp_path: Path) -> None:
-    made = [c for c in calls(script, tmp_path) if c[0] in ("compare", "search", "run", "rank")]
+    known = ("analyze", "compare", "search", "run", "rank")
+    made = [c for c in calls(script, tmp_path) if c[0] in known]
     assert made, "the script calls no command"
     for config in (tmp_path / "results").rglob("*.yml"):
         read_config(config)  # raises on whatever is not known

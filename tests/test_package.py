@@ -22,6 +22,7 @@ LEVELS = [
     {"detector"},
     {"search", "sources"},
     {"plugin", "benchmark", "evaluation", "training"},
+    {"analysis"},
     {"report"},
     {"demo"},
     {"cli"},

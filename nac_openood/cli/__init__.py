@@ -11,11 +11,11 @@ import argparse
 from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.cli import compare, demo, doctor, rank, report, run, search
+from nac_openood.cli import analyze, compare, demo, doctor, rank, report, run, search
 from nac_openood.cli.output import complain, speak_for
 from nac_openood.errors import NACError
 
-_COMMANDS = (demo, run, search, compare, rank, report, doctor)
+_COMMANDS = (demo, run, search, compare, analyze, rank, report, doctor)
 _EPILOG = """\
 examples:
   nac-openood demo
@@ -27,6 +27,8 @@ examples:
       find the best NAC settings for your network
   nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt
       compare NAC with the paper's baselines: tables and a page with plots
+  nac-openood analyze all --embedded
+      the paper's analyses: layers, settings, neuron states, number of samples, ...
   nac-openood rank run/*.pt --arch resnet50 --train PACS/photo PACS/sketch
       rank the checkpoints of a training run by how well they will generalize
   nac-openood report results/cifar10 --open

@@ -15,13 +15,13 @@ def csv_table(results: Results) -> str:
     """`Results.table`: a line for each method, run and dataset."""
     table = results.table()
     lines = [[str(metric(name)) for name in table[0]]] if table else []
-    lines += [[_text(value) for value in line.values()] for line in table]
+    lines += [[cell_text(value) for value in line.values()] for line in table]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines)
     return out.getvalue()
 
 
-def _text(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A number with all digits; nothing for None, NaN and infinity."""
     if value is None or isinstance(value, str):
         return value or ""

@@ -66,17 +66,33 @@ def svg(picture: Picture, key: str) -> Markup:
     Raises:
         NACError: if matplotlib is not installed.
     """
+    return _cleaned(_drawn(picture, key), picture)
+
+
+def svg_file(picture: Picture) -> str:
+    """Draw a picture as an SVG file of its own, on white paper.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    return _drawn(picture, picture.title, paper="white")
+
+
+def _drawn(picture: Picture, key: str, paper: str = "none") -> str:
+    """The SVG as matplotlib writes it."""
     check_matplotlib()
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
-        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": key})  # ids are hashes with it
+        # ids are hashes with the salt
+        own: Any = {"svg.hashsalt": key, "figure.facecolor": paper}
+        matplotlib.rcParams.update({**_STYLE, **own})
         figure = blank((picture.size[0] / 72, picture.size[1] / 72), dpi=72)
         picture.paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return _cleaned(out.getvalue(), picture)
+    return out.getvalue()
 
 
 def check_matplotlib() -> None:

@@ -49,8 +49,8 @@ class OpenOODScorer:
             self._processor = _postprocessor(self._configs, self.method, given)
             self._net = self._wrapped(given)
             self._check_weights(given)
-            id_loaders = {"train": _Batches(given.train), "val": _Batches(given.id_val)}
-            self._processor.setup(self._net, id_loaders, {"val": _Batches(given.ood_val)})
+            id_loaders = {"train": OpenOODBatches(given.train), "val": OpenOODBatches(given.id_val)}
+            self._processor.setup(self._net, id_loaders, {"val": OpenOODBatches(given.ood_val)})
             return self._search(given, chosen)
 
     def score(self, loader: Iterable[Any]) -> Scores:
@@ -99,7 +99,7 @@ class OpenOODScorer:
 
     def _inference(self, loader: Any) -> Scores:
         prediction, score, label = self._processor.inference(
-            self._net, _Batches(loader), progress=shows_bars(self._given)
+            self._net, OpenOODBatches(loader), progress=shows_bars(self._given)
         )
         return Scores(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
 
@@ -125,7 +125,7 @@ class OpenOODScorer:
         return wrappers[self.method](net) if self.method in wrappers else net
 
 
-class _Batches:
+class OpenOODBatches:
     """A loader's batches as OpenOOD's dicts `{'data', 'label', 'data_aux'}`."""
 
     def __init__(self, loader: Any) -> None:

@@ -1,0 +1,1 @@
+"""The paper's analyses, one file per study; `table.py` lists them."""

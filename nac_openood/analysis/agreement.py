@@ -1,0 +1,173 @@
+"""Which samples the methods disagree on: rank correlations, decisions and examples."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Mapping, Optional, Sequence
+
+import numpy as np
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.disagreement import Decisions, decide, percentiles
+from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding, Matrix
+from nac_openood.analysis.gallery import disputed
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.reading_scores import NAC, BySet, scores_on_readings
+from nac_openood.errors import NACError
+from nac_openood.evaluation.correlation import rank_correlation
+
+_KEPT = 0.95
+_NOTES = (
+    "A method rejects a sample if its score is below the threshold that keeps 95 % of the ID "
+    "validation samples. Rank correlations are Spearman's, over the OOD samples of all sets "
+    "together and over the ID test samples; NAC, NAC+ and KNN are fitted on the same samples.",
+)
+
+
+def agreement(data: AnalysisData, options: Options) -> Finding:
+    """Rank correlations, shares of different decisions, and samples that methods dispute."""
+    scores = scores_on_readings(data)
+    if len(scores) < 2:
+        raise NACError("agreement needs two methods: read the logits, too.")
+    inside, outside = data.names("id", "csid"), data.names("near", "far")
+    decisions = {method: decide(by_set, _KEPT) for method, by_set in scores.items()}
+    correlations = {
+        "OOD samples": _correlations(scores, outside),
+        "ID test samples": _correlations(scores, inside),
+    }
+    pairs = _pairs(decisions, inside, outside)
+    return Finding(
+        "agreement",
+        "Agreement between methods",
+        _sentence(decisions, correlations["OOD samples"], outside),
+        [_alone(decisions, inside, outside), _pair_table(pairs), _counts(decisions, data)],
+        [
+            *(_matrix(over, found) for over, found in correlations.items()),
+            _found_by(decisions, outside),
+        ],
+        pairs,
+        {"rank_correlation": correlations, "rejected_by": _rejected_by(decisions, outside)},
+        _NOTES,
+        gallery=disputed(data, decisions, percentiles(scores)),
+    )
+
+
+def _correlations(
+    scores: Mapping[str, BySet], sets: Sequence[str]
+) -> dict[str, dict[str, Optional[float]]]:
+    """Spearman's rank correlation of every two methods over the samples of some sets."""
+    joined = {m: np.concatenate([by_set[n] for n in sets]) for m, by_set in scores.items()}
+    return {a: {b: rank_correlation(joined[a], joined[b]) for b in joined} for a in joined}
+
+
+def _pairs(
+    decisions: Mapping[str, Decisions], inside: Sequence[str], outside: Sequence[str]
+) -> list[dict[str, object]]:
+    """For every two methods, the shares of samples in percent that they decide differently."""
+    found: list[dict[str, object]] = []
+    for first, second in combinations(decisions, 2):
+        a, b = (decisions[m].rejected(outside) for m in (first, second))
+        c, d = (decisions[m].rejected(inside) for m in (first, second))
+        found.append({
+            "first": first, "second": second,
+            "ood_both": _percent(a & b), "ood_first_only": _percent(a & ~b),
+            "ood_second_only": _percent(b & ~a), "ood_neither": _percent(~a & ~b),
+            "id_different": _percent(c != d),
+        })  # fmt: skip
+    return found
+
+
+def _pair_table(pairs: Sequence[Mapping[str, object]]) -> DataTable:
+    group = "OOD samples rejected by"
+    columns = [
+        ColumnHead("First method", number=False), ColumnHead("Second method", number=False),
+        ColumnHead("both", group), ColumnHead("first only", group),
+        ColumnHead("second only", group), ColumnHead("neither", group),
+        ColumnHead("ID decided differently"),
+    ]  # fmt: skip
+    rows: list[list[Entry]] = [list(pair.values()) for pair in pairs]  # type: ignore[arg-type]
+    return DataTable("Decisions of two methods, % of the samples", columns, rows)
+
+
+def _alone(
+    decisions: Mapping[str, Decisions], inside: Sequence[str], outside: Sequence[str]
+) -> DataTable:
+    """What each method rejects, and which OOD samples it finds that no other method does."""
+    rows: list[list[Entry]] = []
+    for method, own in decisions.items():
+        others = [d for m, d in decisions.items() if m != method]
+        mine = own.rejected(outside)
+        theirs = np.array([d.rejected(outside) for d in others])
+        found, missed = mine & ~theirs.any(axis=0), ~mine & theirs.all(axis=0)
+        shares = [own.rejected(inside), mine, found, missed]
+        rows.append([method, *(_percent(share) for share in shares)])
+    columns = [
+        ColumnHead("Method", number=False), ColumnHead("ID rejected", better="lower"),
+        ColumnHead("OOD rejected", better="higher"), ColumnHead("OOD found by it alone"),
+        ColumnHead("OOD missed by it alone", better="lower"),
+    ]  # fmt: skip
+    ours = [number for number, method in enumerate(decisions) if method.startswith(NAC)]
+    return DataTable("What each method rejects, % of the samples", columns, rows, ours)
+
+
+def _counts(decisions: Mapping[str, Decisions], data: AnalysisData) -> DataTable:
+    """By set, how many methods reject a sample."""
+    numbers = range(len(decisions) + 1)
+    heads = [ColumnHead(str(n), "Rejected by so many methods") for n in numbers]
+    columns = [ColumnHead("Set", number=False), *heads]
+    rows: list[list[Entry]] = []
+    for name in data.names("id", "csid", "near", "far"):
+        votes = np.sum([d.rejected([name]) for d in decisions.values()], axis=0)
+        rows.append([name, *(_percent(votes == n) for n in numbers)])
+    return DataTable("How many methods reject a sample, % of the samples", columns, rows)
+
+
+def _rejected_by(
+    decisions: Mapping[str, Decisions], outside: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    return {m: {n: _percent(d.rejected([n])) for n in outside} for m, d in decisions.items()}
+
+
+def _found_by(decisions: Mapping[str, Decisions], outside: Sequence[str]) -> BarGroups:
+    """The OOD samples that NAC or another method finds."""
+    mine = decisions[NAC].rejected(outside)
+    rows = []
+    for method, other in decisions.items():
+        if method != NAC:
+            theirs = other.rejected(outside)
+            shares = [mine & theirs, mine & ~theirs, theirs & ~mine]
+            rows.append((method, [_percent(share) for share in shares]))
+    names = ["both", "NAC only", "the other only"]
+    title = "OOD samples found by NAC and by another method"
+    return BarGroups("found_by", title, "OOD samples found, %", names, rows)
+
+
+def _matrix(over: str, found: Mapping[str, Mapping[str, Optional[float]]]) -> Matrix:
+    key = "rank_correlation_" + over.split()[0].lower()
+    rows = [(method, list(values.values())) for method, values in found.items()]
+    return Matrix(key, f"Rank correlation over {over}", list(found), rows, (-1.0, 1.0))
+
+
+def _percent(which: np.ndarray) -> float:
+    return 100 * float(np.mean(which))
+
+
+def _sentence(
+    decisions: Mapping[str, Decisions],
+    correlations: Mapping[str, Mapping[str, Optional[float]]],
+    outside: Sequence[str],
+) -> str:
+    near = {m: r for m, r in correlations[NAC].items() if m != NAC and r is not None}
+    votes = np.sum([d.rejected(outside) for d in decisions.values()], axis=0)
+    disputed_share = _percent((votes > 0) & (votes < len(decisions)))
+    text = (
+        f"At thresholds that keep 95 % of the ID validation data, {disputed_share:.1f} % of the "
+        f"OOD samples are rejected by some of the {len(decisions)} methods and accepted by others"
+    )
+    if not near:
+        return f"{text}."
+    most, least = max(near, key=lambda m: near[m]), min(near, key=lambda m: near[m])
+    ends = f"most like {most} ({near[most]:.2f})"
+    if least != most:
+        ends += f" and least like {least} ({near[least]:.2f})"
+    return f"{text}. By rank correlation, NAC orders OOD samples {ends}."

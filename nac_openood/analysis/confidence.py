@@ -1,0 +1,116 @@
+"""From scores to the probability that a prediction is correct.
+
+* MSP is such a probability as it is. Temperature scaling (Guo et al., ICML 2017) divides the logits
+  by the temperature with the smallest loss on ID validation data.
+* Coverage lies between 0 and 1, so it can be read as a probability without any change. The paper
+  says nothing else.
+* Any score can be mapped by a logistic curve fitted to ID validation data: 1 where the network is
+  right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data, but
+  nothing can be learned if there are no wrong predictions.
+* A score can lower another confidence where it is unusual: temperature scaling times `typical`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nac_openood.core.pvalues import PValues
+from nac_openood.errors import NACError
+
+_LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
+_UNUSUAL = 0.05  # p-values below it make a sample less credible
+
+
+def temperature_of(logits: Tensor, label: Tensor) -> float:
+    """The temperature with the smallest mean cross-entropy.
+
+    Args:
+        logits: `[samples, classes]`.
+        label: int64 `[samples]`.
+    """
+    from scipy.optimize import minimize_scalar
+
+    exact = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        scaled = exact / float(np.exp(log_temperature))
+        return float(torch.nn.functional.cross_entropy(scaled, label))
+
+    found = minimize_scalar(loss, bounds=(-_LOG_LIMIT, _LOG_LIMIT), method="bounded",
+                            options={"xatol": 1e-8})  # fmt: skip
+    return float(np.exp(found.x))
+
+
+@dataclass(frozen=True)
+class LogisticMap:
+    """`1 / (1 + exp(-(slope * (score - center) / scale + offset)))`.
+
+    A slope of 0 means that the score does not tell right from wrong; then every sample has the
+    accuracy on the validation data as its confidence.
+    """
+
+    center: float
+    scale: float
+    slope: float
+    offset: float
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        """Probabilities `[samples]`."""
+        from scipy.special import expit
+
+        standard = (np.asarray(score, float) - self.center) / self.scale
+        return expit(self.slope * standard + self.offset)
+
+    @classmethod
+    def fit(cls, score: np.ndarray, correct: np.ndarray) -> LogisticMap:
+        """Fit the curve to scores and correctness of ID validation data, `[samples]` each.
+
+        Targets are Platt's, slightly inside of 0 and 1, so that the curve stays finite if all
+        predictions are correct. A score must not lower the confidence, so slopes below 0 become 0.
+        """
+        from scipy.optimize import minimize
+        from scipy.special import expit
+
+        score, right = np.asarray(score, float), np.asarray(correct, bool)
+        if score.shape != right.shape or score.ndim != 1 or not len(score):
+            raise NACError(
+                "expected a score and a correctness for each of at least one sample, got "
+                f"{list(score.shape)} and {list(right.shape)}."
+            )
+        if not np.isfinite(score).all():
+            raise NACError("expected finite scores, got NaN or Inf.")
+        n_right = int(right.sum())
+        high, low = (n_right + 1) / (n_right + 2), 1 / (len(right) - n_right + 2)
+        target = np.where(right, high, low)
+        center, scale = float(score.mean()), float(score.std()) or 1.0
+        standard = (score - center) / scale
+
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            raw = x[0] * standard + x[1]
+            error = expit(raw) - target
+            value = (np.logaddexp(0, raw) - target * raw).mean()
+            return float(value), np.array([(error * standard).mean(), error.mean()])
+
+        start = np.array([0.0, np.log(target.mean() / (1 - target.mean()))])
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None), (None, None)],
+                         options={"ftol": 1e-15, "gtol": 1e-10})  # fmt: skip
+        return cls(center, scale, float(found.x[0]), float(found.x[1]))
+
+
+def typical(score: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """From 0 to 1: how far a score is from being unusual among ID validation data.
+
+    `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
+    ID data, and then falling to 0. Times the probability that the class is right if the sample is
+    in-distribution, it is a confidence that also falls where the network has never been.
+
+    Args:
+        score: `[samples]`; higher means more in-distribution.
+        held_out: scores of ID validation data, at least 16.
+    """
+    p = PValues(held_out)(torch.as_tensor(np.asarray(score, float)))
+    return (p / _UNUSUAL).clamp(max=1.0).numpy()

@@ -1,0 +1,190 @@
+"""One pass over the network for all analyses: readings of every dataset, kept in a folder.
+
+    DIR/fitting/                  the fitting subset, validation sets, held-out training samples
+    DIR/training.safetensors      the other training samples
+    DIR/test/SET.safetensors      a test set
+
+A file that was made with the same network, data and versions is used again, so an interrupted
+pass goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Optional
+
+import numpy as np
+from torch.utils.data import Subset
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.batches import fitting_loader, reloaded
+from nac_openood.detector.config import NACConfig
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.presets import preset_for
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import FileError, NACError
+from nac_openood.files import make_folder
+from nac_openood.search.recipe import HELD_OUT, gather, search_settings
+from nac_openood.search.result import SearchResult
+from nac_openood.search.run import search as search_space
+from nac_openood.search.space import paper_space
+from nac_openood.search.split import held_out_of
+from nac_openood.search.stored import ReadingSet
+
+#: How many training samples are read at most, for the studies of the number of samples and of
+#: methods that look at all training data.
+MOST_TRAIN = 50_000
+
+Say = Callable[[str], None]
+
+
+def extract(
+    bench: Workbench,
+    folder: Path,
+    *,
+    config: Optional[NACConfig] = None,
+    search: bool = True,
+    most_train: int = MOST_TRAIN,
+    say: Say = lambda text: None,
+) -> AnalysisData:
+    """Read whatever was not read before, and choose the settings of NAC as `compare` does.
+
+    Args:
+        bench: the network and the datasets; its study must have `search=True`, since the OOD
+            validation set is read in any case.
+        folder: of the readings.
+        config: NAC's settings and sweep; None takes those shipped for the data and the network,
+            or automatic layers and the paper's search space where there are none.
+        search: whether to search the settings; otherwise those of `config` are used.
+        most_train: how many training samples to read at most.
+        say: is told what is going on.
+    """
+    config, progress = config or _shipped(bench), bench.study.progress
+    reader = NACDetector(bench.net, _plain(config).layer_choice)
+    made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
+    fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
+    train: Any = bench.loader("train", "network")
+    n_fit = config.n_samples
+    rows = [_rows(fitting_loader(train, n_fit)), _rows(held_out_of(train, n_fit, HELD_OUT))]
+    rest = _others(np.concatenate(rows), len(train.dataset), most_train)
+    more = None
+    if len(rest):
+        loader = reloaded(train, Subset(train.dataset, rest.tolist()))
+        note = {"made_with": made_with, "images": bench.identity["train"], "n": len(rest)}
+        title = "other training samples"
+        more = _read(reader, loader, folder / "training", note, title, say, progress)
+    make_folder(folder / "test")
+    scored = {}
+    for name in bench.study.scored:
+        note = {"made_with": made_with, "images": bench.identity[name]}
+        where, loader = folder / "test" / name, bench.loader(name, "network")
+        scored[name] = _read(reader, loader, where, note, f"test set {name}", say, progress)
+    settings, found = _settings(bench, config, fitting, search, say)
+    return AnalysisData(
+        folder, bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
+    )
+
+
+def _shipped(bench: Workbench) -> NACConfig:
+    """The settings that `compare` would take, or none where nothing is shipped."""
+    try:
+        return preset_for(bench.net, bench.study.sets.id_name)
+    except NACError:
+        return NACConfig({})
+
+
+def _plain(config: NACConfig) -> NACConfig:
+    """The layers to read, with gradients, whatever their settings are."""
+    layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
+    return NACConfig(layers, n_samples=config.n_samples)
+
+
+def _fitting(
+    bench: Workbench,
+    reader: NACDetector,
+    folder: Path,
+    config: NACConfig,
+    made_with: Mapping[str, Any],
+    say: Say,
+) -> ReadingSet:
+    """Fitting subset, validation sets and held-out samples, read as the recipe reads them."""
+    try:
+        kept = ReadingSet.load(folder)
+        if kept.about.get("made_with") == made_with:
+            say("readings of the fitting and validation data: made before")
+            return kept
+    except FileError:
+        pass
+    given, study = bench.given("network"), bench.study
+    return gather(
+        reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
+        n_samples=config.n_samples, held_out=HELD_OUT, folder=folder,
+        about={"made_with": dict(made_with)}, seed=study.seed, say=say, progress=study.progress,
+    )  # fmt: skip
+
+
+def _read(
+    reader: NACDetector,
+    loader: Iterable[Any],
+    where: Path,
+    note: Mapping[str, Any],
+    title: str,
+    say: Say,
+    progress: Optional[bool],
+) -> Readings:
+    """The readings in a file, if its note is the same, else those of a pass."""
+    # names of sets may have dots, so no `with_suffix`
+    path, about = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
+    if cells.read_note(about) == note:
+        try:
+            return Readings.load(path)
+        except FileError:
+            pass
+    say(f"reading {title}")
+    about.unlink(missing_ok=True)
+    found = reader.read_loader(loader, save_to=path, progress=progress)
+    cells.write_note(about, note)  # last: without it the file counts as missing
+    return found
+
+
+def _rows(loader: Any) -> np.ndarray:
+    """Which samples of the training data a loader yields, int64."""
+    if loader is None:
+        return np.zeros(0, dtype=np.int64)
+    chosen = loader.dataset
+    whole = not isinstance(chosen, Subset)
+    return np.arange(len(chosen)) if whole else np.asarray(chosen.indices, dtype=np.int64)
+
+
+def _others(taken: np.ndarray, size: int, most: int) -> np.ndarray:
+    """The other training samples, in order; a random draw of them if there are too many."""
+    rest = np.setdiff1d(np.arange(size), taken)
+    room = max(0, most - len(taken))
+    return rest if len(rest) <= room else np.sort(np.random.RandomState(0).permutation(rest)[:room])
+
+
+def _settings(
+    bench: Workbench, config: NACConfig, fitting: ReadingSet, search: bool, say: Say
+) -> tuple[dict[str, LayerConfig], Optional[SearchResult]]:
+    """The settings in use, and the search behind them; see `nac_openood.search.recipe.set_up`."""
+    study = bench.study
+    options: dict[str, Any] = {"seed": study.seed, "progress": study.progress}
+    if not config.layers:
+        say("searching the paper's space: no settings are shipped for this data and network")
+        layers = {name: LayerConfig() for name in fitting.fit}
+        found = search_space(
+            fitting.fit, fitting.id_val, fitting.ood_val, layers=layers, leave_out=False,
+            sweep=paper_space(list(layers), weights=False), held_out=fitting.held_out,
+            guard=None, surrogate=fitting.surrogate, **options,
+        )  # fmt: skip
+        return dict(found.layers), found
+    if not (search and config.sweep):
+        return dict(config.layers), None
+    say("searching the settings")
+    found = search_settings(fitting, replace(config, search=True), strategy="grid", **options)
+    return dict(found.layers), found

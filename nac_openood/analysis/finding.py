@@ -1,0 +1,223 @@
+"""What a study found: a sentence, tables, figures and numbers, all of them JSON values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Type, Union
+
+from nac_openood.errors import FileError
+
+_FORMAT = 1
+
+#: A number with two digits, a text as it is, a mean and its standard deviation, or nothing.
+Entry = Union[None, float, str, Sequence[Optional[float]]]
+
+
+@dataclass(frozen=True)
+class ColumnHead:
+    """The heading of a column: `group` stands above it, `better` is "higher", "lower" or ""."""
+
+    title: str
+    group: str = ""
+    better: str = ""
+    number: bool = True
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """Rows below headings.
+
+    Args:
+        title: above the table.
+        columns: the headings.
+        rows: an entry per column.
+        ours: numbers of the rows to highlight.
+    """
+
+    title: str
+    columns: Sequence[ColumnHead]
+    rows: Sequence[Sequence[Entry]]
+    ours: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: points are (x, y, standard deviation or None); `printed` marks the paper's."""
+
+    name: str
+    points: Sequence[Sequence[Optional[float]]]
+    printed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
+
+    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
+    """
+
+    type: ClassVar[str] = "lines"
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    mark: Optional[float] = None
+    diagonal: bool = False
+
+
+@dataclass(frozen=True)
+class BarGroups:
+    """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
+
+    The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
+    """
+
+    type: ClassVar[str] = "bars"
+    key: str
+    title: str
+    x_label: str
+    names: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Optional[float]]]]
+    origin: float = 0.0
+    end: float = 100.0
+    ours: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Density:
+    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is written above."""
+
+    edges: Sequence[float]
+    inside: Sequence[float]
+    outside: Sequence[float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Densities:
+    """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
+
+    type: ClassVar[str] = "densities"
+    key: str
+    title: str
+    x_label: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Density]]]
+    inside: str = "ID"
+    outside: str = "OOD"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers in colored squares: each row has a name and a value for every column, or None."""
+
+    type: ClassVar[str] = "matrix"
+    key: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Optional[float]]]]
+    limits: Sequence[float] = (0.0, 1.0)
+
+
+Figure = Union[Lines, BarGroups, Densities, Matrix]
+_FIGURES: Mapping[str, Type[Any]] = {
+    kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample to look at.
+
+    Args:
+        dataset: the set it is in.
+        name: of its file, or its number.
+        shares: percent by name, shown as bars.
+        image: a picture as a data URL, or None.
+    """
+
+    dataset: str
+    name: str
+    shares: Mapping[str, float]
+    image: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples side by side below a title."""
+
+    title: str
+    samples: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a study found.
+
+    Args:
+        kind: name of the kind of analysis.
+        title: title of its section.
+        sentence: what it says, in one or two sentences.
+        tables: to show.
+        figures: to draw; their keys are unique.
+        records: every number with its coordinates, for the CSV file; all have the same keys.
+        values: other results as JSON values.
+        notes: what a reader should know, a sentence each.
+        about: which network and data it is about; filled in by `analyze`.
+        gallery: samples to look at.
+    """
+
+    kind: str
+    title: str
+    sentence: str
+    tables: Sequence[DataTable] = ()
+    figures: Sequence[Figure] = ()
+    records: Sequence[Mapping[str, Any]] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    gallery: Sequence[Examples] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values that `from_dict` reads."""
+        figures = [{"type": figure.type, **asdict(figure)} for figure in self.figures]
+        return {"format": _FORMAT, **asdict(self), "figures": figures}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Finding:
+        """What `to_dict` gave.
+
+        Raises:
+            FileError: if the document is no finding, or of a newer format.
+        """
+        try:
+            known = {k: v for k, v in document.items() if k != "format"}
+            if document["format"] > _FORMAT:
+                raise FileError("the file is of a newer version of nac_openood: upgrade it.")
+            known["tables"] = [_table(table) for table in document["tables"]]
+            known["figures"] = [_figure(figure) for figure in document["figures"]]
+            known["gallery"] = [
+                Examples(group["title"], [Example(**sample) for sample in group["samples"]])
+                for group in document.get("gallery", ())
+            ]
+            return cls(**known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"this is no finding of an analysis ({error!r}).") from error
+
+
+def _table(document: Mapping[str, Any]) -> DataTable:
+    columns = [ColumnHead(**column) for column in document["columns"]]
+    return DataTable(**{**document, "columns": columns})
+
+
+def _figure(document: Mapping[str, Any]) -> Figure:
+    rest = {name: value for name, value in document.items() if name != "type"}
+    kind = _FIGURES[document["type"]]
+    if kind is Lines:
+        rest["series"] = [Series(**line) for line in rest["series"]]
+    if kind is Densities:
+        rest["rows"] = [(title, [Density(**p) for p in panels]) for title, panels in rest["rows"]]
+    found: Figure = kind(**rest)
+    return found

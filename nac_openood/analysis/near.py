@@ -1,0 +1,95 @@
+"""The near-OOD table: NAC and other methods on data that is close to the training data."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.methods import MethodScores, feature_methods, method_scores
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.scores import Metrics, set_metrics
+from nac_openood.analysis.tabulate import FPR_NOTE, SHOWN, beside, records_of
+from nac_openood.benchmark.methods.table import NAC
+from nac_openood.benchmark.run.metrics import NEAR
+from nac_openood.errors import NACError
+
+
+def near(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 of methods on the near-OOD sets."""
+    if not data.names("near"):
+        raise NACError("there is no near-OOD set: pass `near`.")
+    tried = method_scores(data, options, options.methods or feature_methods())
+    worked = [each for each in tried if not each.problem]
+    if not worked:
+        raise NACError(f"no method could be run: {_problems(tried)[0]}")
+    found = {each.method.name: set_metrics(data, each.scores) for each in worked}
+    order = sorted(worked, key=lambda each: -found[each.method.name][NEAR]["AUROC"])
+    return Finding(
+        "near", "Near-OOD detection", _sentence(order, found),
+        [_table(data, order, found, options)],
+        [_bars(order, found, metric) for metric in SHOWN],
+        [r for name, line in found.items() for r in records_of(line, method=name)],
+        {"problems": {each.method.name: each.problem for each in tried if each.problem}},
+        [
+            FPR_NOTE,
+            f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
+            "read. Methods that need the network itself are in nac_openood.compare only.",
+            *_paper_note(data, options),
+            *_problems(tried),
+        ],
+    )  # fmt: skip
+
+
+def _table(
+    data: AnalysisData,
+    order: Sequence[MethodScores],
+    found: Mapping[str, Metrics],
+    options: Options,
+) -> DataTable:
+    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
+    names = [NEAR, *data.names("near")]
+    titles = ["Mean", *data.names("near")]
+    heads = [
+        ColumnHead(metric, title, better) for title in titles for metric, better in SHOWN.items()
+    ]
+    rows: list[list[Entry]] = []
+    for each in order:
+        line = found[each.method.name]
+        row: list[Entry] = [each.method.title]
+        row += [line[name][metric] for name in names for metric in SHOWN]
+        rows.append([*row, *(paper.entries(each.method.name) if paper else [])])
+    ours = [place for place, each in enumerate(order) if each.method.rule is not None]
+    columns = [ColumnHead("Method", number=False), *heads, *(paper.heads() if paper else [])]
+    return DataTable("", columns, rows, ours)
+
+
+def _bars(order: Sequence[MethodScores], found: Mapping[str, Metrics], metric: str) -> BarGroups:
+    rows = [(each.method.title, [found[each.method.name][NEAR][metric]]) for each in order]
+    rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
+    hint = "50 is chance" if metric == "AUROC" else "lower is better"
+    key, origin = ("auroc", 50.0) if metric == "AUROC" else ("fpr95", 0.0)
+    title = f"Near-OOD {metric}, mean over sets"
+    ours = [each.method.title for each in order if each.method.rule is not None]
+    return BarGroups(key, title, f"{metric}, % ({hint})", [metric], rows, origin, ours=ours)
+
+
+def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:
+    names = [each.method.name for each in order]
+    best = order[0]
+    value = found[best.method.name][NEAR]["AUROC"]
+    text = f"Of {len(order)} methods, {best.method.title} has the highest near-OOD AUROC"
+    text += f" ({value:.2f} %)"
+    if NAC in names and names[0] != NAC:
+        own = found[NAC][NEAR]["AUROC"]
+        text += f"; NAC is number {names.index(NAC) + 1} ({own:.2f} %)"
+    return f"{text}."
+
+
+def _paper_note(data: AnalysisData, options: Options) -> list[str]:
+    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
+    return [paper.note] if paper else []
+
+
+def _problems(tried: Sequence[MethodScores]) -> list[str]:
+    return [f"{each.method.title} has no result: {each.problem}" for each in tried if each.problem]

@@ -1,0 +1,138 @@
+"""How many training samples NAC needs: random draws of them, repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
+from nac_openood.analysis.tabulate import (
+    FPR_NOTE,
+    GROUP_NAMES,
+    GROUP_WORDS,
+    SHOWN,
+    records_of,
+)
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.errors import NACError
+from nac_openood.progress import bar
+
+#: Whether O* stays as it is, or is scaled with the number of samples, which keeps the paper's r.
+_WAYS = {"O* kept": False, "r kept": True}
+
+
+def samples(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 over the number of training samples that NAC is fitted on."""
+    sizes = _sizes(data, options)
+    found: dict[tuple[int, str], list[Metrics]] = {}
+    records: list[dict[str, Any]] = []
+    draws = [(n, repeat) for n in sizes for repeat in range(_repeats(data, n, options))]
+    for n, repeat in bar(draws, "samples", options.progress):
+        rng = np.random.RandomState([options.seed, n, repeat])
+        rows = np.sort(rng.permutation(len(data.train_rows))[:n])
+        scores = TestScores(data, data.train.rows(rows))
+        both = {way: _settings(data, n, scaled) for way, scaled in _WAYS.items()}
+        scores.prepare({name: [both[way][name] for way in both] for name in data.layers})
+        for way, settings in both.items():
+            line = scores.metrics(settings)
+            found.setdefault((n, way), []).append(line)
+            records += records_of(line, samples=n, share=sizes[n], way=way, repeat=repeat)
+    group = main_group(data)
+    table = _table(data, sizes, found)
+    figures = [_figure(found, sizes, group, metric) for metric in SHOWN]
+    return Finding(
+        "samples", "Number of training samples", _sentence(found, sizes, group), [table], figures,
+        records, {"training_samples": len(data.train_rows), "repeats": options.repeats},
+        [
+            FPR_NOTE,
+            "Mean \u00b1 standard deviation over random draws. NAC's settings were chosen for "
+            f"{data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; 'r kept' "
+            "scales O* with the number of samples, so that the same share of samples fills a bin.",
+        ],
+    )  # fmt: skip
+
+
+def _sizes(data: AnalysisData, options: Options) -> dict[int, float]:
+    """How many samples to draw, with the share of the training data that they are."""
+    total = len(data.train_rows)
+    wrong = [share for share in options.shares if not 0 < share <= 1]
+    if wrong or not options.shares:
+        raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
+    if options.repeats < 1:
+        raise NACError(f"`repeats` must be at least 1, got {options.repeats}.")
+    return {max(1, round(share * total)): share for share in sorted(options.shares)}
+
+
+def _repeats(data: AnalysisData, n: int, options: Options) -> int:
+    """All draws of all samples are the same."""
+    return 1 if n >= len(data.train_rows) else options.repeats
+
+
+def _settings(data: AnalysisData, n: int, scaled: bool) -> dict[str, LayerConfig]:
+    if not scaled:
+        return dict(data.settings)
+    ratio = n / data.fitting.fit.n_samples
+    return {
+        name: replace(used, full_count=max(1, round(used.full_count * ratio)))
+        for name, used in data.settings.items()
+    }
+
+
+def _summary(lines: Sequence[Metrics], group: str, metric: str) -> tuple[float, float | None]:
+    values = [line[group][metric] for line in lines]
+    return float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None
+
+
+def _table(
+    data: AnalysisData,
+    sizes: Mapping[int, float],
+    found: Mapping[tuple[int, str], Sequence[Metrics]],
+) -> DataTable:
+    heads = [
+        ColumnHead(metric, f"{GROUP_NAMES[group]}, {way}", better)
+        for way in _WAYS
+        for group in groups(data)
+        for metric, better in SHOWN.items()
+    ]
+    rows: list[list[Entry]] = [
+        [f"{n:,} ({100 * share:g} %)"]
+        + [_summary(found[n, way], g, m) for way in _WAYS for g in groups(data) for m in SHOWN]
+        for n, share in sizes.items()
+    ]
+    return DataTable("", [ColumnHead("Training samples", number=False), *heads], rows)
+
+
+def _figure(
+    found: Mapping[tuple[int, str], Sequence[Metrics]],
+    sizes: Mapping[int, float],
+    group: str,
+    metric: str,
+) -> Lines:
+    series = [
+        Series(way, [(n, *_summary(found[n, way], group, metric)) for n in sizes]) for way in _WAYS
+    ]
+    key = {"AUROC": "auroc", "FPR@95": "fpr95"}[metric]
+    return Lines(
+        key, f"{GROUP_NAMES[group]} {metric}", "training samples (log scale)",
+        f"{GROUP_WORDS[group]} {metric}, %", series, log_x=True,
+    )  # fmt: skip
+
+
+def _sentence(
+    found: Mapping[tuple[int, str], Sequence[Metrics]], sizes: Mapping[int, float], group: str
+) -> str:
+    least, most = min(sizes), max(sizes)
+    told = []
+    for way in _WAYS:
+        few, many = (_summary(found[n, way], group, "AUROC")[0] for n in (least, most))
+        told.append(f"{few:.2f} % and {many:.2f} % ({way})")
+    return (
+        f"With {least:,} and with {most:,} training samples ({100 * sizes[least]:g} % and "
+        f"{100 * sizes[most]:g} % of those read), {GROUP_WORDS[group]} AUROC is "
+        f"{' or '.join(told)}."
+    )

@@ -1,0 +1,150 @@
+"""NAC against the native detectors of other training schemes: ConfBranch, RotPred, GODIN (Table 3).
+
+The networks are trained here, on the training data of the study and for a few epochs, so they are
+weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from torch.utils.data import DataLoader
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer, train_scheme
+from nac_openood.analysis.scores import main_group
+from nac_openood.analysis.tabulate import (
+    FPR_NOTE,
+    GROUP_NAMES,
+    beside,
+    metric_entries,
+    metric_heads,
+    records_of,
+)
+from nac_openood.benchmark.api import compare
+from nac_openood.benchmark.methods.table import Method
+from nac_openood.benchmark.run.results import Results
+from nac_openood.detector.batches import batches
+from nac_openood.errors import NACError
+from nac_openood.plugin.source import openood_ready
+from nac_openood.sources.networks import build
+
+_NATIVE = "native"
+_BATCH = 64  # samples per training step
+_ROWS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
+
+#: Percent by scheme, method, set and metric.
+Found = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+
+
+def schemes(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 of a scheme's own detector, NAC and NAC+ on its network."""
+    with openood_ready():  # refuse before training
+        pass
+    found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    accuracy: dict[str, float] = {}
+    for name, scheme in SCHEMES.items():
+        options.say(f"{scheme.title}: training for {options.epochs} epochs")
+        results = _compared(data, name, options)
+        found[name] = {m: _metrics(results, m) for m in _ROWS}
+        accuracy[name] = found[name]["nac"][main_group(data)]["ACC"]
+    return Finding(
+        "schemes",
+        "Other training schemes",
+        _sentence(found, main_group(data)),
+        [_table(data, found, accuracy, options)],
+        [_bars(found, main_group(data))],
+        [
+            record
+            for scheme, rows in found.items()
+            for method, line in rows.items()
+            for record in records_of(line, scheme=scheme, method=method)
+        ],
+        {"accuracy": accuracy, "epochs": options.epochs},
+        [
+            f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
+            f"trainers trained them here for only {options.epochs} epochs on "
+            f"{len(data.bench.samples['train'])} samples without augmentation: read the table as a "
+            "check that NAC works on them, not as a benchmark of the schemes.",
+            FPR_NOTE,
+        ],
+    )
+
+
+def _compared(data: AnalysisData, name: str, options: Options) -> Results:
+    """Train the network of a scheme and run its own detector, NAC and NAC+ on it."""
+    study = data.bench.study
+    sets = study.sets
+    sample = next(iter(batches(study.scored["test"].loader()))).data[:2]
+    backbone = Backbone(build(data.arch, sets.n_classes), sample)
+    loader: Any = data.bench.loader("train", "network")
+    shuffled = DataLoader(
+        loader.dataset, batch_size=_BATCH, shuffle=True, drop_last=True,
+        num_workers=study.workers, collate_fn=loader.collate_fn,
+    )  # fmt: skip
+    net = train_scheme(
+        name, backbone, shuffled, sets.n_classes, epochs=options.epochs, seed=options.seed,
+        progress=options.progress,
+    )  # fmt: skip
+    native = Method(
+        _NATIVE, SCHEMES[name].title, needs="network", uses_train=False,
+        scorer=partial(NativeScorer, name),
+    )  # fmt: skip
+    out = Path(data.folder) / "schemes" / name
+    return compare(
+        net, **vars(sets), methods=[native, "nac", "nac_plus"], out=out, arch=data.arch,
+        nac_config=data.config if data.config.layers else None, batch_size=study.batch_size,
+        workers=study.workers, seed=options.seed, progress=options.progress, say=options.say,
+    )  # fmt: skip
+
+
+def _metrics(results: Results, method: str) -> dict[str, dict[str, float]]:
+    """What was measured, in percent by set and metric."""
+    row = next(row for row in results.rows if row.method == method)
+    if row.status != "ok":
+        raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
+    return {name: dict(line) for name, line in row.metrics.items()}
+
+
+def _table(
+    data: AnalysisData, found: Found, accuracy: Mapping[str, float], options: Options
+) -> DataTable:
+    columns = [ColumnHead("Training", number=False), ColumnHead("Detector", number=False),
+               ColumnHead("ID accuracy"), *metric_heads(data)]  # fmt: skip
+    rows: list[Sequence[Entry]] = []
+    ours = []
+    paper = {n: beside(data, options.against, "Table 3", "method", training=n) for n in SCHEMES}
+    first = next(iter(paper.values()))
+    for name, methods in found.items():
+        for method, line in methods.items():
+            printed = paper[name]
+            key = "baseline" if method == _NATIVE else method
+            entries = printed.entries(key) if printed is not None else []
+            rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
+                         *metric_entries(data, line), *entries])  # fmt: skip
+            if method != _NATIVE:
+                ours.append(len(rows) - 1)
+    return DataTable("", [*columns, *(first.heads() if first else [])], rows, ours)
+
+
+def _bars(found: Found, group: str) -> BarGroups:
+    rows = [
+        (SCHEMES[name].title, [methods[m][group]["AUROC"] for m in _ROWS])
+        for name, methods in found.items()
+    ]
+    title = f"{GROUP_NAMES[group]} AUROC by training scheme"
+    return BarGroups("auroc", title, "AUROC, % (50 is chance)", list(_ROWS.values()), rows, 50.0)
+
+
+def _sentence(found: Found, group: str) -> str:
+    told = []
+    for name, methods in found.items():
+        own, nac = (methods[m][group]["AUROC"] for m in (_NATIVE, "nac"))
+        told.append(
+            f"{SCHEMES[name].title} {own:.2f} % with its own detector, {nac:.2f} % with NAC"
+        )
+    return f"{GROUP_NAMES[group]} AUROC: {'; '.join(told)}."

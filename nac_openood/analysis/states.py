@@ -1,0 +1,129 @@
+"""What the neuron state should be made of: output, gradient, or both, and which parts of these."""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.scores import Metrics, TestScores, main_group
+from nac_openood.analysis.state_figures import coverage_figure, neuron_figure
+from nac_openood.analysis.state_forms import FORMS, settings_by_form
+from nac_openood.analysis.state_parts import part_metrics
+from nac_openood.analysis.tabulate import (
+    FPR_NOTE,
+    GROUP_NAMES,
+    GROUP_WORDS,
+    Beside,
+    beside,
+    metric_entries,
+    metric_heads,
+    records_of,
+)
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.errors import NACError
+
+_ALL = "all layers"
+Found = Mapping[tuple[str, str], Metrics]
+Parts = Mapping[str, tuple[LayerConfig, Metrics]]
+
+
+def states(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 of three forms of the state, and of seven combinations of its parts."""
+    settings = settings_by_form(data, options)
+    scores = TestScores(data)
+    found = {
+        (form, where): scores.metrics(chosen)
+        for form in FORMS
+        for where, chosen in (
+            *((layer, {layer: settings[form][layer]}) for layer in data.layers),
+            (_ALL, settings[form]),
+        )
+    }
+    paper = beside(data, options.against, "Table 16", "state")
+    notes = [FPR_NOTE, "The settings of each form were chosen on validation data, out of the "
+             "paper's space."]  # fmt: skip
+    parts: Parts = {}
+    try:
+        parts = part_metrics(data, options)
+    except NACError as error:
+        notes.append(f"The parts of the state cannot be told apart here: {error}")
+    group = main_group(data)
+    tables = [_forms_table(data, found, settings)]
+    tables += [_parts_table(data, parts, paper)] if parts else []
+    records = [
+        *(r for (f, w), line in found.items() for r in records_of(line, state=f, layers=w)),
+        *(r for n, (_, line) in parts.items()
+          for r in records_of(line, state=n, layers=data.head_input)),
+    ]  # fmt: skip
+    return Finding(
+        "states", "What the neuron state is made of", _sentence(found, parts, group), tables,
+        [
+            neuron_figure(data, options, settings),
+            coverage_figure(data, options, settings),
+            _bars(data, found, group),
+        ],
+        records,
+        {"settings": {f: {n: c.to_dict() for n, c in s.items()} for f, s in settings.items()}},
+        [*notes, *([paper.note] if paper and parts else [])],
+    )  # fmt: skip
+
+
+def _forms_table(
+    data: AnalysisData, found: Found, settings: Mapping[str, Mapping[str, LayerConfig]]
+) -> DataTable:
+    rows: list[list[Entry]] = []
+    ours = []
+    for layer in (*data.layers, _ALL):
+        for form, title in FORMS.items():
+            used = settings[form].get(layer)
+            if form == "output*gradient":
+                ours.append(len(rows))
+            rows.append([layer, title, _told(used), *metric_entries(data, found[form, layer])])
+    heads = [
+        ColumnHead("Layer", number=False), ColumnHead("State", number=False),
+        ColumnHead("alpha, M, O*", number=False), *metric_heads(data),
+    ]  # fmt: skip
+    return DataTable("Output, gradient and their product", heads, rows, ours)
+
+
+def _told(used: Optional[LayerConfig]) -> str:
+    return "" if used is None else f"{used.steepness:g}, {used.n_bins}, {used.full_count}"
+
+
+def _parts_table(data: AnalysisData, parts: Parts, paper: Optional[Beside]) -> DataTable:
+    rows: list[list[Entry]] = [
+        [name, _told(used), *metric_entries(data, line), *(paper.entries(name) if paper else [])]
+        for name, (used, line) in parts.items()
+    ]
+    heads = [
+        ColumnHead("Parts", number=False), ColumnHead("alpha, M, O*", number=False),
+        *metric_heads(data), *(paper.heads() if paper else []),
+    ]  # fmt: skip
+    title = f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u"
+    return DataTable(title, heads, rows, ours=[len(rows) - 1])
+
+
+def _bars(data: AnalysisData, found: Found, group: str) -> BarGroups:
+    rows = [
+        (where, [found[form, where][group]["FPR@95"] for form in FORMS])
+        for where in (*data.layers, _ALL)
+    ]
+    title = f"{GROUP_NAMES[group]} FPR@95 by state and layer"
+    return BarGroups("fpr95", title, "FPR@95, % (lower is better)", list(FORMS.values()), rows)
+
+
+def _sentence(found: Found, parts: Parts, group: str) -> str:
+    values = {form: found[form, _ALL][group]["FPR@95"] for form in FORMS}
+    best = min(values, key=lambda form: values[form])
+    listed = ", ".join(f"{values[form]:.2f} % with {title}" for form, title in FORMS.items())
+    text = f"With all layers, {GROUP_WORDS[group]} FPR@95 is {listed}: {FORMS[best]} is best."
+    if not parts:
+        return text
+    by_part = {name: line[group]["AUROC"] for name, (_, line) in parts.items()}
+    top = max(by_part, key=lambda name: by_part[name])
+    return (
+        f"{text} At the head's input, the combination with the highest AUROC is {top} "
+        f"({by_part[top]:.2f} %); all three parts give {by_part['z*dg*(p-u)']:.2f} %."
+    )

@@ -1,0 +1,77 @@
+"""The kinds of analysis, one row each.
+
+Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
+function `(AnalysisData, Options) -> Finding` and give it a row.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+
+from nac_openood.errors import NACError
+
+if TYPE_CHECKING:
+    from nac_openood.analysis.data import AnalysisData
+    from nac_openood.analysis.finding import Finding
+    from nac_openood.analysis.options import Options
+
+    Study = Callable[[AnalysisData, Options], Finding]
+
+#: Stands for all kinds that work on readings alone.
+ALL = "all"
+
+
+class Kind(NamedTuple):
+    """A kind of analysis.
+
+    Args:
+        name: what users type.
+        help: what it shows, for the help text.
+        study: `module:function` in this package.
+        in_all: whether "all" includes it: it needs no other networks and measures no times.
+    """
+
+    name: str
+    help: str
+    study: str
+    in_all: bool = True
+
+    def function(self) -> Study:
+        """The function that carries it out."""
+        module, _, function = self.study.partition(":")
+        found: Study = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+        return found
+
+
+_ROWS = (
+    Kind("states", "output, gradient or both: what the neuron state is made of", "states:states"),
+    Kind("layers", "which layers to combine: every subset of them", "layers:layers"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use", "params:params"),
+    Kind("samples", "how many training samples NAC needs", "samples:samples"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near:near"),
+    Kind("weighted", "weights of the layers, searched, against equal weights", "weighted:weighted"),
+    Kind("calibration", "calibration errors, OOD samples being wrong", "calibration:calibration"),
+    Kind("agreement", "which samples NAC and other methods disagree on", "agreement:agreement"),
+    Kind("cost", "time and memory beside other methods", "cost:cost", in_all=False),
+    Kind("schemes", "NAC on networks of other training schemes", "schemes:schemes", in_all=False),
+)
+
+#: Every kind by name, in the order of the page.
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS}
+
+
+def chosen_kinds(names: Sequence[str]) -> list[Kind]:
+    """The rows of the given names, each once, in the order of the table.
+
+    Raises:
+        NACError: for an unknown name, listing the known ones.
+    """
+    unknown = [name for name in names if name not in (*KINDS, ALL)]
+    if unknown or not names:
+        raise NACError(
+            f"unknown kind of analysis {unknown}; expected some of {', '.join(KINDS)}, or '{ALL}'."
+            if unknown
+            else f"expected a kind of analysis: some of {', '.join(KINDS)}, or '{ALL}'."
+        )
+    return [k for k in KINDS.values() if k.name in names or (ALL in names and k.in_all)]

@@ -1,0 +1,119 @@
+"""Metrics as columns of a table, as records of a CSV file, and beside the paper's numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.finding import ColumnHead, Entry
+from nac_openood.analysis.scores import Metrics, groups
+from nac_openood.benchmark.paper.printed import PrintedValue
+from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
+from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+
+GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
+#: The same inside a sentence.
+GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
+#: The metrics of the tables: OpenOOD's FPR@95 counts rejected ID samples when 95 % of the OOD
+#: samples are found.
+SHOWN = {"AUROC": "higher", "FPR@95": "lower"}
+FPR_NOTE = (
+    "FPR@95 is the share of ID samples rejected when 95 % of the OOD samples are found, as in "
+    "OpenOOD. All numbers are percent on test data; means are over the OOD sets."
+)
+
+
+def metric_heads(data: AnalysisData) -> list[ColumnHead]:
+    """Headings of AUROC and FPR@95 of the near and far means."""
+    return [
+        ColumnHead(metric, GROUP_NAMES[group], better)
+        for group in groups(data)
+        for metric, better in SHOWN.items()
+    ]
+
+
+def metric_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
+    """The entries below `metric_heads`."""
+    return [found[group][metric] for group in groups(data) for metric in SHOWN]
+
+
+def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
+    """A record for every OOD set and mean, with the coordinates `at`."""
+    return [
+        {**at, "dataset": name, **{m: line[m] for m in METRICS if m in line}}
+        for name, line in found.items()
+    ]
+
+
+class Beside(NamedTuple):
+    """Numbers of the paper for the rows of a table.
+
+    Args:
+        note: which numbers they are, a sentence.
+        rows: by row and metric.
+    """
+
+    note: str
+    rows: Mapping[str, Mapping[str, PrintedValue]]
+
+    def heads(self) -> list[ColumnHead]:
+        """Headings of the paper's metrics."""
+        return [ColumnHead(metric, "Paper", better) for metric, better in SHOWN.items()]
+
+    def entries(self, row: str) -> list[Entry]:
+        """The entries below `heads`."""
+        values = self.rows.get(row, {})
+        found = [values.get(metric) for metric in SHOWN]
+        return [_entry(value) for value in found]
+
+
+def _entry(value: Optional[PrintedValue]) -> Entry:
+    if value is None:
+        return None
+    return value.mean if value.std is None else (value.mean, value.std)
+
+
+def beside(
+    data: AnalysisData, against: Optional[str], name: str, axis: str, **at: str
+) -> Optional[Beside]:
+    """The numbers of a table of the paper by its rows.
+
+    They are those of the same data and network where the table has them. Otherwise they are those
+    of the table's first benchmark, and the note says so.
+
+    Args:
+        data: what was measured.
+        against: None returns None.
+        name: e.g. "Table 4".
+        axis: the axis of the rows, e.g. "layers".
+        at: coordinates on other axes.
+    """
+    if against is None:
+        return None
+    cells = [
+        cell
+        for cell in table(name).cells()
+        if cell.value is not None
+        and at.items() <= cell.at.items()
+        and cell.at["metric"] in PRINTED_METRICS
+    ]
+    places = list(dict.fromkeys((c.at["benchmark"], c.at["architecture"]) for c in cells))
+    place = (data.id_name, data.arch)
+    same = place in places
+    place = place if same else places[0]
+    rows: dict[str, dict[str, PrintedValue]] = {}
+    for cell in cells:
+        if (cell.at["benchmark"], cell.at["architecture"]) == place and cell.value is not None:
+            rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
+    what = "the same benchmark" if same else "another benchmark, so only trends can be compared"
+    note = f"Paper: {name}, {' with '.join(place)} ({what}); means over its OOD sets."
+    return Beside(note, rows)
+
+
+def plus_paper(
+    rows: Sequence[Sequence[Entry]], names: Sequence[str], paper: Optional[Beside]
+) -> list[list[Entry]]:
+    """Rows with the paper's entries behind them; `names` are the paper's names of the rows."""
+    if paper is None:
+        return [list(row) for row in rows]
+    return [[*row, *paper.entries(name)] for row, name in zip(rows, names)]

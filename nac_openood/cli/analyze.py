@@ -1,0 +1,159 @@
+"""`nac-openood analyze`: the paper's analyses on your own checkpoint, from one pass over it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
+from nac_openood.cli import options
+from nac_openood.cli.output import complain, open_page, say, show
+from nac_openood.errors import FileError, NACError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nac_openood.analysis.finding import Finding
+
+_KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
+_EXAMPLES = f"""\
+kinds:
+{_KINDS}
+  {ALL:<12} all of these but those that need other networks or measure times
+
+examples:
+  nac-openood analyze all --embedded
+      every analysis on images that come with libraries, in minutes
+  nac-openood analyze layers params --id-data cifar10 --data-root data --arch resnet18_32x32 \\
+      --checkpoint best.ckpt --against paper
+      on OpenOOD's CIFAR-10 benchmark, with the published numbers beside the measured ones
+  nac-openood analyze states --train PACS/photo --far sketch=PACS/sketch --arch resnet50 \\
+      --checkpoint erm.pt
+      on image folders of your own, with a subfolder per class
+
+The network is run once; all kinds work on what was read then, which is kept in DIR/readings. After
+an interruption, run the same command again to continue. Each kind writes KIND.csv, KIND.json and
+its figures into --out, and a section of report.html.
+For exit codes see nac-openood --help.
+"""
+
+
+def add(commands: options.Commands) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(
+        commands, "analyze", _analyze, epilog=_EXAMPLES,
+        help="the paper's analyses: layers, settings, states, number of samples, ...",
+        description="Take NAC apart on a checkpoint: each kind of analysis is a table or figure "
+        "of the paper, measured here.",
+    )  # fmt: skip
+    parser.add_argument("kinds", nargs="+", metavar="KIND", help="what to analyze; see below")
+    _add_data(parser)
+    _add_studies(parser)
+    group = parser.add_argument_group("how to run")
+    options.add(group, "--out", default="analyze")
+    group.add_argument(
+        "--against", choices=["paper"], help="put the published numbers beside the measured ones"
+    )
+    group.add_argument(
+        "--most-train", type=int, metavar="N",
+        help="read at most N training images (default: 50000)",
+    )  # fmt: skip
+    options.add(group, "--batch-size", "--workers", "--device", "--seed", "--open")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network and images")
+    add = group.add_argument
+    add(
+        "--embedded", action="store_true",
+        help="images that come with libraries, and a small network that is trained on them",
+    )  # fmt: skip
+    add("--checkpoint", metavar="PATH", help="file, or torchvision:IMAGENET1K_V1")
+    options.add(group, "--arch", "--id-data", "--data-root", "--ood-val", "--skip-bad")
+    sets = "NAME of a list test_NAME, or NAME=FOLDER of images"
+    add("--near", nargs="*", metavar="SET", help=f"near-OOD sets: {sets}")
+    add("--far", nargs="*", metavar="SET", help=f"far-OOD sets: {sets}")
+    add("--train", metavar="DIR", help="training images of your own, in a subfolder per class")
+    add("--val", metavar="DIR", help="ID validation images (default: 20 %% of --train)")
+    add("--test", metavar="DIR", help="ID test images (default: 20 %% of --train)")
+    add(
+        "--image-size", type=int, default=224, metavar="N",
+        help="with --train: images are resized to N x N (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _add_studies(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings and studies")
+    add = group.add_argument
+    add("--nac-config", metavar="YAML", help="NAC's settings and sweep (default: those shipped)")
+    add(
+        "--no-search", action="store_false", dest="search",
+        help="use NAC's settings as they are instead of searching them on validation images",
+    )  # fmt: skip
+    add("--repeats", type=int, metavar="N", help="repeats of random draws (default: 5)")
+    add("--shares", type=float, nargs="+", metavar="S", help="samples: shares of the training data")
+    add("--steepness", type=float, nargs="+", metavar="A", help="states, params: values of alpha")
+    add("--bounds", type=float, nargs="+", metavar="R", help="params: values of r")
+    add("--n-bins", type=int, nargs="+", metavar="M", help="params: values of M")
+    add("--neuron", type=int, metavar="N", help="states: the neuron to show")
+    add("--ood-set", metavar="NAME", help="states: the OOD set to show (default: the first far)")
+    add("--methods", nargs="+", metavar="M", help="near: the methods to compare with")
+    add("--most-samples", type=int, metavar="N", help="cost: measure on at most N samples")
+    add("--epochs", type=int, metavar="N", help="schemes: epochs of training (default: 15)")
+    options.add(group, "--backend")
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    chosen_kinds(args.kinds)  # a typo is told before the long part
+
+    from pathlib import Path
+
+    from nac_openood.analysis.api import analyze
+    from nac_openood.analysis.options import Options
+    from nac_openood.cli.analyze_data import prepared
+
+    out = Path(args.out)
+    same = (
+        "against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron",
+        "ood_set", "methods", "backend", "most_samples", "epochs",
+    )  # fmt: skip
+    given = {name: getattr(args, name) for name in same}
+    told = Options(say=say, **{name: value for name, value in given.items() if value is not None})
+    failed: list[str] = []
+    try:
+        for kind, found in analyze(prepared(args, out), args.kinds, told):
+            if isinstance(found, NACError):
+                complain(f"{kind}: {found}")
+                failed.append(kind)
+            else:
+                _publish(found, out)
+    except KeyboardInterrupt:
+        complain(
+            f"interrupted. What was finished is in {out}; run the same command again to continue "
+            "from there."
+        )
+        return 130
+    page = out / "report.html"
+    if args.open and page.is_file():
+        open_page(page)
+    return 0 if not failed else 1 if len(failed) == len(chosen_kinds(args.kinds)) else 2
+
+
+def _publish(found: Finding, out: Path) -> None:
+    """Show what was found, and write its files and the page."""
+    from nac_openood.report.analysis.write import (
+        finding_text,
+        write_analysis_page,
+        write_figures,
+        write_finding,
+    )
+
+    show(f"\n{finding_text(found)}\n")
+    written: list[Any] = write_finding(found, out)
+    try:
+        written += [*write_figures(found, out), write_analysis_page(out)]
+    except FileError:
+        raise
+    except NACError as error:  # without matplotlib there are tables, but no figures and no page
+        complain(f"no figures: {error}")
+    show(f"Written to {out}: {', '.join(path.name for path in written)}")

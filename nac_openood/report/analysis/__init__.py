@@ -1,0 +1,1 @@
+"""Findings of analyses as tables, plots and an HTML page."""

@@ -1,0 +1,131 @@
+"""The page of an analysis as data: a section for each finding."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
+from nac_openood.benchmark.run.results import Value
+from nac_openood.report.analysis.pictures import picture_of
+from nac_openood.report.blocks import (
+    Block,
+    Bullets,
+    Card,
+    Cards,
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Heading,
+    Line,
+    Pictures,
+    Section,
+    Table,
+)
+from nac_openood.report.document import Document
+from nac_openood.report.sections.headline import Headline
+from nac_openood.report.words import NOTHING, count, set_title, settings
+
+_ROLES = {
+    "fit": "fitting subset",
+    "id_val": "ID validation",
+    "ood_val": "OOD validation",
+    "held_out": "held-out training",
+}
+
+
+def analysis_document(findings: Sequence[Finding]) -> Document:
+    """Everything there is to show; pictures are not drawn yet."""
+    about = findings[0].about
+    return Document(_headline(findings, about), [*map(_section, findings), _about(about)])
+
+
+def _headline(findings: Sequence[Finding], about: Mapping[str, Any]) -> Headline:
+    roles = about["roles"]
+    facts = [
+        count(len(findings), "analysis").replace("analysiss", "analyses"),
+        f"{about['accuracy']:.2f} % ID accuracy",
+        count(sum(role in ("near", "far") for role in roles.values()), "OOD dataset"),
+        count(sum(about["samples"][name] for name in roles), "test sample"),
+    ]
+    notes = []
+    if about["ood_val"]["surrogate"]:
+        notes.append(f"The OOD validation set is made of {about['ood_val']['name']}.")
+    if not about["searched"]:
+        notes.append("NAC's settings were not searched.")
+    return Headline(
+        f"{set_title(about['id_name'])}: analyses of NAC", about["arch"],
+        " ".join(found.sentence for found in findings[:1]), facts, notes, [],
+        topic="Analysis of NAC",
+    )  # fmt: skip
+
+
+def _section(found: Finding) -> Section:
+    blocks: list[Block] = [found.sentence]
+    if found.figures:
+        layout = "single" if any(f.type == "densities" for f in found.figures) else "wide"
+        blocks.append(Pictures(layout, [picture_of(figure) for figure in found.figures]))
+    blocks += [table_block(table) for table in found.tables]
+    if found.notes:
+        blocks.append(Bullets(list(found.notes)))
+    blocks += [_cards(group) for group in found.gallery]
+    return Section(found.kind, found.title, blocks)
+
+
+def _cards(group: Examples) -> Cards:
+    """Samples with their pictures, and a bar for each share."""
+    cards = []
+    for sample in group.samples:
+        bars = [(name, f"{share:.0f}", round(share, 1)) for name, share in sample.shares.items()]
+        cards.append(Card(sample.image, set_title(sample.dataset), sample.name, "", bars))
+    return Cards(group.title, cards)
+
+
+def table_block(table: DataTable) -> Table:
+    """A table of a finding as the page and the terminal show it."""
+    columns = [
+        Column(
+            head.title,
+            "name" if place == 0 else "number" if head.number else "text",
+            head.group,
+            better=head.better,
+        )
+        for place, head in enumerate(table.columns)
+    ]
+    lines = [
+        Line([_cell(entry) for entry in row], ours=place in table.ours)
+        for place, row in enumerate(table.rows)
+    ]
+    return Table(table.title, columns, lines)
+
+
+def _cell(entry: Entry) -> Cell:
+    if entry is None:
+        return Cell(NOTHING)
+    if isinstance(entry, str):
+        return Cell(entry)
+    if isinstance(entry, (int, float)):
+        return Cell(f"{entry:.2f}", value=float(entry))
+    mean, std = entry
+    return Cell() if mean is None else Cell.of_mean(Value(float(mean), std))
+
+
+def _about(about: Mapping[str, Any]) -> Section:
+    samples = [
+        (_ROLES.get(name, set_title(name)), count(n, "sample"))
+        for name, n in about["samples"].items()
+    ]
+    used = [
+        (layer, settings({k: v for k, v in given.items() if k != "layout"}))
+        for layer, given in about["settings"].items()
+    ]
+    versions = list(about["made_with"]["versions"].items())
+    return Section(
+        "about",
+        "About this analysis",
+        [
+            Heading("Command to reproduce it"),
+            Code("command", about["command"]),
+            Facts([("Data", samples), ("Settings of NAC", used), ("Versions", versions)]),
+        ],
+    )

@@ -1,0 +1,217 @@
+"""Figures of findings, drawn: lines, bars and distributions."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+from nac_openood.analysis.finding import (
+    BarGroups,
+    Densities,
+    Density,
+    Figure,
+    Lines,
+    Matrix,
+    Series,
+)
+from nac_openood.report.analysis.matrix import matrix_picture
+from nac_openood.report.blocks import Picture
+from nac_openood.report.figures.canvas import (
+    CALM,
+    DASHES,
+    FAINT,
+    ID_COLOR,
+    INK,
+    MARKERS,
+    OOD_COLOR,
+    OTHERS,
+    OUR_COLOR,
+    name_rows,
+    write_value,
+)
+
+_COLORS = (OUR_COLOR, *OTHERS)
+_LINES_SIZE = (420, 300)
+_BAR_WIDTH, _BAR_ROW = 420, 17
+_PANEL = (156, 104)
+
+
+def picture_of(figure: Figure) -> Picture:
+    """The figure as a picture, to be drawn by a page."""
+    return _DRAWN[figure.type](figure)
+
+
+def _lines(figure: Lines) -> Picture:
+    rows = (len(figure.series) + 2) // 3
+    top = 16 * rows + 6
+    width, height = _LINES_SIZE[0], _LINES_SIZE[1] + top
+
+    def paint(canvas: Any) -> None:
+        axis = canvas.add_axes((0.14, 44 / height, 0.83, 1 - (50 + top) / height))
+        for number, series in enumerate(figure.series):
+            _line(axis, series, number)
+        if figure.log_x:
+            _log_scale(axis)
+        if figure.mark is not None:
+            axis.axvline(figure.mark, color=FAINT, lw=0.9, ls=":", zorder=0)
+        if figure.diagonal:
+            axis.plot([0, 100], [0, 100], color=FAINT, lw=0.9, ls=":", zorder=0)
+            axis.set(xlim=(0, 100), ylim=(0, 100))
+        axis.set_xlabel(figure.x_label)
+        axis.set_ylabel(figure.y_label)
+        axis.grid()
+        axis.legend(
+            loc="lower left", bbox_to_anchor=(-0.12, 1.0), ncols=3, fontsize=8.5,
+            columnspacing=1.2, handlelength=2.4, borderaxespad=0.2,
+        )  # fmt: skip
+
+    listed = "; ".join(
+        f"{s.name}: "
+        + ", ".join(f"{_short(p[0])} {p[1]:.2f}" for p in s.points if p[1] is not None)
+        for s in figure.series
+    )
+    return Picture(figure.title, f"{figure.title}. {listed}.", (width, height), paint)
+
+
+def _line(axis: Any, series: Series, number: int) -> None:
+    points: list[Any] = [p for p in series.points if p[1] is not None]
+    x, y = [p[0] for p in points], [p[1] for p in points]
+    color = INK if series.printed else _COLORS[number % len(_COLORS)]
+    look = {"color": color, "ls": DASHES[number % len(DASHES)], "lw": 1.7, "ms": 4.5}
+    axis.plot(x, y, label=series.name, marker=MARKERS[number % len(MARKERS)], **look)
+    spread = [(p[0], p[1] - p[2], p[1] + p[2]) for p in points if len(p) > 2 and p[2] is not None]
+    if spread:
+        axis.fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
+
+
+def _log_scale(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _short(x: Any) -> str:
+    return f"{x:g}"
+
+
+def _bars(figure: BarGroups) -> Picture:
+    many = len(figure.names)
+    thick = _BAR_ROW if many == 1 else 11 * many + 8
+    top = 22 if many > 1 else 4
+    height = 46 + top + thick * len(figure.rows)
+    longest = max(len(name) for name, _ in figure.rows)
+    left = min(0.5, 0.03 + 0.0145 * longest)
+
+    def paint(canvas: Any) -> None:
+        bottom = 40 / height
+        axis = canvas.add_axes((left, bottom, 0.9 - left, 1 - (40 + top) / height))
+        for place in range(many):
+            for row, (name, values) in enumerate(figure.rows):
+                single = OUR_COLOR if name in figure.ours else CALM
+                color = _COLORS[place % len(_COLORS)] if many > 1 else single
+                _bar(axis, values[place], row, place, many, figure.origin, color)
+        names = [name for name, _ in figure.rows]
+        name_rows(axis, names, [name in figure.ours for name in names])
+        shown = [v for _, values in figure.rows for v in values if v is not None]
+        axis.set_xlim(min([figure.origin, *shown]), max([figure.end, *shown]))
+        axis.axvline(figure.origin, color=FAINT, lw=0.8)
+        axis.grid(axis="x")
+        axis.set_xlabel(figure.x_label)
+        if many > 1:
+            _bar_key(axis, figure.names)
+
+    listed = "; ".join(
+        f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(figure.names, vs) if v is not None)
+        for name, vs in figure.rows
+    )
+    return Picture(figure.title, f"{figure.title}. {listed}.", (_BAR_WIDTH, height), paint)
+
+
+def _bar(axis: Any, value: Any, row: int, place: int, many: int, origin: float, color: str) -> None:
+    if value is None:
+        return
+    thick = 0.66 if many == 1 else 0.8 / many
+    y = row if many == 1 else row - 0.4 + thick * (place + 0.5)
+    axis.barh(y, value - origin, left=origin, height=thick * 0.94, color=color)
+    write_value(axis, max(value, origin), y, f"{value:.1f}")
+
+
+def _bar_key(axis: Any, names: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    keys = [Patch(color=_COLORS[i % len(_COLORS)], label=name) for i, name in enumerate(names)]
+    axis.legend(
+        handles=keys, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names),
+        borderaxespad=0.2, fontsize=8.5, columnspacing=1.2, handlelength=1.4,
+    )  # fmt: skip
+
+
+def _densities(figure: Densities) -> Picture:
+    columns, rows = len(figure.columns), len(figure.rows)
+    left, top, bottom = 96, 42, 36
+    width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
+
+    def paint(canvas: Any) -> None:
+        for r, (title, panels) in enumerate(figure.rows):
+            for c, panel in enumerate(panels):
+                low = height - top - _PANEL[1] * (r + 1) + 26
+                box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 26, _PANEL[1] - 44)
+                axis = canvas.add_axes(
+                    (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
+                )
+                _density(axis, panel)
+                if r == 0:
+                    center = (box[0] + box[2] / 2) / width
+                    canvas.text(center, 1 - 32 / height, figure.columns[c], ha="center", fontsize=9)
+            middle = (height - top - _PANEL[1] * (r + 0.5)) / height
+            canvas.text(4 / width, middle, title, va="center", fontsize=9, wrap=False)
+        canvas.text(
+            (left + width) / 2 / width, 6 / height, figure.x_label, ha="center", fontsize=9.5
+        )
+        _key(canvas, figure, width, height)
+
+    listed = "; ".join(
+        f"{title}, {column}: {panel.note}"
+        for title, panels in figure.rows
+        for column, panel in zip(figure.columns, panels)
+    )
+    alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
+    return Picture(figure.title, alt, (width, height), paint)
+
+
+def _density(axis: Any, panel: Density) -> None:
+    filled = {"color": ID_COLOR, "fill": True, "alpha": 0.35, "lw": 0}
+    axis.stairs(panel.inside, panel.edges, **filled)
+    axis.stairs(panel.inside, panel.edges, color=ID_COLOR, lw=1.1)
+    axis.stairs(panel.outside, panel.edges, color=OOD_COLOR, ls="--", lw=1.4)
+    axis.set_xlim(panel.edges[0], panel.edges[-1])
+    axis.set_ylim(bottom=0)
+    axis.set_yticks([])
+    axis.locator_params(axis="x", nbins=3)
+    axis.tick_params(labelsize=7.5)
+    axis.spines["left"].set_visible(False)
+    if panel.note:
+        axis.set_title(panel.note, fontsize=7.5, pad=3, loc="left")
+
+
+def _key(canvas: Any, figure: Densities, width: float, height: float) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    keys = [
+        Patch(facecolor=ID_COLOR, alpha=0.45, label=figure.inside),
+        Line2D([], [], color=OOD_COLOR, ls="--", lw=1.6, label=figure.outside),
+    ]
+    canvas.legend(
+        handles=keys, loc="upper left", ncols=2, fontsize=9, borderaxespad=0,
+        bbox_to_anchor=(4 / width, 1 - 2 / height), bbox_transform=canvas.transFigure,
+    )  # fmt: skip
+
+
+_DRAWN: Mapping[str, Callable[[Any], Picture]] = {
+    Lines.type: _lines,
+    BarGroups.type: _bars,
+    Densities.type: _densities,
+    Matrix.type: matrix_picture,
+}

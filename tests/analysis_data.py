@@ -1,0 +1,60 @@
+"""A few of the embedded images, and the readings that tests of analyses work on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nac_openood.analysis.api import prepare
+from nac_openood.analysis.data import AnalysisData
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.demo.embedded import EmbeddedImages, embedded_sets
+from nac_openood.demo.trained import trained
+from nac_openood.detector.config import NACConfig
+from nac_openood.sources.sets import Datasets
+
+ARCH = "resnet_embedded"
+CONFIG = NACConfig(
+    layers={
+        "avgpool": LayerConfig(50, 5, 50.0),
+        "layer3": LayerConfig(50, 10, 0.01),
+        "layer2": LayerConfig(50, 10, 1.0),
+    },
+    n_samples=160,
+    search=True,
+    sweep={"avgpool": {"full_count": [5, 50], "steepness": [50.0, 100.0]}},
+)
+
+
+def some(images: EmbeddedImages, step: int) -> EmbeddedImages:
+    """Every `step`-th image."""
+    rows = np.arange(0, len(images), step)
+    names, sources = ([given[i] for i in rows] for given in (images.names, images.sources))
+    return EmbeddedImages(images.pixels[rows], images.labels[rows], names, sources)
+
+
+def few_sets() -> Datasets:
+    """A training set of 250 images, and small test sets."""
+    sets = embedded_sets()
+    return replace(
+        sets,
+        train=some(sets.train, 4),
+        test=some(sets.test, 2),
+        near={"digits_8_9": some(sets.near["digits_8_9"], 5)},
+        far={name: some(sets.far[name], 4) for name in ("photos", "portrait")},
+        shifted={},
+    )
+
+
+def small_net(cache: Path) -> Any:
+    """The embedded benchmark's ResNet."""
+    return trained(ARCH, cache=cache, progress=False)
+
+
+def prepared(net: Any, out: Path, **options: Any) -> AnalysisData:
+    """Readings of `few_sets`, made once per test run."""
+    given = {"sets": few_sets(), "arch": ARCH, "config": CONFIG, "progress": False, **options}
+    return prepare(net, given.pop("sets"), out, **given)

@@ -1,0 +1,61 @@
+"""docs/analyses.md: made from docs/analyses.json, and complete."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nac_openood.analysis.table import KINDS
+from nac_openood.benchmark.paper.published import tables
+from nac_openood.cli import _parser
+
+ROOT = Path(__file__).parents[1]
+PRINTED = yaml.safe_load((ROOT / "scripts" / "analyses_paper.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts" / "analyses_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_script_writes(script):
+    findings = json.loads((ROOT / "docs" / "analyses.json").read_text())
+    assert (ROOT / "docs" / "analyses.md").read_text() == script.page(findings)
+
+
+def test_every_kind_has_a_section(script):
+    assert set(script.KINDS) == set(KINDS)
+    page = (ROOT / "docs" / "analyses.md").read_text()
+    assert re.findall(r"^## (\w+)$", page, flags=re.M) == list(script.KINDS)
+
+
+def test_every_table_and_figure_of_the_paper_is_listed():
+    names = [row["name"] for row in PRINTED]
+    assert names == [*(f"Figure {n}" for n in range(1, 10)), *tables()]
+
+
+def test_commands_and_scripts_exist():
+    commands = _parser()[1]
+    for row in PRINTED:
+        for text in re.findall(r"`([^`]+)`", row["command"]):
+            if text.startswith("scripts/"):
+                assert (ROOT / text).is_file(), text
+            else:
+                words = text.split()
+                assert words[0] == "nac-openood" and words[1] in commands, text
+                if words[1] == "analyze":
+                    assert words[2] in KINDS, text
+
+
+def test_links_lead_to_pages():
+    for row in PRINTED:
+        for link in re.findall(r"\]\((\S+?)\)", row["measured"]):
+            assert (ROOT / "docs" / link).is_file(), link

@@ -1,0 +1,272 @@
+"""Analyses: one pass over the network, numbers that tie out, findings as files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
+
+from nac_openood.analysis.api import analyze
+from nac_openood.analysis.finding import (
+    BarGroups,
+    ColumnHead,
+    DataTable,
+    Densities,
+    Density,
+    Finding,
+    Lines,
+    Series,
+)
+from nac_openood.analysis.layers import subsets
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.scores import TestScores
+from nac_openood.analysis.table import KINDS, chosen_kinds
+from nac_openood.benchmark.api import compare
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.reader import LayerReader
+from nac_openood.errors import FileError, NACError
+from nac_openood.report.analysis.write import write_analysis_page, write_finding
+
+QUIET = Options(progress=False)
+
+
+@pytest.fixture(scope="module")
+def net(embedded_cache):
+    return small_net(embedded_cache)
+
+
+@pytest.fixture(scope="module")
+def folder(shared, net):
+    return shared("analysis", lambda out: prepared(net, out))
+
+
+@pytest.fixture(scope="module")
+def data(folder, net):
+    return prepared(net, folder)
+
+
+@pytest.fixture(scope="module")
+def compared(net, tmp_path_factory):
+    """NAC's row of a comparison on the same data."""
+    out = tmp_path_factory.mktemp("compared")
+    found = compare(
+        net, **vars(few_sets()), methods=["nac"], nac_config=CONFIG, arch=ARCH, out=out,
+        progress=False,
+    )  # fmt: skip
+    return found.rows[0]
+
+
+def finding(data, kind, **options):
+    ((name, found),) = analyze(data, [kind], replace(QUIET, **options))
+    assert name == kind
+    if isinstance(found, NACError):
+        raise found
+    return found
+
+
+# ---- numbers tie out
+
+
+def test_all_layers_are_the_row_of_compare(data, compared):
+    assert compared.status == "ok"
+    assert data.found is not None and data.found.evaluated == 4
+    assert data.about()["settings"] == compared.hyperparameters["layers"]
+    found = finding(data, "layers")
+    assert found.values["all"] == compared.metrics  # to the last bit
+
+
+def test_params_at_the_settings_in_use_are_the_row_of_compare(data, compared):
+    found = finding(data, "params")
+    assert found.values["default"] == compared.metrics
+    used = {"steepness": data.settings["avgpool"].steepness, "n_bins": 50}
+    for parameter, value in used.items():
+        rows = [
+            r for r in found.records
+            if (r["layer"], r["parameter"], r["value"], r["layers"])
+            == ("avgpool", parameter, value, "all")
+        ]  # fmt: skip
+        assert {r["dataset"]: r["AUROC"] for r in rows} == {
+            name: line["AUROC"] for name, line in compared.metrics.items()
+        }
+
+
+def test_scores_are_those_of_a_detector(data, net):
+    chosen = {name: data.settings[name] for name in ("avgpool", "layer2")}
+    detector = NACDetector(net, chosen).fit_readings(data.fitting.fit)
+    expected = detector.score_loader(data.bench.loader("photos", "network")).score
+    assert np.array_equal(TestScores(data).scores(chosen)["photos"], expected)
+
+
+def test_every_subset_of_layers_is_there(data):
+    found = finding(data, "layers")
+    assert {r["layers"] for r in found.records} == {"+".join(s) for s in subsets(data.layers)}
+    assert len(subsets(data.layers)) == 2**3 - 1
+    assert found.tables[0].rows[-1][0] == "avgpool+layer3+layer2"
+
+
+def test_of_many_layers_not_every_subset():
+    found = subsets([str(n) for n in range(10)])
+    assert len(found) == 10 + 10 + 8  # singles, all but one, and the deepest 2 to 8 and 10
+    assert found[-1] == tuple(map(str, range(10)))
+
+
+# ---- one pass
+
+
+def test_training_data_is_read_once_and_in_order(data):
+    train = data.bench.study.sets.train
+    assert sorted(data.train_rows) == list(range(len(train)))
+    assert data.train.label.tolist() == train.labels.tolist()
+    assert data.fitting.fit.n_samples == 160
+
+
+def test_a_second_time_nothing_is_read(folder, net, monkeypatch):
+    monkeypatch.setattr(LayerReader, "read_loader", lambda *a, **k: pytest.fail("read again"))
+    said: list[str] = []
+    prepared(net, folder, say=said.append)
+    assert "readings of the fitting and validation data: made before" in said
+
+
+def test_what_was_not_finished_is_read(folder, net, data):
+    note = folder / "readings" / "test" / "photos.json"
+    before = data.scored["photos"]["layer2"].gradient.clone()
+    note.unlink()
+    said: list[str] = []
+    again = prepared(net, folder, say=said.append)
+    assert [line for line in said if line.startswith("reading ")] == ["reading test set photos"]
+    assert torch.equal(again.scored["photos"]["layer2"].gradient, before)
+
+
+def test_another_network_is_read_again(net, tmp_path, monkeypatch):
+    few = replace(few_sets(), far={}, near={"digits_8_9": few_sets().near["digits_8_9"]})
+    said: list[str] = []
+    prepared(net, tmp_path, sets=few)
+    other = type(net)(8).eval()
+    prepared(other, tmp_path, sets=few, say=said.append)
+    assert "reading the fitting subset" in said and "reading test set test" in said
+
+
+def test_surrogates_are_labelled(net, tmp_path):
+    few = replace(few_sets(), far={}, ood_val=None)
+    data = prepared(net, tmp_path, sets=few)
+    assert data.surrogate
+    assert "surrogates" in data.about()["ood_val"]["name"]
+
+
+def test_without_settings_layers_are_found_and_searched(net, tmp_path):
+    few = replace(few_sets(), id_name="mine", far={})
+    data = prepared(net, tmp_path, sets=few, config=None)
+    assert data.layers[0] == "avgpool" and len(data.layers) >= 3
+    assert data.found is not None and data.found.strategy == "layerwise"
+
+
+def test_without_a_search_the_settings_stay(folder, net):
+    data = prepared(net, folder, search=False)
+    assert data.settings == CONFIG.layers and data.found is None
+
+
+# ---- kinds
+
+
+def test_unknown_kinds():
+    with pytest.raises(NACError, match=r"unknown kind of analysis \['layerz'\].*states, layers"):
+        chosen_kinds(["layers", "layerz"])
+    with pytest.raises(NACError, match="expected a kind of analysis"):
+        chosen_kinds([])
+
+
+def test_all_is_every_kind_that_needs_no_other_network():
+    assert [k.name for k in chosen_kinds(["all"])] == [k for k, row in KINDS.items() if row.in_all]
+    assert [k.name for k in chosen_kinds(["params", "layers"])] == ["layers", "params"]
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_every_kind_has_a_function(name):
+    assert callable(KINDS[name].function())
+
+
+def test_one_that_cannot_be_done_does_not_stop_the_others(data):
+    few = replace(data.bench.study, sets=replace(data.bench.study.sets, near={}))
+    far_only = replace(data, bench=replace(data.bench, study=few))
+    outcome = dict(analyze(far_only, ["near", "layers"], QUIET))
+    assert isinstance(outcome["layers"], Finding)
+    with pytest.raises(NACError, match="there is no near-OOD set: pass `near`"):
+        raise outcome["near"]
+
+
+def test_against_must_be_the_paper(data):
+    with pytest.raises(NACError, match="`against` must be 'paper' or None"):
+        list(analyze(data, ["layers"], Options(against="mine")))
+
+
+def test_the_papers_numbers_stand_beside(data):
+    found = finding(data, "layers", against="paper")
+    assert [row[-2:] for row in found.tables[0].rows] == [
+        [93.21, 23.5],
+        [94.35, 21.32],
+        [94.46, 18.5],
+    ]
+    assert "another benchmark, so only trends can be compared" in found.notes[-1]
+
+
+# ---- files
+
+
+def example(**changes):
+    about = {"id_name": "mine", "arch": "net", "accuracy": 90.0, "roles": {"test": "id"},
+             "samples": {"test": 3}, "ood_val": {"name": "x", "surrogate": True}, "searched": False,
+             "settings": {"avgpool": {"n_bins": 50}}, "command": "c",
+             "made_with": {"versions": {"nac_openood": "1"}}}  # fmt: skip
+    given = dict(
+        kind="layers", title="T", sentence="It is so.", about=about,
+        tables=[DataTable("t", [ColumnHead("a", number=False), ColumnHead("b")],
+                          [["x", 1.234], ["y", None], ["z", [1.0, 0.5]]])],
+        figures=[
+            Lines("l", "L", "x", "y", [Series("s", [[1.0, 2.0, 0.1], [3.0, None, None]])], True, 1.0),
+            BarGroups("b", "B", "x", ["p", "q"], [["r", [60.0, None]]], 50.0),
+            Densities("d", "D", "x", ["c"], [["r", [Density([0.0, 0.5, 1.0], [0.5, 0.5], [1, 0])]]]),
+        ],
+        records=[{"a": "x", "b": 1.25}, {"a": "y", "c": 2}],
+    )  # fmt: skip
+    return Finding(**{**given, **changes})
+
+
+def test_a_finding_survives_json():
+    found = example()
+    again = Finding.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again.to_dict() == json.loads(json.dumps(found.to_dict()))
+    assert [type(f) for f in again.figures] == [Lines, BarGroups, Densities]
+
+
+@pytest.mark.parametrize("document", [{}, {"format": 1}, {"format": 99, "kind": "x"}])
+def test_what_is_no_finding(document):
+    with pytest.raises(FileError, match="no finding|newer version"):
+        Finding.from_dict(document)
+
+
+def test_csv_and_page(tmp_path):
+    pytest.importorskip("matplotlib")
+    write_finding(example(), tmp_path)
+    assert (tmp_path / "layers.csv").read_text() == "a,b,c\nx,1.25,\ny,,2.0\n"
+    text = write_analysis_page(tmp_path).read_text()
+    assert "It is so." in text and text.count("<svg") == 3
+    assert "1.00 <small>± 0.50</small>" in text and "1.23" in text
+    assert "NAC&#39;s settings were not searched." in text
+
+
+def test_the_page_is_about_one_network(tmp_path):
+    pytest.importorskip("matplotlib")
+    old = example(kind="params", sentence="Of another network.")
+    write_finding(replace(old, about={**old.about, "accuracy": 1.0}), tmp_path)
+    write_finding(example(), tmp_path)
+    text = write_analysis_page(tmp_path).read_text()
+    assert "It is so." in text and "Of another network." not in text
+
+
+def test_no_findings_no_page(tmp_path):
+    with pytest.raises(FileError, match="holds no findings"):
+        write_analysis_page(tmp_path)

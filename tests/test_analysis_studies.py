@@ -1,0 +1,263 @@
+"""The studies: each number checked against another way to get it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from analysis_data import prepared, small_net
+from sklearn.metrics import roc_auc_score
+
+from nac_openood.analysis.api import analyze
+from nac_openood.analysis.options import Options
+from nac_openood.analysis.params import bound_of
+from nac_openood.analysis.scores import TestScores
+from nac_openood.analysis.state_figures import density, telling_neuron
+from nac_openood.analysis.state_parts import PARTS
+from nac_openood.core.ranking import auroc
+from nac_openood.detector.detector import NACDetector
+from nac_openood.errors import NACError
+
+QUIET = Options(progress=False)
+
+
+@pytest.fixture(scope="module")
+def net(embedded_cache):
+    return small_net(embedded_cache)
+
+
+@pytest.fixture(scope="module")
+def data(shared, net):
+    return prepared(net, shared("analysis", lambda out: prepared(net, out)))
+
+
+def finding(data, kind, **options):
+    ((_, found),) = analyze(data, [kind], replace(QUIET, **options))
+    if isinstance(found, NACError):
+        raise found
+    return found
+
+
+def numbers(found, **at):
+    """The records at these coordinates, by dataset."""
+    rows = [r for r in found.records if at.items() <= r.items()]
+    assert len({r["dataset"] for r in rows}) == len(rows) > 0
+    return {r["dataset"]: r["AUROC"] for r in rows}
+
+
+# ---- params
+
+
+def test_a_changed_parameter_is_that_of_a_detector(data, net):
+    found = finding(data, "params", steepness=[7.0])
+    changed = {"layer3": replace(data.settings["layer3"], steepness=7.0)}
+    detector = NACDetector(net, changed).fit_readings(data.fitting.fit)
+    inside, outside = (
+        detector.score_loader(data.bench.loader(name, "network")).score
+        for name in ("test", "photos")
+    )
+    measured = numbers(found, layer="layer3", parameter="steepness", value=7.0, layers="alone")
+    expected = roc_auc_score(np.repeat([1, 0], [len(inside), len(outside)]),
+                             np.concatenate([inside, outside]))  # fmt: skip
+    assert measured["photos"] == pytest.approx(100 * expected, abs=1e-9)
+
+
+def test_r_is_varied_through_the_full_count(data):
+    found = finding(data, "params", bounds=[0.5, 5.0])
+    counts = {
+        r["value"]: r["full_count"]
+        for r in found.records
+        if r["layer"] == "avgpool" and r["parameter"] == "bound"
+    }
+    used = data.settings["avgpool"]
+    # r = O* M / n with M = 50 and n = 160
+    assert counts == {0.5: 2, 5.0: 16, bound_of(used, 160): used.full_count}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"bounds": [0.0]}, "`bounds` must be above 0, got 0"),
+        ({"n_bins": [2]}, "`n_bins` must be at least"),
+        ({"steepness": [0.0]}, "steepness must be above 0"),
+    ],
+)
+def test_parameters_that_cannot_be(data, options, told):
+    with pytest.raises(NACError, match=told):
+        finding(data, "params", **options)
+
+
+# ---- samples
+
+
+def test_all_samples_are_all_samples(data):
+    found = finding(data, "samples", shares=[0.2, 1.0], repeats=2)
+    assert {r["samples"] for r in found.records} == {50, 250}
+    repeats = {(r["samples"], r["repeat"]) for r in found.records}
+    assert repeats == {(50, 0), (50, 1), (250, 0)}
+    expected = TestScores(data, data.train).metrics(data.settings)
+    assert numbers(found, samples=250, way="O* kept") == {
+        name: line["AUROC"] for name, line in expected.items()
+    }
+
+
+def test_draws_differ_and_repeat_with_the_seed(data):
+    first, again = (finding(data, "samples", shares=[0.2], repeats=2) for _ in range(2))
+    assert first.records == again.records
+    other = finding(data, "samples", shares=[0.2], repeats=2, seed=1)
+    assert first.records != other.records
+    two = [numbers(first, samples=50, way="r kept", repeat=n) for n in range(2)]
+    assert two[0] != two[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"shares": [0.5, 0.0]}, r"`shares` must be above 0 and at most 1, got \[0.0\]"),
+        ({"shares": [2.0]}, "`shares` must be"),
+        ({"repeats": 0}, "`repeats` must be at least 1"),
+    ],
+)
+def test_shares_that_cannot_be(data, options, told):
+    with pytest.raises(NACError, match=told):
+        finding(data, "samples", **options)
+
+
+# ---- weighted
+
+
+def test_no_other_weights_are_better_on_validation_data(data):
+    found = finding(data, "weighted")
+    weights = found.values["weights"]
+    given = {"id": data.fitting.id_val, "ood": data.fitting.ood_val}
+    scores = TestScores(data, scored=given)
+
+    def value(chosen):
+        layers = {n: replace(data.settings[n], weight=w) for n, w in zip(data.layers, chosen)}
+        made = scores.scores(layers)
+        return float(auroc(made["id"], made["ood"]))
+
+    every = [value(chosen) for chosen in product((0.2, 0.4, 0.6, 0.8, 1.0), repeat=3)]
+    assert value([weights[n] for n in data.layers]) == max(every)
+    assert found.values["candidates"] == 125
+
+
+def test_one_layer_has_no_weights(data):
+    single = replace(data, settings={"avgpool": data.settings["avgpool"]})
+    with pytest.raises(NACError, match="weights need at least two layers"):
+        finding(single, "weighted")
+
+
+# ---- near
+
+
+def test_msp_is_that_of_the_logits(data):
+    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
+    found = finding(data, "near", methods=["msp", "nac", "nac_plus", "odin"], backend="pytorch-ood")
+    inside, outside = (
+        data.scored[name].logits.softmax(dim=1).max(dim=1).values.numpy()
+        for name in ("test", "digits_8_9")
+    )
+    truth = np.repeat([1, 0], [len(inside), len(outside)])
+    expected = 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
+    assert numbers(found, method="msp")["digits_8_9"] == pytest.approx(expected, abs=1e-6)
+    nac = TestScores(data).metrics(data.settings)["digits_8_9"]["AUROC"]
+    assert numbers(found, method="nac")["digits_8_9"] == nac
+    assert "nac_plus" in {r["method"] for r in found.records}
+    assert "ODIN needs the network itself" in found.values["problems"]["odin"]
+
+
+def test_baselines_are_those_of_compare(data, net, tmp_path):
+    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
+    from analysis_data import few_sets
+
+    from nac_openood.benchmark.api import compare
+
+    options = {"methods": ["knn", "react"], "backend": "pytorch-ood"}
+    found = finding(data, "near", **options)
+    row = compare(net, **vars(few_sets()), **options, out=tmp_path, progress=False)
+    for method in options["methods"]:
+        value = row.value(method, "digits_8_9", "AUROC").mean
+        assert numbers(found, method=method)["digits_8_9"] == pytest.approx(value, abs=1e-9)
+
+
+# ---- states
+
+
+@pytest.fixture(scope="module")
+def states(data):
+    return finding(data, "states", steepness=[10.0, 100.0], against="paper")
+
+
+def test_the_parts_of_the_state_make_the_gradient(data):
+    from nac_openood.analysis.state_parts import _readings
+
+    weight = torch.from_numpy(data.head.get_fc()[0])
+    read = data.scored["photos"]
+    for name, expected in (
+        ("dg*(p-u)", read["avgpool"].gradient),
+        ("z*dg*(p-u)", read["avgpool"].activation * read["avgpool"].gradient),
+        ("z", read["avgpool"].activation),
+    ):
+        made = _readings(read, "avgpool", weight, name)["state"].activation
+        torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_z_alone_is_the_state_output(states):
+    assert numbers(states, state="z") == numbers(states, state="output", layers="avgpool")
+
+
+def test_every_combination_is_measured(states):
+    assert [row[0] for row in states.tables[1].rows] == list(PARTS)
+    assert states.tables[1].rows[-1][-2:] == [94.57, 26.89]  # the paper's
+    assert set(states.values["settings"]) == {"output", "gradient", "output*gradient"}
+
+
+def test_distributions_of_states(data, states):
+    neuron, coverage, _ = states.figures
+    assert list(neuron.columns) == ["alpha 10", "alpha 100"]
+    assert [title for title, _ in neuron.rows] == [title for title, _ in coverage.rows]
+    for _, panels in (*neuron.rows, *coverage.rows):
+        for panel in panels:
+            assert sum(panel.inside) == pytest.approx(1) == pytest.approx(sum(panel.outside))
+            assert 0 <= panel.edges[0] < panel.edges[-1] <= 1.02
+
+
+def test_the_neuron_that_tells_most(data):
+    config = data.settings["avgpool"]
+    chosen = telling_neuron(data, "avgpool", config)
+    values = []
+    for column in range(data.fitting.fit["avgpool"].activation.shape[1]):
+        inside, outside = (
+            torch.sigmoid(
+                config.steepness * (read["avgpool"].activation * read["avgpool"].gradient)
+            )
+            for read in (data.fitting.id_val, data.fitting.ood_val)
+        )
+        values.append(abs(float(auroc(inside[:, column], outside[:, column])) - 0.5))
+    assert values[chosen] == max(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"neuron": 10**6}, "`neuron` must be in 0.."),
+        ({"ood_set": "svhn"}, "`ood_set` must be one of photos, portrait, digits_8_9"),
+    ],
+)
+def test_what_cannot_be_shown(data, options, told, monkeypatch):
+    from nac_openood.analysis import states as module
+
+    chosen = {form: dict(data.settings) for form in module.FORMS}
+    monkeypatch.setattr(module, "settings_by_form", lambda *_: chosen)
+    monkeypatch.setattr(module, "part_metrics", lambda *_: {})
+    with pytest.raises(NACError, match=told):
+        finding(data, "states", **options)
+
+
+def test_densities_of_equal_values():
+    found = density(np.ones(5), np.ones(3), note="n")
+    assert sum(found.inside) == sum(found.outside) == 1 and found.note == "n"

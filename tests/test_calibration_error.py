@@ -1,0 +1,139 @@
+"""Calibration errors and confidences, against torchmetrics and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
+from torchmetrics.functional.classification import binary_calibration_error
+
+from nac_openood.analysis.calibration_error import (
+    Bin,
+    equal_mass_bins,
+    equal_width_bins,
+    mad_error,
+    rms_error,
+)
+from nac_openood.analysis.confidence import LogisticMap, temperature_of
+from nac_openood.core.logit_scores import msp
+from nac_openood.errors import NACError
+
+
+def mixture(n_id=1200, n_ood=800, classes=10, seed=0):
+    """Logits of an overconfident classifier, and which of its predictions are right."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(size=(n_id + n_ood, classes)) * 2)
+    label = torch.from_numpy(rng.integers(0, classes, n_id))
+    logits[torch.arange(n_id), label] += 3
+    right = np.zeros(n_id + n_ood, bool)
+    right[:n_id] = (logits[:n_id].argmax(dim=1) == label).numpy()
+    return logits, label, right
+
+
+def test_by_hand():
+    bins = equal_mass_bins(np.array([0.9, 0.1, 0.8, 0.2, 1.0]), np.array([1, 0, 0, 1, 1]), size=2)
+    assert bins == [
+        Bin(2, pytest.approx(0.15), 0.5),
+        Bin(3, pytest.approx(0.9), pytest.approx(2 / 3)),
+    ]
+    expected = [0.35, 0.9 - 2 / 3]
+    assert mad_error(bins) == pytest.approx((2 * expected[0] + 3 * expected[1]) / 5)
+    squares = (2 * expected[0] ** 2 + 3 * expected[1] ** 2) / 5
+    assert rms_error(bins) == pytest.approx(squares**0.5)
+
+
+@pytest.mark.parametrize("n_bins", [1, 10, 15])
+@pytest.mark.parametrize(("norm", "ours"), [("l1", mad_error), ("l2", rms_error)])
+def test_msp_equals_torchmetrics(n_bins, norm, ours):
+    logits, _, right = mixture()
+    confidence = msp(logits)
+    theirs = binary_calibration_error(confidence, torch.from_numpy(right), n_bins=n_bins, norm=norm)
+    assert ours(equal_width_bins(confidence.numpy(), right, n_bins=n_bins)) == pytest.approx(
+        float(theirs), abs=1e-6
+    )
+
+
+def test_bins_of_equal_mass_equal_those_of_scikit_learn():
+    logits, _, right = mixture()
+    confidence = msp(logits).numpy()
+    accuracy, mean = calibration_curve(right, confidence, n_bins=20, strategy="quantile")
+    bins = equal_mass_bins(confidence, right)
+    assert [b.n for b in bins] == [100] * 20
+    assert np.allclose([b.confidence for b in bins], mean, atol=1e-12)
+    assert np.allclose([b.accuracy for b in bins], accuracy, atol=1e-12)
+    assert rms_error(bins) == pytest.approx(np.sqrt(((mean - accuracy) ** 2).mean()), abs=1e-12)
+
+
+def test_the_last_bin_takes_the_rest_and_counts():
+    confidence, right = np.linspace(0, 1, 250), np.ones(250)
+    bins = equal_mass_bins(confidence, right)
+    assert [b.n for b in bins] == [100, 150]
+    assert mad_error(bins) == pytest.approx(0.5)
+
+
+def test_ties_do_not_depend_on_the_order():
+    """Half of 200 equally confident predictions are right: that is calibrated in any order."""
+    right = np.repeat([1, 0], 100)
+    assert rms_error(equal_mass_bins(np.full(200, 0.5), right)) == 0
+
+
+def test_a_confidence_of_one_is_in_the_last_bin():
+    assert equal_width_bins(np.array([0.95, 1.0]), np.array([1, 1]), n_bins=10)[-1].n == 2
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "told"),
+    [
+        ([0.5, 1.5], [1, 0], "confidences from 0 to 1, got 0.5 to 1.5"),
+        ([0.5, float("nan")], [1, 0], "confidences from 0 to 1"),
+        ([0.5], [1, 0], r"got \[1\] and \[2\]"),
+        ([], [], "at least one sample"),
+    ],
+)
+@pytest.mark.parametrize("bins", [equal_mass_bins, equal_width_bins])
+def test_refuses_what_is_no_confidence(bins, confidence, correct, told):
+    with pytest.raises(NACError, match=told):
+        bins(np.array(confidence), np.array(correct))
+
+
+def test_temperature_undoes_a_scaling():
+    logits, label, _ = mixture(n_ood=0)
+    temperature = temperature_of(logits, label)
+    assert temperature_of(3 * logits, label) == pytest.approx(3 * temperature, rel=1e-4)
+    nearby = [temperature * f for f in (0.99, 1.0, 1.01)]
+    losses = [float(torch.nn.functional.cross_entropy(logits / t, label)) for t in nearby]
+    assert losses[1] < losses[0] and losses[1] < losses[2]
+
+
+def test_the_logistic_map_equals_scikit_learn():
+    """Soft targets are two weighted copies of every sample."""
+    rng = np.random.default_rng(1)
+    score = rng.normal(size=500) * 0.01 + 0.7
+    right = rng.random(500) < 1 / (1 + np.exp(-(score - 0.69) * 200))
+    n = int(right.sum())
+    target = np.where(right, (n + 1) / (n + 2), 1 / (500 - n + 2))
+    standard = ((score - score.mean()) / score.std())[:, None]
+    model = LogisticRegression(C=np.inf, tol=1e-12, max_iter=1000).fit(
+        np.concatenate([standard, standard]), np.repeat([1, 0], 500),
+        sample_weight=np.concatenate([target, 1 - target]),
+    )  # fmt: skip
+    found = LogisticMap.fit(score, right)(score)
+    assert np.allclose(found, model.predict_proba(standard)[:, 1], atol=1e-5)
+    assert found.mean() == pytest.approx(target.mean(), abs=1e-6)
+
+
+def test_a_score_that_tells_nothing_gives_the_accuracy():
+    score, right = np.arange(100.0), np.arange(100) < 75  # higher scores are wrong
+    curve = LogisticMap.fit(score, right)
+    assert curve.slope == 0
+    assert np.allclose(curve(np.array([-1e9, 0, 1e9])), 0.75, atol=0.01)
+
+
+def test_all_correct_stays_finite():
+    curve = LogisticMap.fit(np.random.default_rng(0).normal(size=50), np.ones(50, bool))
+    assert 0.9 < curve(np.array([0.0]))[0] < 1
+
+
+def test_refuses_scores_that_are_not_finite():
+    with pytest.raises(NACError, match="finite scores"):
+        LogisticMap.fit(np.array([0.0, np.nan]), np.array([True, False]))

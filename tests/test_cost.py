@@ -1,0 +1,85 @@
+"""`analyze cost` on a small part of the embedded benchmark."""
+
+from __future__ import annotations
+
+import pytest
+from analysis_small import small_data
+
+from nac_openood.analysis.contestants import contestants, workload
+from nac_openood.analysis.cost import FORWARD, cost
+from nac_openood.analysis.options import Options
+from nac_openood.benchmark.methods.backends import usable_backends
+
+pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood")
+
+OPTIONS = Options(
+    progress=False, repeats=2, most_samples=40, backend="pytorch-ood", against="paper"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, embedded_cache):
+    return small_data(tmp_path_factory.mktemp("cost"), embedded_cache)
+
+
+@pytest.fixture(scope="module")
+def found(data):
+    return cost(data, OPTIONS)
+
+
+def test_every_method_has_a_row_and_every_trial_a_record(found):
+    expected = [FORWARD, "MSP", "GEN", "VIM", "SHE", "NAC, 1 layer", "NAC, 2 layers",
+                "NAC, 3 layers", "NAC, 4 layers", "NAC+"]  # fmt: skip
+    assert [row[0] for row in found.tables[0].rows] == expected
+    assert len(found.records) == 2 * len(expected)
+    assert all(record["inference_seconds"] > 0 for record in found.records)
+
+
+def test_ratios_are_over_the_forward_pass_of_the_same_trial(found):
+    seconds = {(r["method"], r["trial"]): r["inference_seconds"] for r in found.records}
+    for r in found.records:
+        plain = seconds[FORWARD, r["trial"]]
+        assert r["ratio"] == pytest.approx(r["inference_seconds"] / plain)
+    assert found.values["summary"][FORWARD]["ratio"] == (1.0, 0.0)
+
+
+def test_methods_look_at_as_many_samples_as_they_say(data):
+    work = workload(data, 40)
+    assert work.n_test == 40 and work.n_train == 40 < work.all_train
+    seen = {}
+    for method in contestants(data, work, OPTIONS, {}):
+        seen[method.name] = method.set_up(work)
+    n_val = len(data.bench.study.fitting["id_val"])
+    assert seen["MSP"] == 0 and seen["SHE"] == 40
+    assert seen["NAC, 1 layer"] == 40 and seen["NAC+"] == 40 + n_val
+
+
+def test_scores_are_those_of_a_method_that_runs_alone(data):
+    """Features are computed on the way; the scores of MSP are those of the readings."""
+    work = workload(data, None)
+    found = {c.name: c for c in contestants(data, work, OPTIONS, {})}
+    found["MSP"].set_up(work)
+    scored = found["MSP"].score(work.test)
+    logits = data.scored["test"].logits
+    assert scored.score == pytest.approx(logits.softmax(dim=1).amax(dim=1).numpy(), abs=1e-5)
+
+
+def test_the_papers_times_are_beside_those_measured(found):
+    rows = {row[0]: row for row in found.tables[0].rows}
+    assert rows["VIM"][-2:] == [(1087.82, 9.0), (48.10, 0.4)]
+    assert rows["NAC, 2 layers"][-2:] == [(6.75, 0.3), (46.09, 0.7)]
+    assert rows["NAC+"][-2:] == [None, None]
+
+
+def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data, monkeypatch):
+    def absent(*_):
+        return usable_backends("pytorch-ood")
+
+    monkeypatch.setattr("nac_openood.analysis.contestants.usable_backends", absent)
+    options = Options(
+        progress=False, repeats=1, most_samples=20, backend="pytorch-ood",
+        methods=["msp", "opengan"],
+    )  # fmt: skip
+    found = cost(data, options)
+    assert any("20 of 250 training samples" in note for note in found.notes)
+    assert any(note.startswith("OpenGAN was left out: OpenGAN is not in") for note in found.notes)
