@@ -236,9 +236,9 @@ def example(**changes):
 
 
 def test_a_finding_survives_json():
-    found = example()
-    again = Finding.from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again.to_dict() == json.loads(json.dumps(found.to_dict()))
+    text = json.dumps(example().to_dict())
+    again = Finding.from_dict(json.loads(text))
+    assert json.dumps(again.to_dict()) == text
     assert [type(f) for f in again.figures] == [Lines, BarGroups, Densities]
 
 
