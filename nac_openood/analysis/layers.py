@@ -95,7 +95,13 @@ def _bars(found: Any, group: str, metric: str) -> BarGroups:
     hint = "50 is chance" if metric == "AUROC" else "lower is better"
     title = f"{GROUP_NAMES[group]} {metric} by layers"
     origin = 50.0 if metric == "AUROC" else 0.0
-    ours = ["+".join(max(found, key=len))]
+    whole: tuple[str, ...] = max(found, key=lambda chosen: len(chosen))
     return BarGroups(
-        _KEYS[metric], title, f"{metric}, % ({hint})", [metric], rows, origin, ours=ours
+        _KEYS[metric],
+        title,
+        f"{metric}, % ({hint})",
+        [metric],
+        rows,
+        origin,
+        ours=["+".join(whole)],
     )

@@ -57,9 +57,9 @@ def neuron_figure(data: AnalysisData, options: Options, settings: Settings) -> D
         scores.prepare({layer: points})
         panels = []
         for point in points:
-            both = [_states(data.scored[name], layer, point, neuron) for name in ("test", outside)]
+            inside, out = (_states(data.scored[n], layer, point, neuron) for n in ("test", outside))
             fpr = scores.metrics({layer: point})[outside]["FPR@95"]
-            panels.append(density(*both, note=f"FPR@95 {fpr:.1f} %"))
+            panels.append(density(inside, out, note=f"FPR@95 {fpr:.1f} %"))
         rows.append((title, panels))
     return Densities(
         "neuron",

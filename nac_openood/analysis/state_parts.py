@@ -73,7 +73,7 @@ def part_metrics(data: AnalysisData, options: Options) -> dict[str, tuple[LayerC
     """
     weight = torch.from_numpy(data.head.get_fc()[0])
     layer = data.head_input
-    found = {}
+    found: dict[str, tuple[LayerConfig, Metrics]] = {}
     for name in PARTS:
         sets = {n: _readings(r, layer, weight, name) for n, r in data.scored.items()}
         fit, id_val, ood_val = (

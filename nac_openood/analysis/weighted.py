@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Mapping
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
@@ -72,7 +73,7 @@ def _searched(data: AnalysisData, equal: dict[str, LayerConfig], options: Option
     )  # fmt: skip
 
 
-def _table(data: AnalysisData, found: dict[str, Metrics]) -> DataTable:
+def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
     """A row for each OOD set and mean."""
     heads = [
         ColumnHead(metric, way, better)
@@ -89,7 +90,7 @@ def _table(data: AnalysisData, found: dict[str, Metrics]) -> DataTable:
     return DataTable("", [ColumnHead("OOD set", number=False), *heads], rows)
 
 
-def _bars(data: AnalysisData, found: dict[str, Metrics], metric: str) -> BarGroups:
+def _bars(data: AnalysisData, found: Mapping[str, Metrics], metric: str) -> BarGroups:
     names = data.names("near", "far")
     rows = [(name, [found[way][name][metric] for way in _WAYS]) for name in names]
     hint = "50 is chance" if metric == "AUROC" else "lower is better"
@@ -97,7 +98,7 @@ def _bars(data: AnalysisData, found: dict[str, Metrics], metric: str) -> BarGrou
     return BarGroups(key, f"{metric} by OOD set", f"{metric}, % ({hint})", _WAYS, rows, origin)
 
 
-def _sentence(found: dict[str, Metrics], weights: dict[str, float], group: str) -> str:
+def _sentence(found: Mapping[str, Metrics], weights: dict[str, float], group: str) -> str:
     before, after = (found[way][group] for way in _WAYS)
     listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
     return (
