@@ -77,9 +77,9 @@ def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data, monkeypatc
 
     monkeypatch.setattr("nac_openood.analysis.contestants.usable_backends", absent)
     options = Options(
-        progress=False, repeats=1, most_samples=20, backend="pytorch-ood",
+        progress=False, repeats=1, most_samples=24, backend="pytorch-ood",
         methods=["msp", "opengan"],
     )  # fmt: skip
     found = cost(data, options)
-    assert any("20 of 250 training samples" in note for note in found.notes)
+    assert any("24 of 250 training samples" in note for note in found.notes)
     assert any(note.startswith("OpenGAN was left out: OpenGAN is not in") for note in found.notes)
