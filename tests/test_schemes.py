@@ -37,6 +37,10 @@ def test_without_openood_it_says_what_is_missing(data, monkeypatch):
 
 
 @pytest.mark.openood
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of OpenOOD and its dependencies
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nac_beside_the_native_detectors(data):
     if not has_openood():
         pytest.skip("needs OpenOOD")
