@@ -45,7 +45,7 @@ def add(commands: options.Commands) -> None:
         commands, "rank", _rank, epilog=_EXAMPLES,
         help="rank the checkpoints of a run by NAC-ME, without out-of-distribution data",
         description="Rank the checkpoints of a training run by their neuron activation coverage "
-        "on training data, which predicts accuracy on unseen domains.",
+        "on training data, which in the paper goes with accuracy on unseen domains.",
     )  # fmt: skip
     _add_data(parser)
     group = parser.add_argument_group("how to rank")

@@ -22,8 +22,8 @@ def coverage_integral(
 ) -> float:
     """How much of their range the neurons of a network cover: G(X, theta) of the paper.
 
-    Larger coverage on training data goes with better accuracy on unseen domains, so it ranks
-    checkpoints of a network without any out-of-distribution data; see
+    In the paper, larger coverage on training data goes with better accuracy on unseen domains, so
+    it ranks checkpoints of a network without any out-of-distribution data; see
     `nac_openood.rank_checkpoints`. Values of different layers, settings or training sets are not
     comparable.
 
