@@ -19,7 +19,7 @@ _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
 _EXAMPLES = f"""\
 kinds:
 {_KINDS}
-  {ALL:<12} all of these but those that need other networks or measure times
+  {ALL:<12} all of these except those that need other networks or measure time (schemes, cost)
 
 examples:
   nac-openood analyze all --embedded
@@ -43,8 +43,8 @@ def add(commands: options.Commands) -> None:
     parser = options.add_command(
         commands, "analyze", _analyze, epilog=_EXAMPLES,
         help="the paper's analyses: layers, settings, states, number of samples, ...",
-        description="Take NAC apart on a checkpoint: each kind of analysis is a table or figure "
-        "of the paper, measured here.",
+        description="Analyze NAC on a checkpoint: each kind of analysis repeats a table or "
+        "figure of the paper.",
     )  # fmt: skip
     parser.add_argument("kinds", nargs="+", metavar="KIND", help="what to analyze; see below")
     _add_data(parser)

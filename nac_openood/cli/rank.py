@@ -30,8 +30,8 @@ examples:
 
 A domain is a folder with a folder of images for each class, as in DomainBed: PACS/photo/dog/1.jpg.
 Checkpoints are state dicts, or DomainBed's own files (DomainBed need not be installed).
-The settings of NAC-ME are chosen by validation accuracy. Target domains are never used for it, only
-to measure how well it worked. Equal values share the mean of their ranks in RC.
+The settings of NAC-ME are chosen by validation accuracy. Target domains are used only to measure
+how well that worked. RC is Spearman's rank correlation; equal values share their mean rank.
 
 Each checkpoint is read once and kept: after an interruption, run the same command again to
 continue. Writes results.csv, results.md, results.json and report.html into --out.
@@ -45,7 +45,7 @@ def add(commands: options.Commands) -> None:
         commands, "rank", _rank, epilog=_EXAMPLES,
         help="rank the checkpoints of a run by NAC-ME, without out-of-distribution data",
         description="Rank the checkpoints of a training run by their neuron activation coverage "
-        "on training data, which in the paper goes with accuracy on unseen domains.",
+        "on training data, which in the paper correlates with accuracy on unseen domains.",
     )  # fmt: skip
     _add_data(parser)
     group = parser.add_argument_group("how to rank")
