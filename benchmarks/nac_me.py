@@ -15,11 +15,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Callable
 
 import timm
 import torch
 import torchvision
+from speed import rounds
 
 from nac_openood import coverage_integral
 from nac_openood.evaluation.extraction import CheckpointReadings
@@ -27,18 +27,6 @@ from nac_openood.evaluation.space import candidates
 from nac_openood.sources.networks import build
 
 LIMIT = 1.5
-
-
-def rounds(work: dict[str, Callable[[], object]], n: int = 4) -> dict[str, float]:
-    """Best CPU seconds of each piece of work, taken in turns."""
-    best = dict.fromkeys(work, float("inf"))
-    for turn in range(n + 1):
-        for name, run in work.items():
-            start = time.process_time()
-            run()
-            if turn:  # the first warms up
-                best[name] = min(best[name], time.process_time() - start)
-    return best
 
 
 def plain(net: torch.nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -65,7 +53,9 @@ def passes() -> dict[str, float]:
             {
                 "plain": lambda net=net, batches=batches: plain(net, batches),
                 "ours": lambda net=net, batches=batches: coverage_integral(net, batches),
-            }
+            },
+            n=4,
+            clock=time.process_time,
         )
         ratios[title] = best["ours"] / best["plain"]
         print(f"  {title:20} {ratios[title]:5.2f} x of {best['plain']:.2f} s   [limit {LIMIT}]")
@@ -82,6 +72,7 @@ def search() -> dict[str, float]:
             f"{len(settings)} settings": lambda: readings.coverage(settings),
         },
         n=3,
+        clock=time.process_time,
     )
     for title, seconds in best.items():
         print(f"  6000 samples, 512 neurons, {title}: {seconds:.2f} s")
