@@ -6,14 +6,20 @@ READY  := $(VENV)/.ready
 # one test process per core, each on one thread: torch would start as many threads as there are cores
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 
-.PHONY: demo test lint types format bench clean help
+# what `make test-oldest` runs: the arithmetic, networks, detectors, search, files and commands
+OLDEST := bins bins_lookup histogram coverage states moments plus plus_detector pvalues ranking rules \
+	held_out integral portable config layers probe penultimate plan replica gradients head padding \
+	inputs auto_layers one_logit networks detector fit_score store readings verdicts slips data contract \
+	gpu waiting search recipe surrogate advice search_cli cli files imglist transforms sets own_sets report
+
+.PHONY: demo test test-oldest lint types format docs bench gpu wheel audit clean help
 
 help:            ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 $(READY): setup.cfg
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' 'setuptools>=78.1.1'
 	@touch $@
 
 demo: $(READY)   ## train, search, compare with the baselines, report: nac_demo/report.html
@@ -21,6 +27,16 @@ demo: $(READY)   ## train, search, compare with the baselines, report: nac_demo/
 
 test: $(READY)   ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# torch 2.6 warns about programs that it exports itself
+test-oldest:     ## run the core tests with the oldest supported dependencies (constraints/oldest.txt)
+	@test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/oldest.txt \
+		-e '.[plot]' timm pytest pytest-xdist hypothesis filelock
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist loadfile \
+		-W 'ignore:Attempted to insert a get_attr Node:UserWarning' -W 'ignore:Node lifted_tensor:UserWarning' \
+		-W 'ignore:Additional :UserWarning' \
+		$(OLDEST:%=tests/test_%.py)
 
 lint: $(READY)   ## check style and format with ruff
 	$(BIN)/ruff check .
@@ -33,8 +49,23 @@ format: $(READY) ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)   ## build the documentation's site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(READY)  ## measure speed and memory as ratios (some minutes)
 	$(BIN)/python benchmarks/speed.py
 
+gpu: $(READY)    ## measure NAC on this machine's GPU: gpu_report.md, to paste into an issue
+	$(BIN)/python scripts/gpu_report.py
+
+wheel: $(READY)  ## build wheel and sdist of the last commit, the same bytes everywhere: dist/
+	$(BIN)/python scripts/build_wheel.py
+
+audit: $(READY)  ## look up what the package needs to run in the database of known vulnerabilities
+	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
+		$(VENV)-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	$(BIN)/python scripts/runtime_packages.py > $(VENV)-audit/runtime.txt
+	$(VENV)-audit/bin/pip-audit --strict --disable-pip --no-deps -r $(VENV)-audit/runtime.txt
+
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-audit site .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

@@ -23,7 +23,7 @@ from speed import rounds
 
 from nac_openood import coverage_integral
 from nac_openood.evaluation.extraction import CheckpointReadings
-from nac_openood.evaluation.space import candidates
+from nac_openood.evaluation.space import integral_candidates
 from nac_openood.sources.networks import build
 
 LIMIT = 1.5
@@ -65,7 +65,7 @@ def passes() -> dict[str, float]:
 def search() -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     readings = CheckpointReadings("avgpool", torch.randn(6000, 512, generator=generator), {}, {})
-    settings = candidates("pacs")
+    settings = integral_candidates("pacs")
     best = rounds(
         {
             "one setting": lambda: readings.coverage(settings[:1]),

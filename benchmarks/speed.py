@@ -11,7 +11,7 @@
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
 `--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the
-README's table.
+table in docs/speed.md.
 """
 
 from __future__ import annotations
@@ -69,26 +69,28 @@ def passes() -> dict[str, dict[str, float]]:
     print("(a) scoring with four layers / plain forward   [targets <= 1.6, NAC+ <= 1.05]")
     ratios = {}
     for title, (net, x) in cases.items():
-        net.eval()
-        exact = NACDetector(net, LAYERS).fit([x])
-        fast = NACDetector(net, LAYERS, fast=True).fit([x])
-        plus = NACDetector(net, LAYERS, rule="nac_plus").fit([x, x])
-        plus.calibrate([x] * (1 + 100 // len(x)))
-        deepest = NACDetector(net, LAYERS[:1]).fit([x])
-        work: dict[str, Callable[[], object]] = {
-            "plain forward": lambda net=net, x=x: plain(net, x),
-            "ours, exact": lambda d=exact, x=x: d.score(x),
-            "ours, fast=True": lambda d=fast, x=x: d.score(x),
-            "ours, deepest layer only": lambda d=deepest, x=x: d.score(x),
-            "NAC+": lambda d=plus, x=x: d.score(x),
-            **others(net, x),
-        }
-        best = rounds(work, n=4)
+        best = rounds({**scoring(net.eval(), x), **others(net, x)}, n=4)
         print(f"  {title}: plain forward {best['plain forward'] * 1e3:.0f} ms")
         ratios[title] = {name: seconds / best["plain forward"] for name, seconds in best.items()}
         for name, ratio in ratios[title].items():
             print(f"    {name:24} {ratio:6.2f} x")
     return ratios
+
+
+def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """A plain forward pass and our ways to score a batch, on the device of both."""
+    exact = NACDetector(net, LAYERS).fit([x])
+    fast = NACDetector(net, LAYERS, fast=True).fit([x])
+    plus = NACDetector(net, LAYERS, rule="nac_plus").fit([x, x])
+    plus.calibrate([x] * (1 + 100 // len(x)))
+    deepest = NACDetector(net, LAYERS[:1]).fit([x])
+    return {
+        "plain forward": lambda: plain(net, x),
+        "ours, exact": lambda: exact.score(x),
+        "ours, fast=True": lambda: fast.score(x),
+        "ours, deepest layer only": lambda: deepest.score(x),
+        "NAC+": lambda: plus.score(x),
+    }
 
 
 def others(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:

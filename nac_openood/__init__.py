@@ -5,12 +5,15 @@ Everything here is imported when it is first used, so that `import nac_openood` 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from nac_openood.__about__ import __version__
+from nac_openood.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from nac_openood.adapters.lightning import DetectorCallback
+    from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures, PyTorchOODNetwork
+    from nac_openood.adapters.scikit_learn import NACOutlierDetector
     from nac_openood.benchmark.api import compare
     from nac_openood.core.coverage import Coverage
     from nac_openood.core.layer_config import IntegralConfig, LayerConfig
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Advice": "search.advice",
     "Coverage": "core.coverage",
+    "DetectorCallback": "adapters.lightning",
     "Explanation": "detector.outcomes",
     "FileError": "errors",
     "FitSummary": "detector.store",
@@ -44,9 +48,12 @@ _HOMES = {
     "NACDetector": "detector.detector",
     "NACEntropy": "training.entropy",
     "NACError": "errors",
+    "NACOutlierDetector": "adapters.scikit_learn",
     "NACPostprocessor": "plugin.postprocessor",
     "NotFittedError": "errors",
     "ProbeError": "errors",
+    "PyTorchOODFeatures": "adapters.pytorch_ood",
+    "PyTorchOODNetwork": "adapters.pytorch_ood",
     "Ranking": "evaluation.ranking",
     "Reading": "core.reading",
     "Readings": "detector.readings",
@@ -62,30 +69,25 @@ _HOMES = {
 }
 
 
+_get, __dir__ = lazy_names(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'nac_openood' has no attribute '{name}'")
     try:
-        value = getattr(importlib.import_module(f"nac_openood.{_HOMES[name]}"), name)
+        return _get(name)
     except ImportError as error:
         if name != "NACPostprocessor":
             raise
         from nac_openood.plugin.source import import_failure
 
         raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, imported or not."""
-    return sorted({*globals(), *_HOMES})
 
 
 __all__ = [
     "Advice",
     "Coverage",
+    "DetectorCallback",
     "Explanation",
     "FileError",
     "FitSummary",
@@ -95,9 +97,12 @@ __all__ = [
     "NACDetector",
     "NACEntropy",
     "NACError",
+    "NACOutlierDetector",
     "NACPostprocessor",
     "NotFittedError",
     "ProbeError",
+    "PyTorchOODFeatures",
+    "PyTorchOODNetwork",
     "Ranking",
     "Reading",
     "Readings",

@@ -2,6 +2,6 @@
 
 import sys
 
-from nac_openood.cli import main
+from nac_openood.cli import terminal
 
-sys.exit(main())
+sys.exit(terminal())

@@ -17,3 +17,12 @@ class ProbeError(NACError):
 
 class FileError(NACError):
     """A saved file is damaged, newer than this package, or belongs to something else."""
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a text file could not be read, in a few words.
+
+    Args:
+        error: an `OSError` or a `UnicodeDecodeError`.
+    """
+    return getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -1,19 +1,51 @@
-"""Progress bars: on a terminal by default, elsewhere only where asked for."""
+"""What a user is told meanwhile: lines of text, and bars where there is a terminal."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Optional
+from operator import length_hint
+from typing import Any, Callable, Iterable, Iterator, Optional
+
+from nac_openood.distributed import is_main
 
 with warnings.catch_warnings():
     # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which is fine
     warnings.filterwarnings("ignore", "IProgress not found")
     from tqdm.auto import tqdm
 
-__all__ = ["bar", "tqdm"]
+__all__ = ["Say", "bar", "tqdm"]
+
+#: Is told what is going on, a line at a time, e.g. `print`.
+Say = Callable[[str], None]
 
 
 def bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:
-    """Iterate with a bar; `progress=None` leaves it to whether there is a terminal."""
-    hidden = None if progress is None else not progress
-    return tqdm(loader, desc=description, unit="batch", leave=False, disable=hidden)
+    """Iterate with a bar; `progress=None` leaves it to whether there is a terminal.
+
+    Of several processes that work together the first one has the bar.
+    """
+    hidden = True if not is_main() else None if progress is None else not progress
+    return _Shown(loader, description, hidden)
+
+
+class _Shown:
+    """A loader with a bar.
+
+    Handed the loader itself, tqdm would iterate over it twice, and start its workers twice.
+    """
+
+    def __init__(self, loader: Iterable[Any], description: str, hidden: Optional[bool]) -> None:
+        self.iterable, self._description, self._hidden = loader, description, hidden
+
+    def __len__(self) -> int:
+        return len(self.iterable)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        shown = tqdm(
+            total=length_hint(self.iterable) or None, desc=self._description, unit="batch",
+            leave=False, disable=self._hidden,
+        )  # fmt: skip
+        with shown:
+            for item in self.iterable:
+                yield item
+                shown.update()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Mapping
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from nac_openood import files
+from nac_openood.distributed import is_main
 from nac_openood.errors import FileError
+from nac_openood.seals import SealedPart, raw_bytes
 
 #: Names of the safetensors format for what readings consist of.
 _DTYPES = {
@@ -32,6 +34,7 @@ class _Growing:
     file: IO[bytes]
     dtype: torch.dtype
     shape: list[int]
+    digest: Any = field(default_factory=hashlib.sha256)
 
 
 class Spool:
@@ -58,6 +61,8 @@ class Spool:
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
         """Append rows `[rows, ...]` to every tensor."""
+        if not is_main():
+            return
         try:
             for name, tensor in tensors.items():
                 self._append(name, tensor.detach().cpu().contiguous())
@@ -66,7 +71,11 @@ class Spool:
 
     def finish(self, kind: str, version: int, about: Any) -> None:
         """Write the file, atomically."""
-        header: dict[str, Any] = {"__metadata__": files.metadata_of(kind, version, about)}
+        parts = {
+            name: SealedPart(str(part.dtype), part.shape, part.digest.hexdigest())
+            for name, part in self._parts.items()
+        }
+        header: dict[str, Any] = {"__metadata__": files.metadata_of(kind, version, about, parts)}
         # the format wants tensors without gaps; the widest type first keeps all of them aligned
         order = sorted(self._parts, key=lambda n: (-self._parts[n].dtype.itemsize, n))
         end = 0
@@ -75,10 +84,8 @@ class Spool:
             start, end = end, end + part.file.tell()
             dtype = _DTYPES[part.dtype]
             header[name] = {"dtype": dtype, "shape": part.shape, "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
         with files.replacing(self.path) as temporary, temporary.open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
+            out.write(files.header_bytes(header))
             for name in order:
                 self._parts[name].file.seek(0)
                 shutil.copyfileobj(self._parts[name].file, out, 2**20)
@@ -94,5 +101,7 @@ class Spool:
                 f"cannot write {self.path}: '{name}' began as {part.dtype} {part.shape[1:]} and "
                 f"goes on as {rows.dtype} {list(rows.shape[1:])}."
             )
-        part.file.write(rows.reshape(-1).view(torch.uint8).numpy().data)
+        content = raw_bytes(rows)
+        part.file.write(content)
+        part.digest.update(content)
         part.shape[0] += rows.shape[0]

@@ -1,7 +1,7 @@
 """Write docs/analyses.md from docs/analyses.json, after taking in what `analyze` has found.
 
-    python scripts/analyses_page.py --embedded DIR --mini DIR    # take in DIR/KIND.json, write both
-    python scripts/analyses_page.py                              # write the page again
+    python scripts/analyses_page.py --embedded DIR --mini DIR --pacs DIR    # take in what is new
+    python scripts/analyses_page.py                                         # write the page again
 
 Folders that are not given keep what docs/analyses.json says about them.
 """
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 import jinja2
 import yaml
+
+from nac_openood.analysis import table
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -23,8 +26,21 @@ KINDS = (
     "cost", "schemes",
 )  # fmt: skip
 #: The title of each source, and the tables of a finding that the page shows.
-SOURCES = {"embedded": "Embedded data", "mini": "Miniature benchmark"}
+SOURCES = {
+    "embedded": "Embedded data",
+    "mini": "Miniature benchmark",
+    "pacs": "PACS, photo against sketch",
+}
 SHOWN: Mapping[str, Sequence[int]] = {"states": (0, 1), "params": (0, 1, 2), "calibration": (0, 2)}
+#: The figures of a source that the page shows, by kind.
+FIGURES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "mini": {
+        "states": ("fpr95",), "layers": ("auroc",), "params": ("steepness", "bound", "n_bins"),
+        "samples": ("auroc",), "near": ("auroc",), "weighted": ("auroc",),
+        "calibration": ("reliability_svhn",), "agreement": ("rank_correlation_ood",),
+    },
+    "pacs": {"states": ("neuron", "coverage")},
+}  # fmt: skip
 
 Finding = Mapping[str, Any]
 
@@ -39,8 +55,10 @@ def kept(folder: Path) -> dict[str, Any]:
             about = {key: whole["about"][key] for key in ("id_name", "arch", "accuracy", "samples")}
             tables = [whole["tables"][i] for i in SHOWN.get(kind, (0,)) if i < len(whole["tables"])]
             found[kind] = {
-                **{key: whole[key] for key in ("title", "sentence", "notes")},
+                **{key: whole[key] for key in ("title", "sentence")},
                 "tables": tables, "about": about, "against": against(kind, whole),
+                # those of other kinds are on the page in its own words, or name files
+                "notes": whole["notes"] if kind == "cost" else [],
             }  # fmt: skip
     return found
 
@@ -58,69 +76,54 @@ def against(kind: str, found: Finding) -> str:
     return "The paper has no such analysis." if told is None else told(found)
 
 
+def _column(found: Mapping[str, Any], group: str, title: str) -> dict[str, float]:
+    """A column of a table by the text of the first one; of means with a spread, the means."""
+    place = [(c["group"], c["title"]) for c in found["columns"]].index((group, title))
+    entries = {row[0]: row[place] for row in found["rows"]}
+    return {name: e[0] if isinstance(e, list) else e for name, e in entries.items()}
+
+
 def _states(found: Finding) -> str:
-    names = {"output": "z", "gradient": "dKL/dz", "output*gradient": "the product"}
-    layers = max((r["layers"] for r in found["records"]), key=len)
-    values = {n: main_auroc(found, state=s, layers=layers) for s, n in names.items()}
-    best = max(values, key=lambda n: values[n])
-    listed = ", ".join(f"{n} {v:.2f} %" for n, v in values.items())
-    same = "So it is here" if best == "the product" else f"Here {best} is best"
-    return f"In the paper the product is best (Table 16). {same}: far-OOD AUROC {listed}."
+    values = _column(found["tables"][1], "Far-OOD", "AUROC")
+    text = "In the paper all three parts together are best there (Table 16, ImageNet). "
+    best = max(values, key=lambda name: values[name])
+    return text + ("So they are here." if best == "z*dg*(p-u)" else "Here they are not.")
 
 
 def _layers(found: Finding) -> str:
     paths = [row[0] for row in found["tables"][0]["rows"]]
     values = [main_auroc(found, layers=path) for path in paths]
     rises = all(b >= a for a, b in zip(values, values[1:]))
-    text = "In the paper every further layer helps (Table 4). "
-    return text + ("So it does here." if rises else "Not here: see the table.")
+    text = "In the paper every further layer helps on CIFAR-10 (Table 4). "
+    return text + ("So it does here." if rises else "Here it does not.")
 
 
 def _params(found: Finding) -> str:
-    deepest = found["records"][0]["layer"]
-    best = {}
-    for name in ("steepness", "bound", "n_bins"):
-        rows = [r for r in found["records"] if r["parameter"] == name and r["layer"] == deepest
-                and r["layers"] == "alone" and r["dataset"] == "farood"]  # fmt: skip
-        best[name] = max(rows, key=lambda r: r["AUROC"])["value"] if rows else None
-    told = ", ".join(
-        f"{title} {best[name]:g}"
-        for name, title in (("steepness", "alpha"), ("bound", "r"), ("n_bins", "M"))
-        if best[name] is not None
-    )
-    return (
-        "In the paper the deepest layer of CIFAR-10 is best with alpha 100, r 1 and M 50 (Tables "
-        f"5 to 7). Here the best single values are {told}."
-    )
+    return "In the paper alpha 100, r 1 and M 50 are best on CIFAR-10 (Tables 5 to 7)."
 
 
 def _samples(found: Finding) -> str:
-    sizes = sorted({r["samples"] for r in found["records"]})
-    way = "O* kept"
-    few, many = (main_auroc(found, samples=size, way=way) for size in (sizes[0], sizes[-1]))
-    close = "So it is here" if many - few < 1 else "Not here"
+    values = _column(found["tables"][0], "Far-OOD, r kept", "AUROC")
+    *_, whole = values.values()
+    enough = next(size for size, value in values.items() if value > whole - 1)
+    enough = enough.replace(" (", " samples (")
     return (
-        "In the paper 1 % of the training data is about as good as all of it (Figure 7; 500 of "
-        f"50,000 images). {close}: {sizes[0]} samples give {few:.2f} % far-OOD AUROC, "
-        f"{sizes[-1]} give {many:.2f} %."
+        "In the paper 1 % of the training data (500 of 50,000 images) is about as good as all of "
+        f"it (Figure 7). Here, with r kept, it takes {enough} to come within one point of all."
     )
 
 
 def _near(found: Finding) -> str:
-    names = [row[0] for row in found["tables"][0]["rows"]]
-    return (
-        "In the paper NAC has the best near-OOD AUROC on CIFAR-10 (Table 15). Here it is number "
-        f"{names.index('NAC') + 1} of {len(names)}."
-    )
+    first = found["tables"][0]["rows"][0][0]
+    text = "In the paper NAC is best on CIFAR-10 (Table 15). "
+    return text + ("So it is here." if first == "NAC" else "Here it is not.")
 
 
 def _weighted(found: Finding) -> str:
     ways = ("searched weights", "equal weights")
     searched, equal = (main_auroc(found, weights=way) for way in ways)
-    return (
-        "In the paper weights raise far-OOD AUROC on CIFAR-10 from 94.60 to 95.80 % (Table 17). "
-        f"Here it goes from {equal:.2f} to {searched:.2f} %."
-    )
+    text = "In the paper weights raise it from 94.60 to 95.80 % on CIFAR-10 (Table 17). "
+    return text + ("They raise it here, too." if searched > equal else "Here they do not.")
 
 
 def _calibration(found: Finding) -> str:
@@ -132,9 +135,9 @@ def _calibration(found: Finding) -> str:
     sets = list(dict.fromkeys(name for name, _ in errors))
     lower = sum(errors[name, "NAC"] < errors[name, "MSP"] for name in sets)
     return (
-        "In the paper the error of NAC is lower than that of MSP and TempScale on all six sets "
-        f"(Table 19). Here coverage, read as a probability, has a lower RMS error than MSP on "
-        f"{lower} of {len(sets)} sets. The paper does not say how coverage becomes a probability."
+        "In the paper the error of NAC is lower than those of MSP and TempScale on all six sets "
+        "(Table 19); it does not say how coverage becomes a probability. Here coverage itself, "
+        f"taken as the probability, has a lower error than MSP on {lower} of {len(sets)} sets."
     )
 
 
@@ -146,7 +149,7 @@ def _cost(found: Finding) -> str:
     if gen is None:
         return text
     return (
-        text + f"Here scoring with one layer takes {nac['ratio'][0]:.2f} forward passes, GEN "
+        text + f"Here NAC on one layer takes {nac['ratio'][0]:.2f} times a forward pass, GEN "
         f"{gen['ratio'][0]:.2f}."
     )
 
@@ -159,7 +162,7 @@ def _schemes(found: Finding) -> str:
     better = sum(nac > native for nac, native in pairs)
     return (
         "In the paper NAC is better than the native detector on all three networks (Table 3). "
-        f"Here it is on {better} of {len(pairs)}, which were trained only briefly."
+        f"Here it is better on {better} of {len(pairs)}; they were trained only briefly."
     )
 
 
@@ -179,15 +182,29 @@ def page(findings: Mapping[str, Mapping[str, Finding]]) -> str:
     )  # fmt: skip
     printed = yaml.safe_load((HERE / "analyses_paper.yml").read_text(encoding="utf-8"))
     return template.from_string(source).render(
-        findings=findings, kinds=KINDS, sources=SOURCES, table=markdown, printed=printed
-    )
+        findings=findings, kinds=KINDS, sources=SOURCES, table=markdown, printed=printed,
+        figures=figures, about={name: kind.help for name, kind in table.KINDS.items()},
+    )  # fmt: skip
 
 
-def markdown(table: Mapping[str, Any]) -> str:
+def figures(source: str, kind: str) -> list[str]:
+    """The names of the figures of an analysis, in docs/analyses."""
+    return [f"{source}-{kind}-{key}.svg" for key in FIGURES.get(source, {}).get(kind, ())]
+
+
+def copy_figures(source: str, folder: Path) -> None:
+    """Copy the figures that the page shows into docs/analyses."""
+    (DOCS / "analyses").mkdir(exist_ok=True)
+    for kind in FIGURES.get(source, {}):
+        for name in figures(source, kind):
+            shutil.copyfile(folder / name[len(source) + 1 :], DOCS / "analyses" / name)
+
+
+def markdown(found: Mapping[str, Any]) -> str:
     """A table of a finding as Markdown."""
-    heads = [" ".join(filter(None, (c["group"], c["title"]))) for c in table["columns"]]
-    marks = ["---:" if c["number"] else "---" for c in table["columns"]]
-    lines = [heads, marks, *([_text(entry) for entry in row] for row in table["rows"])]
+    heads = [" ".join(filter(None, (c["group"], c["title"]))) for c in found["columns"]]
+    marks = ["---:" if c["number"] else "---" for c in found["columns"]]
+    lines = [heads, marks, *([_text(entry) for entry in row] for row in found["rows"])]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -215,6 +232,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     for name in SOURCES:
         folder = getattr(args, name)
         findings[name] = {**findings.get(name, {}), **(kept(folder) if folder else {})}
+        if folder:
+            copy_figures(name, folder)
     file.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
     (DOCS / "analyses.md").write_text(page(findings), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from nac_openood.benchmark.run.results import DOCUMENT
+from nac_openood.benchmark.run.results import RESULTS_FILE
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "demo"
 _QUIET = (
@@ -49,7 +49,7 @@ def main() -> None:
         subprocess.run(command, check=True, cwd=folder)
         out = Path(folder) / "nac_demo"
         DOCS.mkdir(exist_ok=True)
-        for name in (DOCUMENT, "results.md"):
+        for name in (RESULTS_FILE, "results.md"):
             shutil.copy(out / name, DOCS / name)
         picture(out / "report.html", DOCS / "report.png")
 

@@ -18,7 +18,7 @@ from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
 from nac_openood.report.order import standings
 from nac_openood.report.sections.headline import verdict
-from nac_openood.report.words import number
+from nac_openood.report.words import value_text
 from nac_openood.search.output import versions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
@@ -98,7 +98,7 @@ def table(first: Results, second: Results) -> str:
         measured = ("AUROC", "FPR@95", "FPR@95_IN")
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in measured]
         theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
-        cells = [number(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
+        cells = [value_text(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
         title = f"**{standing.title}**" if METHODS[method].rule else standing.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -96,6 +96,9 @@ def read_off(rankings: Sequence[Figures]) -> dict[str, Any]:
         pairs = [pair for pair in pairs if None not in pair]  # RC may be undefined
         better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
         compared[key] = {"better": better, "worse": worse, "total": len(pairs)}
+    last = [(one["last"], one["acc"]["nac-me"]) for one in rankings]
+    better, worse = sum(a > b for a, b in last), sum(a < b for a, b in last)
+    compared["last"] = {"better": better, "worse": worse, "total": len(last)}
     chosen = Counter(
         "M {n_bins}, alpha {steepness}, O* {full_count}".format(**one["config"]) for one in rankings
     )

@@ -1,6 +1,7 @@
-"""Write stored figures into the README and docs/nac_plus.md; `--check` only compares.
+"""Write stored figures into the README and the docs (`PAGES`); `--check` only compares.
 
 Make them first: python scripts/demo_figures.py, python benchmarks/speed.py --save,
+python benchmarks/memory.py --save, python benchmarks/processes.py --save,
 python scripts/nac_plus_figures.py
 """
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Callable
 
 from nac_openood.benchmark.run.results import Results
+from nac_openood.cli import build_parser
+from nac_openood.cli.output import in_options, options_of
 from nac_openood.report.terminal import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +56,39 @@ def demo() -> str:
     """The demo's table as the terminal shows it, below a picture of its report."""
     results = Results.load(ROOT / "docs" / "demo")
     alt = "The report of nac-openood demo: where NAC stands, and the ranking of all methods"
-    return f"[![{alt}](docs/demo/report.png)](docs/demo.md)\n\n```\n{summary_table(results)}\n```\n"
+    shown = in_options(summary_table(results), options_of(build_parser()[1]["demo"]))
+    return f"![{alt}](demo/report.png)\n\n```\n{shown}\n```\n"
+
+
+#: Methods of the README's short table: ours, the best of the others and the usual baselines.
+_SHORT = ("nac_plus", "nac", "gen", "ash", "ebo", "msp", "knn", "vim")
+
+
+def measured() -> str:
+    """AUROCs on the demo's digits and on the miniature benchmark, of a few methods."""
+    results = Results.load(ROOT / "docs" / "demo")
+    titles = {row.method: row.title for row in results.rows}
+    miniature = _miniature()
+    lines = [
+        "| AUROC in percent | digits, near | digits, far | CIFAR-10, near | CIFAR-10, far |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for method in _SHORT:
+        digits = (results.value(method, group, "AUROC").mean for group in ("nearood", "farood"))
+        title = titles[method]
+        shown = f"**{title}**" if method.startswith("nac") else title
+        cells = [f"{value:.2f}" for value in digits] + miniature[title]
+        lines += [f"| {shown} | " + " | ".join(cells) + " |"]
+    return "\n".join(lines) + "\n"
+
+
+def _miniature() -> dict[str, list[str]]:
+    """Near and far AUROC by method, from the first table of docs/comparison.md."""
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    table = page.split("## Every image")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?:\*\*)?([\w+]+)(?:\*\*)? \| (.*) \|$", table, re.MULTILINE)
+    cells = {title: numbers.split(" | ") for title, numbers in rows}
+    return {title: [numbers[0], numbers[3]] for title, numbers in cells.items() if numbers[0]}
 
 
 def nac_plus() -> str:
@@ -110,9 +145,60 @@ def _spread(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ({min(values):.2f} to {max(values):.2f})"
 
 
+def memory() -> str:
+    """Peak memory of fitting against the number of samples, and what ViT-B/16 keeps."""
+    found = json.loads((ROOT / "benchmarks" / "memory.json").read_text())
+    lines = [
+        "| samples | NAC: peak | kept | NAC+: peak | kept |",
+        "| ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for n in found["fit"]["nac"]:
+        rows = (found["fit"][rule][n] for rule in ("nac", "nac_plus"))
+        cells = (f"{row['extra_mb']:.1f} MB | {row['state_mb']:.2f} MB" for row in rows)
+        lines += [f"| {int(n):,} | " + " | ".join(cells) + " |"]
+    kept = found["vit"]["state_mb"]
+    lines += [
+        "",
+        "A small convolutional network, two layers of up to 128 neurons, synthetic images,",
+        f"batches of {found['batch']}; each fit in a process of its own "
+        "(`benchmarks/memory.py`). NAC+ has set all its",
+        "1,000 samples aside after 10,000. For ViT-B/16 with the paper's four layers,",
+        f"{', '.join(found['vit']['layers'])}, NAC keeps {kept['nac']:.1f} MB and NAC+ "
+        f"{kept['nac_plus']:.1f} MB, after 1.28 million images as",
+        "after 10,000 (computed from the shapes, not measured over such a run).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def processes() -> str:
+    """Throughput against the number of processes, and what happened when one was killed."""
+    found = json.loads((ROOT / "benchmarks" / "processes.json").read_text())
+    rates, kills = found["images_per_second"], found["kills"]
+    running = [kill for kill in kills if kill["was_running"]]
+    failed = sum(kill["code"] != 0 for kill in running)
+    intact = sum(kill["intact"] for kill in running)
+    lines = [
+        "| processes | images/s | over one |",
+        "| ---: | ---: | ---: |",
+        *(f"| {n} | {rate:.0f} | {rate / rates['1']:.2f} x |" for n, rate in rates.items()),
+        "",
+        f"Scoring with NAC+ on a ResNet-18 with 32-pixel images, one thread per process, on "
+        f"{found['cores']} cores (`benchmarks/processes.py`).",
+        "",
+        f"In {len(running)} runs of `fit` and `compare` in three processes, one process was killed "
+        f"at a random moment. {failed} of these jobs ended with an error, after at most "
+        f"{max(kill['seconds'] for kill in running):.1f} seconds. In {intact} of them every file "
+        "was whole, and a comparison, run again, gave the scores of an undisturbed one.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 #: What stands between `<!-- name:begin -->` and `<!-- name:end -->`, by file.
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"demo": demo, "speed": speed},
+    "README.md": {"measured": measured},
+    "docs/demo.md": {"demo": demo},
+    "docs/scale.md": {"memory": memory, "processes": processes},
+    "docs/speed.md": {"speed": speed},
     "docs/nac_plus.md": {"figures": nac_plus},
 }
 

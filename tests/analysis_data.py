@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nac_openood.analysis.api import prepare
+from nac_openood.analysis.api import prepare_analysis
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.demo.embedded import EmbeddedImages, embedded_sets
@@ -17,6 +17,17 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.sources.sets import Datasets
 
 ARCH = "resnet_embedded"
+#: Four layers, whose settings are not searched.
+FOUR_LAYERS = NACConfig(
+    layers={
+        "avgpool": LayerConfig(50, 20, 100.0),
+        "layer3": LayerConfig(50, 20, 1.0),
+        "layer2": LayerConfig(50, 20, 0.01),
+        "layer1": LayerConfig(50, 20, 0.001),
+    },
+    n_samples=160,
+)
+#: Three layers and a search.
 CONFIG = NACConfig(
     layers={
         "avgpool": LayerConfig(50, 5, 50.0),
@@ -49,6 +60,20 @@ def few_sets() -> Datasets:
     )
 
 
+def even_sets(*, wrong_labels: int = 0) -> Datasets:
+    """About 100 images of each set; some validation and test labels may be made wrong."""
+    sets = embedded_sets()
+    kept = {"id_val": some(sets.id_val, 1), "test": some(sets.test, 1)}
+    for images in kept.values():
+        labels = images.labels
+        labels[:wrong_labels] = (labels[:wrong_labels] + 1) % sets.n_classes
+    return replace(
+        sets, train=some(sets.train, 4), ood_val=some(sets.ood_val, 4), **kept,
+        near={"digits_8_9": some(sets.near["digits_8_9"], 3)},
+        far={"textures": some(sets.far["textures"], 3)}, shifted={},
+    )  # fmt: skip
+
+
 def small_net(cache: Path) -> Any:
     """The embedded benchmark's ResNet."""
     return trained(ARCH, cache=cache, progress=False)
@@ -57,4 +82,10 @@ def small_net(cache: Path) -> Any:
 def prepared(net: Any, out: Path, **options: Any) -> AnalysisData:
     """Readings of `few_sets`, made once per test run."""
     given = {"sets": few_sets(), "arch": ARCH, "config": CONFIG, "progress": False, **options}
-    return prepare(net, given.pop("sets"), out, **given)
+    return prepare_analysis(net, given.pop("sets"), out, **given)
+
+
+def with_four_layers(cache: Path, out: Path, *, wrong_labels: int = 0) -> AnalysisData:
+    """Readings of `even_sets`."""
+    sets = even_sets(wrong_labels=wrong_labels)
+    return prepared(small_net(cache), out, sets=sets, config=FOUR_LAYERS)

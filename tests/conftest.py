@@ -1,5 +1,6 @@
 """Toy networks with numbers that can be worked out by hand; data that all tests share."""
 
+import gc
 import os
 import tarfile
 from pathlib import Path
@@ -14,16 +15,38 @@ from torch import nn
 settings.register_profile("nac", deadline=None, derandomize=True)
 settings.load_profile("nac")
 
+# Python looks for garbage after every 700 new objects, which takes a sixth of the time of tests
+# that draw, trace or train; imports leave none
+gc.set_threshold(20_000, 20, 50)
+gc.disable()
+
 
 #: Files that take long start first, so that no test process is left with one at the end.
-LONG = ("plugin", "bench", "demo", "launch", "baselines", "compat", "pytorch_ood", "compare_cli")
+LONG = (
+    "ray_data",
+    *("bench", "plugin", "demo", "integral", "export_networks", "launch", "baselines", "compat"),
+    *("distributed", "compare", "report", "notebook", "fuzz", "fit_score"),
+    *("search_cli", "interrupted_writes", "compare_cli", "pytorch_ood", "threads", "export"),
+    *("tutorials", "report_page"),
+)
+#: Files that use what others have read, so that no test process waits for it.
+LAST = ("plus_bench",)
 
 
 def pytest_collection_modifyitems(items):
-    names = [f"test_{name}.py" for name in LONG]
-    items.sort(
-        key=lambda item: names.index(item.path.name) if item.path.name in names else len(names)
-    )
+    order = {f"test_{name}.py": place for place, name in enumerate(LONG, -len(LONG))}
+    order.update({f"test_{name}.py": place for place, name in enumerate(LAST, 1)})
+    items.sort(key=lambda item: order.get(item.path.name, 0))
+
+
+def pytest_collection_finish():
+    """What has been imported stays: later collections of garbage need not look through it."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or else libraries complain at exit of objects that were not freed
 
 
 def bench_folder():
@@ -67,6 +90,22 @@ def bench(shared):
 
 
 @pytest.fixture(scope="session")
+def bench_readings(bench, shared):
+    """The readings of a list of the miniature benchmark, by its name; read once per test run."""
+    import minibench
+
+    from nac_openood.detector.readings import Readings
+
+    def readings(name):
+        def fill(out):
+            minibench.read_list(*bench, name, out / "readings.safetensors")
+
+        return Readings.load(shared(f"bench_{name}", fill) / "readings.safetensors")
+
+    return readings
+
+
+@pytest.fixture(scope="session")
 def embedded_cache(shared):
     """A cache with the embedded benchmark's ResNet, trained once per test run."""
     from nac_openood.demo.trained import trained
@@ -75,6 +114,42 @@ def embedded_cache(shared):
         trained("resnet_embedded", cache=cache, progress=False)
 
     return shared("embedded_cache", train)
+
+
+@pytest.fixture(scope="session")
+def own_place(shared):
+    """A folder with a network, weights and images of one's own; see `own_place.fill`."""
+    from own_place import fill
+
+    return shared("own_place", fill)
+
+
+@pytest.fixture(scope="module")
+def drawn_once():
+    """Figures with the same words and size are drawn once, for many pages that hardly differ."""
+    from nac_openood.report.figures import canvas
+
+    real, kept = canvas._drawn, {}
+
+    def drawn(picture, *look, **more):
+        canvas.check_matplotlib()
+        at = (picture.title, picture.alt, picture.size, look, *more.items())
+        if at not in kept:
+            kept[at] = real(picture, *look, **more)
+        return kept[at]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canvas, "_drawn", drawn)
+        yield
+
+
+@pytest.fixture
+def one_thread():
+    """Rounding depends on the number of threads that an operation is spread over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class HandNet(nn.Module):

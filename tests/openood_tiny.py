@@ -19,6 +19,15 @@ import torch
 import yaml
 from PIL import Image
 
+#: Marks of tests that run OpenOOD, which warns of itself and its dependencies.
+REAL_OPENOOD = [
+    pytest.mark.openood,
+    *(
+        pytest.mark.filterwarnings(f"ignore::{category}")
+        for category in ("DeprecationWarning", "FutureWarning", "SyntaxWarning", "UserWarning")
+    ),
+]
+
 N_CLASSES, SIZE = 10, 32
 # name of the list -> (folder of the images, how many, whether they are in-distribution)
 LISTS = {
@@ -243,3 +252,12 @@ def make_net(data_root: Path, *, blocks: int = 1) -> Any:
 
     torch.manual_seed(0)
     return fit_head(ResNet18_32x32(num_blocks=[blocks] * 4, num_classes=N_CLASSES), data_root)
+
+
+def cifar10_tree(folder: Path) -> Path:
+    """OpenOOD's tree with tiny data for CIFAR-10 and a checkpoint in results/run."""
+    root = need_openood(scripts=True)
+    data = write_benchmark(folder / "data")
+    tree = tree_with_data(root, folder, data)
+    write_checkpoint(tree / "results" / "run", make_net(data, blocks=2))
+    return tree

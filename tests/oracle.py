@@ -3,12 +3,14 @@
 Nothing here is shared with the package, so that agreement means something.
 """
 
+import math
+
 import numpy as np
 
 
 def edges(m):
     h = m // 2
-    left = [np.log(x) / np.log(1000.0) for x in np.linspace(1, np.sqrt(1000.0), h)]
+    left = [math.log(x) / math.log(1000.0) for x in np.linspace(1, np.sqrt(1000.0), h)]
     left[-1] = 0.5
     right = [1 - value for value in reversed(left)]
     return np.array(left[:-1] + right)

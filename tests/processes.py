@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -77,6 +78,11 @@ def run(arguments: Sequence[object], cwd: object = None, before: str = "") -> Do
     return Command(arguments, cwd, before).wait()
 
 
+def run_code(code: str, *arguments: object) -> Done:
+    """Run Python code that finds `arguments` in `sys.argv[1:]`; another hash seed than here."""
+    return run(arguments, before=f"{code}\nraise SystemExit")
+
+
 def _ask(**request: Any) -> Any:
     server = _server()
     server.stdin.write(json.dumps(request) + "\n")
@@ -115,6 +121,7 @@ def _serve() -> None:
         from nac_openood.plugin.source import has_openood
 
         has_openood()  # imports it
+    gc.freeze()  # what is imported by now is shared with all commands
     for line in sys.stdin:
         request = json.loads(line)
         if "pid" in request:
@@ -125,6 +132,7 @@ def _serve() -> None:
             if answer == 0:
                 os._exit(_run(**request))
         print(json.dumps(answer), flush=True)
+    gc.unfreeze()  # or else libraries complain at exit of objects that were not freed
 
 
 def _run(
@@ -139,7 +147,7 @@ def _run(
     os.chdir(cwd)
     sys.argv = ["nac-openood", *arguments]
     try:
-        exec(before)
+        exec(before, {})
         from nac_openood.cli import main
 
         return main()

@@ -301,7 +301,7 @@ def test_surrogates_are_named_and_nothing_is_changed(small_net):
 def test_what_cannot_be_compared_is_noted(flat):
     advice = advise(flat, table(50, 1))
     assert not advice.table and advice.warnings[0].startswith("layer 'hidden'")
-    assert "only be made from square images, not from samples of shape [4]" in advice.notes[0]
+    assert "only be made from square images, not from batches of shape [32, 4]" in advice.notes[0]
     assert str(advice).count("\n") == 1
     few = advise(flat, table(10, 1), ood_val=table(50, 2))
     assert not few.table and few.notes == ("nothing was compared, which needs 20 ID and 20 OOD "

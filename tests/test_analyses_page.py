@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from script_module import script_module
 
 from nac_openood.analysis.table import KINDS
 from nac_openood.benchmark.paper.published import tables
-from nac_openood.cli import _parser
+from nac_openood.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 PRINTED = yaml.safe_load((ROOT / "scripts" / "analyses_paper.yml").read_text())
@@ -20,10 +20,7 @@ PRINTED = yaml.safe_load((ROOT / "scripts" / "analyses_paper.yml").read_text())
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("page", ROOT / "scripts" / "analyses_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("analyses_page")
 
 
 def test_the_page_is_what_the_script_writes(script):
@@ -43,7 +40,7 @@ def test_every_table_and_figure_of_the_paper_is_listed():
 
 
 def test_commands_and_scripts_exist():
-    commands = _parser()[1]
+    commands = build_parser()[1]
     for row in PRINTED:
         for text in re.findall(r"`([^`]+)`", row["command"]):
             if text.startswith("scripts/"):

@@ -251,7 +251,7 @@ def test_what_is_no_finding(document):
 def test_csv_and_page(tmp_path):
     pytest.importorskip("matplotlib")
     write_finding(example(), tmp_path)
-    assert (tmp_path / "layers.csv").read_text() == "a,b,c\nx,1.25,\ny,,2.0\n"
+    assert (tmp_path / "layers.csv").read_text() == "a,b,c\nx,1.25,\ny,,2\n"
     text = write_analysis_page(tmp_path).read_text()
     assert "It is so." in text and text.count("<svg") == 3
     assert "1.00 <small>± 0.50</small>" in text and "1.23" in text

@@ -7,13 +7,15 @@ import pytest
 import torch
 from openood_tiny import write_benchmark
 from PIL import Image
+from torchvision.transforms import ToTensor
 
 from nac_openood.cli import main
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import build
-from nac_openood.sources.own_sets import folder_sets
+from nac_openood.sources.own_sets import own_sets
 
 ARCH = "resnet_embedded"
+TO_TENSOR = ToTensor()
 CONFIG = """
 postprocessor:
   name: nac
@@ -83,8 +85,8 @@ def test_a_kind_that_fails_leaves_the_others(place, tmp_path, capsys):
         (["layers"], "expected one of --embedded, --id-data, --train"),
         (["layers", "--embedded", "--id-data", "cifar10"], "got --embedded and --id-data"),
         (["layers", "--embedded", "--checkpoint", "a.pt"], "--embedded has networks of its own"),
-        (["layers", "--id-data", "cifar10"], "expected --arch and --checkpoint"),
-        (["layers", "--id-data", "mars", "--arch", ARCH, "--checkpoint", "x"], "unknown benchmark"),
+        (["layers", "--id-data", "cifar10"], "expected --arch: which network?"),
+        (["layers", "--id-data", "mars", "--arch", ARCH, "--checkpoint", "{net}"], "unknown benchmark"),
         (
             ["layers", "--train", "nowhere", "--arch", ARCH, "--checkpoint", "{net}"],
             "there is no folder nowhere",
@@ -118,17 +120,17 @@ def test_folders_of_ones_own(place, tmp_path, capsys):
 def test_splits_of_a_folder(tmp_path):
     train = write_images(tmp_path / "birds", ["a", "b"], 20)
     far = write_images(tmp_path / "cars", ["any"], 3)
-    sets = folder_sets(train, far=[f"cars={far}"], ood_val=f"other={far}")
+    sets = own_sets(train, far=[f"cars={far}"], ood_val=f"other={far}", transform=TO_TENSOR)
     parts = [set(given.names) for given in (sets.train, sets.id_val, sets.test)]
     assert [len(part) for part in parts] == [26, 8, 6]
     assert len(set.union(*parts)) == 40
     assert (sets.id_name, sets.n_classes, len(sets.far["cars"])) == ("birds", 2, 3)
     assert len(sets.ood_val) == 3 and set(sets.far["cars"].labels) == {-1}
-    own = folder_sets(train, val=train, test=train, ood_val="none")
+    own = own_sets(train, val=train, test=train, ood_val="none", transform=TO_TENSOR)
     assert len(own.train) == len(own.test) == 40 and own.ood_val is None
 
 
 def test_a_set_of_ones_own_needs_a_folder(tmp_path):
     train = write_images(tmp_path / "birds", ["a", "b"], 20)
     with pytest.raises(NACError, match="expected NAME=FOLDER for a set of images of your own"):
-        folder_sets(train, far=["svhn"])
+        own_sets(train, far=["svhn"], transform=TO_TENSOR)

@@ -252,7 +252,7 @@ def test_the_neuron_that_tells_most(data):
 def test_what_cannot_be_shown(data, options, told, monkeypatch):
     from nac_openood.analysis import states as module
 
-    chosen = {form: dict(data.settings) for form in module.FORMS}
+    chosen = {form: dict(data.settings) for form in module.STATE_FORMS}
     monkeypatch.setattr(module, "settings_by_form", lambda *_: chosen)
     monkeypatch.setattr(module, "part_metrics", lambda *_: {})
     with pytest.raises(NACError, match=told):

@@ -6,7 +6,6 @@ import minibench
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
-from torch.utils.data import DataLoader, Subset
 
 from nac_openood import NACDetector
 from nac_openood.detector.batches import balanced_indices, dataset_labels
@@ -20,45 +19,69 @@ def expected(bench):
 
 
 @pytest.fixture(scope="module")
-def detector(bench):
-    folder, root = bench
-    detector = NACDetector(minibench.trained(folder), "cifar10")
-    return detector.fit(minibench.loader(root, "train_cifar10"), n_samples=1000)
+def detector(bench, bench_readings):
+    detector = NACDetector(minibench.trained(bench[0]), "cifar10")
+    return detector.fit_readings(bench_readings(minibench.FITTING))
 
 
 @pytest.fixture(scope="module")
-def in_distribution(bench, detector):
-    return detector.score_loader(minibench.loader(bench[1], "test_cifar10"))
+def in_distribution(bench_readings, detector):
+    readings = bench_readings("test_cifar10")
+    return readings, detector.score_readings(readings).numpy()
 
 
 def test_the_fitting_set_is_the_authors(bench, expected, detector):
-    labels = dataset_labels(minibench.loader(bench[1], "train_cifar10").dataset)
+    labels = dataset_labels(minibench.images(bench[1], "train_cifar10"))
     assert balanced_indices(labels, 1000).tolist() == expected["fit_lines"]
-    assert detector.fit_summary_.class_counts == dict.fromkeys(range(10), 100)
+    assert detector.fit_summary_.n_samples == 1000
     for name, settings in expected["settings"].items():
         assert {k: getattr(detector.layers[name], k) for k in settings} == settings
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_fitting_on_images_is_fitting_on_readings(bench, bench_readings, in_distribution, fast):
+    """With a tenth of the images: `fit` chooses them itself, and reads what readings have."""
+    folder, root = bench
+    train = minibench.loader(root, "train_cifar10")
+    by_images = NACDetector(minibench.trained(folder), "cifar10", fast=fast)
+    by_images.fit(train, n_samples=100)
+    assert by_images.fit_summary_.class_counts == dict.fromkeys(range(10), 10)
+    chosen = balanced_indices(dataset_labels(train.dataset), 100)
+    rows = np.isin(minibench.training_rows(train.dataset)[minibench.FITTING], chosen)
+    by_readings = NACDetector(by_images.net, "cifar10")
+    by_readings.fit_readings(bench_readings(minibench.FITTING).rows(rows))
+    assert by_readings.fit_summary_.n_samples == 100
+    test, _ = in_distribution
+    difference = by_images.score_readings(test) - by_readings.score_readings(test)
+    assert difference.abs().max() <= 1e-4
+
+
 def test_in_distribution_scores_and_accuracy(expected, in_distribution):
-    difference = np.abs(in_distribution.score - expected["scores"]["cifar10"])
-    assert difference.max() <= 2e-3
-    accuracy = 100 * (in_distribution.prediction == in_distribution.label).mean()
-    assert accuracy == pytest.approx(expected["accuracy"], abs=0.051)
+    readings, scores = in_distribution
+    assert np.abs(scores - expected["scores"]["cifar10"]).max() <= 2e-3
+    assert 100 * readings.accuracy == pytest.approx(expected["accuracy"], abs=0.051)
+
+
+def test_scores_of_images_are_those_of_readings(bench, detector, in_distribution):
+    readings, scores = in_distribution
+    found = detector.score_loader(minibench.first(bench[1], "test_cifar10", 200))
+    assert np.abs(found.score - scores[:200]).max() <= 1e-6
+    assert found.prediction.tolist() == readings.prediction[:200].tolist()
+    assert found.label.tolist() == readings.label[:200].tolist()
 
 
 @pytest.mark.parametrize("name", ["cifar100", "tin", "mnist", "svhn", "texture", "places365"])
-def test_out_of_distribution_scores(bench, expected, detector, in_distribution, name):
-    scores = detector.score_loader(minibench.loader(bench[1], f"test_{name}")).score
+def test_out_of_distribution_scores(bench_readings, expected, detector, in_distribution, name):
+    _, inside = in_distribution
+    scores = detector.score_readings(bench_readings(f"test_{name}")).numpy()
     assert np.abs(scores - expected["scores"][name]).max() <= 2e-3
-    positive = np.concatenate([np.ones(len(in_distribution.score)), np.zeros(len(scores))])
-    auroc = 100 * roc_auc_score(positive, np.concatenate([in_distribution.score, scores]))
+    positive = np.concatenate([np.ones(len(inside)), np.zeros(len(scores))])
+    auroc = 100 * roc_auc_score(positive, np.concatenate([inside, scores]))
     assert auroc == pytest.approx(expected["metrics"][name]["auroc"], abs=0.02)
 
 
-def test_the_plan_agrees_too(bench, expected, detector):
-    data = minibench.loader(bench[1], "test_cifar10").dataset
-    first = DataLoader(Subset(data, range(300)), batch_size=100)
+def test_the_plan_agrees_too(bench, bench_readings, expected, detector):
     fast = NACDetector(detector.net, "cifar10", fast=True)
-    fast.fit(minibench.loader(bench[1], "train_cifar10"), n_samples=1000)
-    difference = np.abs(fast.score_loader(first).score - expected["scores"]["cifar10"][:300])
-    assert difference.max() <= 2e-3
+    fast.fit_readings(bench_readings(minibench.FITTING))
+    found = fast.score_loader(minibench.first(bench[1], "test_cifar10", 300)).score
+    assert np.abs(found - expected["scores"]["cifar10"][:300]).max() <= 2e-3

@@ -14,9 +14,12 @@ from nac_openood.cli import main, options
 from nac_openood.cli.output import in_options
 
 PACKAGE = Path(cli.__file__).parents[1]
-COMMANDS = ("demo", "run", "search", "compare", "analyze", "report", "doctor")
+COMMANDS = (
+    "demo", "fit", "score", "serve", "export", "run", "search", "compare", "analyze",
+    "rank", "report", "doctor",
+)  # fmt: skip
 #: What takes seconds to import, and what no help text needs.
-SLOW = {"torch", "numpy", "torchvision", "sklearn"}
+SLOW = {"torch", "numpy", "torchvision", "sklearn", "tqdm"}
 
 
 def test_help_has_examples(capsys):
@@ -39,6 +42,18 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert __version__ in capsys.readouterr().out
+
+
+def test_a_mistyped_option_names_the_one_that_was_meant(capsys):
+    for typed in (["--trian", "birds"], ["--trian=birds"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["fit", *typed])
+        told = capsys.readouterr().err
+        assert f"unrecognized arguments: {' '.join(typed)}. Did you mean --train?" in told
+        assert "usage: nac-openood fit" in told
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--nothing-like-it"])
+    assert "Did you mean" not in capsys.readouterr().err
 
 
 def test_errors_are_a_sentence_and_an_exit_code(capsys):
@@ -99,10 +114,12 @@ def test_and_that_test_can_fail():
 
 
 def test_names_of_choices_are_those_of_the_tables():
+    from nac_openood.core.rules import RULES
     from nac_openood.search import OBJECTIVES, STRATEGIES
 
-    assert tuple(STRATEGIES) == options.STRATEGIES
-    assert tuple(OBJECTIVES) == options.OBJECTIVES
+    assert tuple(STRATEGIES) == options.STRATEGY_NAMES
+    assert tuple(OBJECTIVES) == options.OBJECTIVE_NAMES
+    assert tuple(RULES) == options.RULE_NAMES
 
 
 # ---- Python arguments become options
@@ -189,7 +206,7 @@ def named_options(files, ours):
 
 
 def our_options():
-    commands = cli._parser()[1].values()
+    commands = cli.build_parser()[1].values()
     return {o for command in commands for a in command._actions for o in a.option_strings}
 
 
@@ -209,3 +226,26 @@ def test_and_that_test_can_fail_too(tmp_path):
         "b.py:1: --out",
         "doctor.py:1: check --data-root",
     ]
+
+
+def test_warnings_are_one_line_each_and_once(tmp_path):
+    code = (
+        "import sys, warnings, nac_openood.cli as cli\n"
+        "def main():\n"
+        "    for _ in range(2): warnings.warn('few samples')\n"
+        "    warnings.warn('old', FutureWarning)\n"
+        "    return 0\n"
+        "cli.main = main\n"
+        "sys.argv = ['nac-openood', *sys.argv[1:]]\n"
+        "warnings.simplefilter('always')\n"
+        "sys.exit(cli.terminal())\n"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True).stderr
+        for name in ("fit", "run")
+    ]
+    assert said[0].splitlines() == [
+        "nac-openood: warning: few samples",
+        "nac-openood: warning: FutureWarning: old",
+    ]
+    assert said[1].count("UserWarning: few samples") == 2, "scripts of others warn as they do"

@@ -158,7 +158,7 @@ def test_help_has_examples(capsys):
 def test_published_weights_by_name(tmp_path, monkeypatch):
     with pytest.raises(NACError, match=r"torchvision publishes \['IMAGENET1K_V1'\]"):
         network_of("squeezenet1_1", 1000, "torchvision:IMAGENET1K_V9")
-    with pytest.raises(NACError, match="publishes no weights of 'resnet_embedded'"):
+    with pytest.raises(NACError, match="there are no published weights of 'resnet_embedded'"):
         network_of(ARCH, 1000, "torchvision:IMAGENET1K_V1")
     # as if it had been downloaded before
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import yaml
 
@@ -84,9 +85,39 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     [
         ("postprocessor: {postprocessor_args: {layer: {}}}", r"unknown key \['layer'\]"),
         ("postprocessor: {postprocessor_args: {}}", "the config has no layers"),
-        ("postprocessor: 3", "expected a mapping 'postprocessor:'"),
+        ("postprocessor: 3", "expected a mapping under 'postprocessor:'"),
         ("[1, 2]", "expected a YAML mapping"),
-        ("{", "nac.yml: while parsing"),
+        ("{", "nac.yml: not valid YAML: while parsing"),
+        ("{postprocessor_args: 5}", "expected a mapping under 'postprocessor_args:', got 5"),
+        ("{postprocessor: {name: nac}, netwrok: {}}", r"unknown key \['netwrok'\]"),
+        ("{name: msp, postprocessor_args: {layers: {a: {}}}}", "unknown rule 'msp'"),
+        ("{APS_mode: 'False', postprocessor_args: {layers: {a: {}}}}", "APS_mode must be true or"),
+        ("{postprocessor_args: {layers: auto, fast: 'no'}}", "fast must be true or false"),
+        (
+            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {b: {n_bins: [50]}}}",
+            r"unknown layer in postprocessor_sweep \['b'\]; expected one of \['a'\]",
+        ),
+        (
+            "{postprocessor_args: {layers: {a: {}}, layer_names: [a, b]}}",
+            r"unknown layer in layer_names \['b'\]",
+        ),
+        ("{postprocessor_args: {layers: {a: {}}, layer_names: a}}", "layer_names must be a list"),
+        (
+            "{postprocessor_args: {layers: {a: {n_bins: 50, M: 60}}}}",
+            r"\['n_bins'\] stands there in two spellings",
+        ),
+        (
+            "{postprocessor_args: {layers: auto, n_samples: 5, valid_num: 6}}",
+            "n_samples and valid_num are the same setting",
+        ),
+        (
+            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {n_bins: 50}}}",
+            "the sweep of a.n_bins must be a list of values to try, got 50",
+        ),
+        ("{name: nac, name: nac_plus}", "the key 'name' stands twice; the second time in line 1"),
+        ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),
+        ("[" * 60 + "]" * 60, "more than 50 levels of nesting"),
+        ("{a: 2001-99-99}", "not valid YAML"),
         (
             "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {n_bins: [2]}}}",
             "n_bins must be at least 4",
@@ -104,8 +135,27 @@ def test_bad_files_are_named(tmp_path, text, message):
         read_config(path)
 
 
+@pytest.mark.parametrize("n_bins", [".inf", ".nan", "1e400", "true", "'50'", "50.5"])
+def test_numbers_that_are_no_whole_numbers(tmp_path, n_bins):
+    path = tmp_path / "nac.yml"
+    path.write_text(f"{{postprocessor_args: {{layers: {{a: {{n_bins: {n_bins}}}}}}}}}")
+    with pytest.raises(NACError, match=r"nac\.yml: n_bins must be a whole number"):
+        read_config(path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "latin.yml").write_bytes("name: caf\xe9".encode("latin-1"))
+    with pytest.raises(NACError, match=r"cannot read .*latin\.yml: it is not UTF-8 text"):
+        read_config(tmp_path / "latin.yml")
+    with pytest.raises(NACError, match="cannot read .*: Is a directory"):
+        read_config(tmp_path)
+    (tmp_path / "huge.yml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(NACError, match="larger than 1 MB"):
+        read_config(tmp_path / "huge.yml")
+
+
 def test_missing_files_and_presets():
-    with pytest.raises(NACError, match="there is no config file nowhere.yml"):
+    with pytest.raises(NACError, match="there is no file nowhere.yml"):
         read_config("nowhere.yml")
     with pytest.raises(NACError, match="no preset 'mnist' for rule 'nac'; there are"):
         preset("mnist", "resnet")
@@ -113,3 +163,26 @@ def test_missing_files_and_presets():
         NACError, match=r"preset 'cifar10' has settings for .*'resnet'.*, not for 'densenet'"
     ):
         preset("cifar10", "densenet")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steepness": 1e39}, r"steepness must be at most 1e\+30, got 1e\+39"),
+        ({"steepness": 1e-39}, "steepness must be above 0, got 1e-39"),
+        ({"steepness": 10**400}, "steepness must be finite"),
+        ({"weight": 1e308}, r"weight must be at most 1e\+06"),
+        ({"full_count": 2**31}, "full_count must be at most 2,147,483,647"),
+        ({"n_bins": 10**7}, "n_bins must be at most 1,000,000"),
+        ({"n_bins": np.float64("nan")}, "n_bins must be a whole number"),
+    ],
+)
+def test_settings_have_bounds(settings, message):
+    with pytest.raises(NACError, match=message):
+        LayerConfig(**settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = LayerConfig(n_bins=np.int64(50), steepness=np.float32(2), weight=np.int32(1))
+    assert config == LayerConfig(n_bins=50, steepness=2.0, weight=1.0)
+    assert type(config.n_bins) is int and type(config.steepness) is float

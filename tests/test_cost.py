@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from analysis_small import small_data
+from analysis_data import with_four_layers
 
 from nac_openood.analysis.contestants import contestants, workload
 from nac_openood.analysis.cost import FORWARD, cost
@@ -19,7 +19,7 @@ OPTIONS = Options(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, embedded_cache):
-    return small_data(tmp_path_factory.mktemp("cost"), embedded_cache)
+    return with_four_layers(embedded_cache, tmp_path_factory.mktemp("cost"))
 
 
 @pytest.fixture(scope="module")

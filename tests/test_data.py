@@ -19,6 +19,7 @@ from nac_openood.detector.batches import (
     dataset_labels,
     fitting_loader,
 )
+from nac_openood.detector.dealing import Dealt
 from nac_openood.detector.fitting import Quota
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
@@ -41,8 +42,8 @@ def test_unlabelled_batches(item):
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ({"image": X}, r"needs the key 'data'; this one has \['image'\]"),
-        ("text", "dicts with 'data' and 'label', .* got str"),
+        ({"image": "a.png"}, r"loader must yield tensors .* got dict of {'image': 'str'}"),
+        ("text", "dicts {'data': x, 'label': y}, .* got str"),
         ((X, torch.rand(4)), "one whole-number label for each of 4 samples, got torch.float32"),
         ((X, torch.ones(4, 2, dtype=torch.long)), r"of shape \[4, 2\]"),
     ],
@@ -142,17 +143,18 @@ def test_streams_are_left_to_the_quota():
 def test_quota_takes_the_first_of_each_class():
     quota = Quota(4, 2)
     data = torch.arange(6.0)[:, None]
-    taken = quota.take(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1])))
+    taken = quota.take(Dealt(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1])), 0, 0)).batch
     assert taken.data.flatten().tolist() == [0, 1, 3, 5]
     assert quota.full
-    assert quota.take(Batch(data, torch.zeros(6, dtype=torch.long))).data.shape[0] == 0
+    assert quota.take(Dealt(Batch(data, torch.zeros(6).long()), 1, 6)).batch.size == 0
 
 
 def test_quota_without_labels_takes_the_first():
     quota = Quota(4, 2)
-    assert quota.take(Batch(torch.rand(3, 1), None)).data.shape[0] == 3
+    assert quota.take(Dealt(Batch(torch.rand(3, 1), None), 0, 0)).batch.size == 3
     assert not quota.full
-    assert quota.take(Batch(torch.rand(3, 1), None)).data.shape[0] == 1
+    taken = quota.take(Dealt(Batch(torch.rand(3, 1), None), 7, 99))
+    assert (taken.batch.size, taken.number, taken.start) == (1, 1, 3), "numbered as taken"
     assert quota.full
 
 

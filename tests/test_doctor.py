@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from nac_openood.plugin import doctor
-from nac_openood.plugin.doctor import MISSING, OK, WARNING, Finding
+from nac_openood.plugin.doctor import MISSING, OK, WARNING, Check
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
-    return {finding.name: finding for finding in findings}
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -34,14 +34,14 @@ def dependency(module: str) -> doctor.Dependency:
 
 
 def test_every_dependency_and_folder_is_checked(tmp_path: Path) -> None:
-    findings = doctor.examine(data_root=tmp_path, results_root=tmp_path)
+    checks = doctor.examine(data_root=tmp_path, results_root=tmp_path)
     names = {"python", "torch", "GPU", "numpy", "OpenOOD", "pytorch-ood", "checkpoints"}
     names |= {"faiss", "cv2", "imgaug", "libmr", "diffdist", "gdown", "statsmodels"}
     names |= {"foolbox", "timm", "pandas", "scipy"}
     names |= {"data: benchmark_imglist", "data: images_classic", "data: images_largescale"}
-    assert names == set(by_name(findings))
-    assert {finding.status for finding in findings} <= {OK, MISSING, WARNING}
-    assert all(bool(finding.fix) == (finding.status != OK) for finding in findings)
+    assert names == set(by_name(checks))
+    assert {check.status for check in checks} <= {OK, MISSING, WARNING}
+    assert all(bool(check.fix) == (check.status != OK) for check in checks)
 
 
 def test_the_extra_installs_what_the_doctor_looks_for() -> None:
@@ -56,10 +56,10 @@ def test_the_extra_installs_what_the_doctor_looks_for() -> None:
 
 def test_a_missing_dependency_says_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "faiss")
-    finding = doctor.examine_dependency(dependency("faiss"))
-    assert finding.status == MISSING
-    assert finding.detail == "not installed; needed for KNN and others"
-    assert finding.fix.endswith("-m pip install 'nac-openood[openood]'")
+    check = doctor.examine_dependency(dependency("faiss"))
+    assert check.status == MISSING
+    assert check.detail == "not installed; needed for KNN and others"
+    assert check.fix.endswith("-m pip install 'nac-openood[openood]'")
 
 
 def test_libmr_is_built_with_what_it_forgets_to_declare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,8 @@ def test_libmr_is_built_with_what_it_forgets_to_declare(monkeypatch: pytest.Monk
 
 
 def test_an_installed_dependency_shows_its_version() -> None:
-    finding = doctor.examine_dependency(dependency("scipy"))
-    assert (finding.status, finding.detail) == (OK, metadata.version("scipy"))
+    check = doctor.examine_dependency(dependency("scipy"))
+    assert (check.status, check.detail) == (OK, metadata.version("scipy"))
 
 
 def test_openood_is_found_by_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_openood_is_found_by_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "openood").mkdir()
     (tmp_path / "openood" / "__init__.py").touch()
     monkeypatch.setenv("OPENOOD_SRC", str(tmp_path))
-    finding = doctor.examine_openood()
-    assert (finding.status, finding.detail) == (OK, str(tmp_path))
+    check = doctor.examine_openood()
+    assert (check.status, check.detail) == (OK, str(tmp_path))
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -91,10 +91,10 @@ def test_a_missing_openood_comes_with_its_command(
     monkeypatch.delenv("OPENOOD_SRC", raising=False)
     if named:
         monkeypatch.setenv("OPENOOD_SRC", str(tmp_path))
-    finding = doctor.examine_openood()
-    assert finding.status == MISSING
-    assert finding.fix.startswith("git clone https://github.com/Jingkang50/OpenOOD")
-    assert ("OPENOOD_SRC=" in finding.detail) == named
+    check = doctor.examine_openood()
+    assert check.status == MISSING
+    assert check.fix.startswith("git clone https://github.com/Jingkang50/OpenOOD")
+    assert ("OPENOOD_SRC=" in check.detail) == named
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.24.0", "2.4.1"])
@@ -102,18 +102,18 @@ def test_numpy_that_needs_compat_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    finding = doctor.examine_numpy()
-    assert finding.status == (OK if version == "1.23.5" else WARNING)
-    assert version in finding.detail
+    check = doctor.examine_numpy()
+    assert check.status == (OK if version == "1.23.5" else WARNING)
+    assert version in check.detail
 
 
 def test_pytorch_ood_is_an_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.4.0")
-    assert doctor.examine_pytorch_ood() == Finding("pytorch-ood", OK, "0.4.0")
+    assert doctor.examine_pytorch_ood() == Check("pytorch-ood", OK, "0.4.0")
     monkeypatch.setattr(doctor, "_version", lambda name: None)
-    finding = doctor.examine_pytorch_ood()
-    assert finding.status == WARNING
-    assert finding.fix.endswith("'nac-openood[baselines]'")
+    check = doctor.examine_pytorch_ood()
+    assert check.status == WARNING
+    assert check.fix.endswith("'nac-openood[baselines]'")
 
 
 def test_a_broken_torch_does_not_break_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ def test_data_and_checkpoints_that_are_not(tmp_path: Path) -> None:
 
 def test_an_import_that_fails_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_IMPORT", "import no_such_module_anywhere")
-    finding = doctor.examine_import()
-    assert finding.status == MISSING
-    assert finding.detail == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+    check = doctor.examine_import()
+    assert check.status == MISSING
+    assert check.detail == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
 
 
 def test_an_import_that_works_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +175,12 @@ def test_an_import_that_works_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_with_each_fix_once_below_it() -> None:
-    table = doctor.render(
+    table = doctor.checks_text(
         [
-            Finding("a", OK, "1.0"),
-            Finding("long name", MISSING, "gone", "pip install both"),
-            Finding("b", WARNING, "old", "pip install both"),
-            Finding("c", MISSING, "empty", "fill it"),
+            Check("a", OK, "1.0"),
+            Check("long name", MISSING, "gone", "pip install both"),
+            Check("b", WARNING, "old", "pip install both"),
+            Check("c", MISSING, "empty", "fill it"),
         ]
     )
     assert table.splitlines() == [
@@ -195,4 +195,12 @@ def test_a_table_with_each_fix_once_below_it() -> None:
         "  c:",
         "      fill it",
     ]
-    assert doctor.render([Finding("a", OK, "1.0")]) == "ok       a  1.0"
+    assert doctor.checks_text([Check("a", OK, "1.0")]) == "ok       a  1.0"
+
+
+def test_the_current_folder_is_not_imported_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
+    assert "planted" not in doctor.examine_import().detail

@@ -11,12 +11,12 @@ import pytest
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.benchmark.paper.published import tables
-from nac_openood.cli import _parser
+from nac_openood.cli import build_parser
 from nac_openood.core.states import STATES
 from nac_openood.detector.config import read_config
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("table_*.sh"))
-PARSER, COMMANDS = _parser()
+PARSER, COMMANDS = build_parser()
 
 #: Writes its arguments to a file, one a line, an empty line behind each call.
 STANDIN = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$CALLS"\necho >> "$CALLS"\n'

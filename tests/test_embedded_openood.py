@@ -5,21 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from openood_tiny import need_openood, write_configs
+from openood_tiny import REAL_OPENOOD, need_openood, write_configs
 
 import nac_openood
 from nac_openood.demo.embedded import embedded_sets
 from nac_openood.demo.embedded_files import write_openood
 from nac_openood.demo.trained import trained
-from nac_openood.errors import FileError, NACError
+from nac_openood.sources.imglist import benchmark_named
 
-pytestmark = [
-    pytest.mark.openood,
-    *(
-        pytest.mark.filterwarnings(f"ignore::{category}")  # of OpenOOD and its dependencies
-        for category in ("DeprecationWarning", "FutureWarning", "SyntaxWarning", "UserWarning")
-    ),
-]
+pytestmark = REAL_OPENOOD
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +33,45 @@ def net(sets, embedded_cache):
 
 
 @pytest.fixture
-def registered(data_root):
+def registered(sets, monkeypatch):
     nac_openood.register(compat=True)
-    from nac_openood.demo.openood import register_embedded, unregister_embedded
-
-    register_embedded(data_root)
+    enter_embedded(sets, monkeypatch)
     yield
-    unregister_embedded()
     nac_openood.unregister()
+
+
+def enter_embedded(sets, monkeypatch):
+    """The rows of the embedded benchmark in OpenOOD's tables, which then needs no download."""
+    from openood.evaluation_api import datasets, preprocessor
+    from openood.postprocessors.info import num_classes_dict
+    from openood.preprocessors.transform import normalization_dict
+
+    row = benchmark_named("embedded")
+
+    def place(part):
+        path = f"benchmark_imglist/embedded/{part}.txt"
+        return {"data_dir": f"{row.folder}/", "imglist_path": path}
+
+    def group(names):
+        return {"datasets": list(names), **{name: place(f"test_{name}") for name in names}}
+
+    info = {
+        "num_classes": row.n_classes,
+        "id": {part: place(f"{part}_embedded") for part in ("train", "val", "test")},
+        "csid": group(sets.shifted),
+        "ood": {
+            "val": place(f"val_{row.ood_val}"),
+            "near": group(sets.near),
+            "far": group(sets.far),
+        },
+    }
+    colors = [list(row.mean), list(row.std)]
+    sizes = {"pre_size": row.resize, "img_size": row.crop, "normalization": colors}
+    monkeypatch.setitem(datasets.DATA_INFO, "embedded", info)
+    monkeypatch.setitem(datasets.benchmarks_dict, "embedded", [])  # what would be downloaded
+    monkeypatch.setitem(preprocessor.default_preprocessing_dict, "embedded", sizes)
+    monkeypatch.setitem(num_classes_dict, "embedded", row.n_classes)
+    monkeypatch.setitem(normalization_dict, "embedded", colors)
 
 
 def evaluator(net, data_root, config_root, name):
@@ -82,25 +107,3 @@ def test_methods_run_on_it(registered, net, sets, data_root, tmp_path, name):
         assert found.postprocessor.search_result.evaluated == 256
         full = found.eval_ood(fsood=True, progress=False)
         assert np.isfinite(full["AUROC"].to_numpy()).all()
-
-
-def test_registration_is_undone_and_never_overwrites(data_root, tmp_path):
-    nac_openood.register(compat=True)
-    try:
-        from openood.evaluation_api import datasets, preprocessor
-
-        from nac_openood.demo.openood import register_embedded, unregister_embedded
-
-        tables = (datasets.DATA_INFO, datasets.benchmarks_dict)
-        with pytest.raises(FileError, match="Write it first"):
-            register_embedded(tmp_path)
-        assert register_embedded(data_root) == register_embedded(data_root) == data_root
-        assert all("embedded" in table for table in tables)
-        unregister_embedded()
-        preprocessor.default_preprocessing_dict["embedded"] = "own"
-        with pytest.raises(NACError, match="already has a benchmark 'embedded'"):
-            register_embedded(data_root)
-        assert preprocessor.default_preprocessing_dict.pop("embedded") == "own"
-        assert not any("embedded" in table for table in tables)
-    finally:
-        nac_openood.unregister()

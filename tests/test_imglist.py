@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
+from nac_openood.sources.images import folder_images
 from nac_openood.sources.imglist import BENCHMARKS, ListedImages, benchmark_named
 from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint, transform_for
 
@@ -42,12 +44,36 @@ def test_images_of_any_mode_and_paths_with_odd_characters(tmp_path: Path) -> Non
         ("\n \n", "is empty"),
         ("a.png 1\nb.png\n", "line 2: expected 'path label', got 'b.png'"),
         ("a.png one\n", "line 1: expected 'path label'"),
+        ("a.png --5\n", "line 1: expected 'path label', got 'a.png --5'"),
+        ("a.png \u00b2\n", "line 1: expected 'path label'"),
+        ("a.png 12345678901234567890\n", "line 1: expected 'path label'"),
     ],
 )
 def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "list.txt").write_text(text)
+    (tmp_path / "list.txt").write_text(text, encoding="utf-8")
     with pytest.raises(NACError, match=message):
         ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
+
+
+def test_a_list_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"caf\xe9.png 1\n")
+    with pytest.raises(NACError, match="cannot be read: it is not UTF-8 text"):
+        ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
+
+
+def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "locked").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:  # root may read everything, so permissions are no test
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(NACError, match=r"the folder .*locked cannot be read \(Permission denied\)"):
+        folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
 
 
 def test_networks_by_name() -> None:
@@ -121,3 +147,18 @@ def test_published_weights_bring_their_own_transform() -> None:
     )
     assert first.resize_size == [256] and second.resize_size == [232]  # type: ignore[attr-defined]
     assert repr(transform_for("resnet50", imagenet, "best.ckpt")) == repr(first)
+
+
+def test_sixteen_bits_are_refused_and_not_cut_off(tmp_path: Path) -> None:
+    Image.new("I;16", (8, 8), 3000).save(tmp_path / "deep.png")
+    images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
+    with pytest.raises(NACError, match=r"deep\.png cannot be read \(it has more than 8 bits"):
+        images.picture(0)
+
+
+def test_no_program_is_started_for_a_file(tmp_path: Path, monkeypatch: Any) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.eps")
+    (tmp_path / "photo.eps").rename(tmp_path / "photo.png")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("started"))
+    with pytest.raises(NACError, match="cannot identify image file"):
+        folder_images(tmp_path, BENCHMARKS["cifar10"].transform()).picture(0)

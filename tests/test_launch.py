@@ -11,14 +11,7 @@ from typing import Callable, Iterator
 
 import pytest
 import torch
-from openood_tiny import (
-    make_net,
-    need_openood,
-    tree_with_data,
-    write_benchmark,
-    write_checkpoint,
-    write_imagenet,
-)
+from openood_tiny import cifar10_tree, need_openood, tree_with_data, write_imagenet
 from processes import Done, run
 
 from nac_openood.errors import NACError
@@ -39,7 +32,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield made
     after = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
     assert after == before
-    assert compat.applied_patches() == ()
+    assert not compat.applied
 
 
 @pytest.fixture
@@ -157,7 +150,7 @@ def test_an_openood_that_cannot_be_imported_is_told(
 def test_compat_is_there_if_wanted(
     write: Write, wanted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = write("from nac_openood.plugin import compat; print(len(compat.applied_patches()))")
+    script = write("from nac_openood.plugin import compat; print(len(compat.applied))")
     with compat.compat() as needed:
         pass
     assert run_script(str(script), [], compat=wanted) == 0
@@ -194,12 +187,7 @@ def nac_openood(tree: Path, *args: object, before: str = "") -> Done:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """OpenOOD with tiny data for CIFAR-10 and a checkpoint in results/run."""
-    root = need_openood(scripts=True)
-    folder = tmp_path_factory.mktemp("launch")
-    data = write_benchmark(folder / "data")
-    tree = tree_with_data(root, folder, data)
-    write_checkpoint(tree / "results" / "run", make_net(data, blocks=2))
-    return tree
+    return cifar10_tree(tmp_path_factory.mktemp("launch"))
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,15 @@ PACKAGE = ROOT / "nac_openood"
 
 #: A file imports from its own room and from rooms on lower levels, never from a neighbour.
 LEVELS = [
-    {"__about__", "errors"},
-    {"files", "progress"},
+    {"__about__", "errors", "lazy"},
+    {"distributed", "ownership", "seals", "structure"},
+    {"files", "locks", "progress", "yaml_text"},
     {"spool"},
     {"core"},
     {"network"},
     {"detector"},
-    {"search", "sources"},
-    {"plugin", "benchmark", "evaluation", "training"},
+    {"search", "sources", "adapters"},
+    {"plugin", "benchmark", "evaluation", "training", "serving", "ray_data"},
     {"analysis"},
     {"report"},
     {"demo"},
@@ -31,7 +32,7 @@ LEVELS = [
 #: What may be imported inside a function and not at the top of a file.
 LAZY = {("benchmark", "plugin")}
 #: What a room may import from outside; others may import whatever is a dependency.
-LIBRARIES = {"core": {"torch", "numpy"}, "errors": set(), "__about__": set()}
+LIBRARIES = {"core": {"torch", "numpy"}, "errors": set(), "__about__": set(), "lazy": set()}
 
 
 def room(path):
@@ -149,6 +150,47 @@ def test_asking_for_the_postprocessor_without_openood_says_what_to_do():
     assert "nac-openood doctor" in done.stderr
 
 
+#: Names that several modules may define.
+SHARED_NAMES = {
+    "add": "each command of `cli` has one, which the parser calls; `options.add` adds options",
+}
+
+
+def public_names(body):
+    """The classes, functions and constants that statements at the top of a module define."""
+    for node in body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [name for target in targets for name in ast.walk(target)]
+            yield from (name.id for name in found if isinstance(name, ast.Name))
+        elif isinstance(node, (ast.If, ast.Try)):
+            yield from public_names([*node.body, *node.orelse])
+
+
+def defined_twice(files):
+    """`name: module, module` of every public name that two modules define."""
+    homes = {}
+    for path in files:
+        for name in set(public_names(ast.parse(path.read_text()).body)):
+            if not name.startswith("_") and name not in SHARED_NAMES:
+                homes.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    return [f"{name}: {', '.join(where)}" for name, where in homes.items() if len(where) > 1]
+
+
+def test_a_name_has_one_meaning():
+    assert not defined_twice(modules())
+
+
+def test_that_a_second_meaning_is_found(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("class Run: ...\n_own = 1\nA, B = 1, 2\ndef add(): ...")
+    (tmp_path / "b.py").write_text("Run: type = int\n_own = 2\nC = B = 3\ndef add(): ...")
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    found = defined_twice([tmp_path / "a.py", tmp_path / "b.py"])
+    assert sorted(found) == ["B: a.py, b.py", "Run: a.py, b.py"]
+
+
 def test_only_the_cli_prints():
     for path in PACKAGE.rglob("*.py"):
         if room(path) != "cli":
@@ -183,8 +225,9 @@ def test_the_wheel_works_on_its_own(wheel, tmp_path):
     packaged = {n for n in names if n.endswith(".py")}
     assert packaged == {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py")}
     assert "nac_openood/py.typed" in names
-    for asset in (PACKAGE / "report" / "assets").iterdir():
-        assert f"nac_openood/report/assets/{asset.name}" in names
+    for room_of_assets in ("report", "serving"):
+        for asset in (PACKAGE / room_of_assets / "assets").iterdir():
+            assert f"nac_openood/{room_of_assets}/assets/{asset.name}" in names
     code = (
         "import nac_openood, nac_openood.detector.presets as p; print(nac_openood.__file__);"
         "print(len(p.preset('cifar10', 'resnet').layers));"

@@ -241,7 +241,7 @@ def test_files(calibrated):
     tensors = rule.tensors()
     assert tensors["layer/a/counts"].shape[1] < N_CELLS
     for name, message in {
-        "layer/a/counts": "layer 'a': the counts do not add up",
+        "layer/a/counts": "layer 'a': the counts of its activations do not add up",
         "layer/b/moments/high": "layer 'b': the moments are of another number of samples",
     }.items():
         broken = {**tensors, name: tensors[name] * 2}
@@ -249,7 +249,7 @@ def test_files(calibrated):
             NACPlus.restore(rule.settings(), broken)
     for name in ("layer/a/counts", "layer/b/moments/high"):
         broken = {**tensors, name: tensors[name][None, 1:]}
-        with pytest.raises(NACError, match="have the wrong shape"):
+        with pytest.raises(NACError, match="must be torch.int.* with . dimensions"):
             NACPlus.restore(rule.settings(), broken)
 
 

@@ -58,3 +58,18 @@ def test_too_few_and_broken_scores_are_refused():
         PValues(scores(15))
     with pytest.raises(NACError, match="1 of 16 held-out scores are NaN or Inf"):
         PValues(np.append(scores(15), np.nan))
+
+
+@pytest.mark.parametrize("n", [16, 50, 500])
+@pytest.mark.parametrize("p", [0.001, 0.05, 0.2])
+def test_score_at_is_the_highest_score_with_that_p_value(n, p):
+    pvalues = PValues(torch.randn(n, generator=torch.Generator().manual_seed(n)))
+    score = torch.tensor(pvalues.score_at(p), dtype=torch.float64)
+    above = torch.nextafter(score, torch.tensor(torch.inf, dtype=torch.float64))
+    # floats that are neighbors may have p-values that round to the same
+    assert pvalues(score) <= p < pvalues(above + 1e-12)
+
+
+def test_score_at_where_there_is_none():
+    assert PValues(torch.zeros(30)).score_at(0.01) == -torch.inf
+    assert PValues(torch.randn(30)).score_at(1.0) == torch.inf

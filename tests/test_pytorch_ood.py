@@ -154,15 +154,6 @@ def test_a_second_time_is_the_same_and_so_is_what_was_chosen(method, toy):
         assert np.array_equal(scores[name].score, once_more[name].score)
 
 
-@pytest.fixture
-def one_thread():
-    """Several threads add up in another order for every batch size, beyond what is tested here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_do_not_depend_on_the_batch(method, toy, one_thread):
     given, sets = given_for(method, toy)

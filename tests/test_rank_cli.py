@@ -12,7 +12,7 @@ from nac_openood import IntegralConfig
 from nac_openood.cli import main
 from nac_openood.evaluation.folders import domains_by_role
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
-from nac_openood.evaluation.ranking import Candidate, RankedCheckpoint, Ranking
+from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
 from nac_openood.report.ranked.write import ranked_summary
 from nac_openood.sources.domains import domainbed_transform
 from nac_openood.sources.networks import build
@@ -151,7 +151,7 @@ def test_leave_one_domain_out(pacs, study, tmp_path, capsys):
 
 def test_undefined_numbers_are_called_so():
     checkpoints = [RankedCheckpoint(f"step_{i}", "", i, 0.1 * i, 0.5, 0.5, 0.5) for i in (1, 2)]
-    tried = Candidate(IntegralConfig(), (0.1, 0.2), None)
+    tried = IntegralCandidate(IntegralConfig(), (0.1, 0.2), None)
     flat = Ranking(tuple(checkpoints), (tried,), tried.config, "avgpool", {})
     alone = with_notes(RankedRuns((RankedRun("sketch", 0, flat),)))
     assert alone.rc("nac-me", "sketch").mean is None and alone.rc("nac-me").mean is None

@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from nac_openood import NACError
 from nac_openood.core import ranking
-from nac_openood.core.ranking import auroc, joined_fpr_at
+from nac_openood.core.ranking import auroc, fpr_in_at, joined_fpr_at
 
 
 def fpr_at(id_scores, ood_scores, tpr=0.95):
@@ -30,8 +30,15 @@ def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[floa
     return metrics.auc(fpr_list, tpr_list), fpr_list[np.argmax(tpr_list >= 0.95)]
 
 
+def accepted_ood(inside: np.ndarray, outside: np.ndarray) -> float:
+    """The share of OOD scores from the highest threshold on that keeps 95 % of ID scores."""
+    enough = [t for t in inside if 20 * (inside >= t).sum() >= 19 * len(inside)]
+    return float((outside >= max(enough)).mean())
+
+
 def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
     aurocs, fprs = auroc(id_scores, ood_scores), fpr_at(id_scores, ood_scores)
+    accepted = fpr_in_at(id_scores, ood_scores)
     assert aurocs.dtype == fprs.dtype == torch.float64
     for row, (inside, outside) in enumerate(zip(id_scores, ood_scores)):
         labels = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
@@ -40,6 +47,7 @@ def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
         area, fpr = openood_metrics(inside, outside)
         assert abs(float(aurocs[row]) - area) <= 1e-12
         assert float(fprs[row]) == fpr
+        assert float(accepted[row]) == accepted_ood(inside, outside)
 
 
 @settings(deadline=None, max_examples=150)

@@ -112,7 +112,8 @@ def test_damaged_sets(tmp_path: Path) -> None:
         ("{", "is damaged"),
         ("{}", "is damaged"),
         (whole.replace('"format": 1', '"format": 2'), "has format 2; this nac_openood reads"),
-        (whole.replace('"id_val",', ""), r"does not name \['id_val'\]"),
+        (whole.replace('"id_val",', ""), "does not match its checksum"),
+        ('{"format": 1, "roles": ["fit", "ood_val"], "about": {}}', r"does not name \['id_val'\]"),
     ):
         manifest.write_text(text)
         with pytest.raises(FileError, match=message):

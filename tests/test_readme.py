@@ -5,14 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from script_module import script_module
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
 def test_its_figures_are_the_stored_ones():
-    script = ROOT / "scripts" / "update_readme.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    script = script_module("update_readme")
+    for page in script.PAGES:
+        assert script.updated(page) == (ROOT / page).read_text(), page
 
 
 def test_its_links_lead_somewhere():
@@ -31,14 +33,16 @@ def test_its_make_targets_and_commands_exist():
         assert f"\n    {command} " in done.stdout, command
 
 
-def test_its_first_example_runs(small_net, images, labels, tmp_path, monkeypatch):
+def test_its_example_runs(small_net, images, labels, tmp_path, monkeypatch):
     code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    assert len(code.replace("\n\n", "\n").splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     loader = [(images, labels)]
-    code = code.replace('layers="imagenet"', 'layers=["avgpool"]').replace(
-        "n_samples=1000", "n_samples=16"
-    )
-    names = {"net": small_net, "images": images, "train_loader": loader, "val_loader": loader,
-             "test_loader": loader}  # fmt: skip
+    names = {"net": small_net, "images": images, "train_loader": loader, "val_loader": 5 * loader}
     exec(compile(code, "README.md", "exec"), names)
-    assert names["scores"].shape == (24,)
+    assert names["scores"].shape == names["p"].shape == (24,)
+    assert len(names["why"]) == 24
+
+
+def test_it_fits_on_a_few_screens():
+    assert len(README.splitlines()) <= 120

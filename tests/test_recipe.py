@@ -106,3 +106,12 @@ def test_a_fitting_set_that_would_not_fit_in_memory_is_refused(small_net):
     reader = NACDetector(small_net, CONFIG.layers)
     with pytest.raises(NACError, match="300000 samples would need too much memory"):
         gather(reader, loader(60), loader(30), n_samples=300_000)
+
+
+def test_automatic_layers_are_searched_over_the_papers_space(small_net):
+    train, inside, outside = loader(80), loader(40, 1), loader(40, 2, 3.0)
+    found = set_up(small_net, NACConfig({}, 40, search=True), train, inside, outside)
+    assert found.found is not None and found.found.strategy == "layerwise"
+    assert set(found.found.layers) == set(found.detector.layers)
+    assert any(used != LayerConfig() for used in found.detector.layers.values())
+    assert set_up(small_net, NACConfig({}, 40), train, inside, outside).found is None

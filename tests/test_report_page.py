@@ -74,11 +74,11 @@ def keep_picture(browser: Any, name: str) -> Path:
     return ARTIFACTS / name
 
 
-def requests(browser: Any) -> list[str]:
+def requests(browser: Any, page: str) -> list[str]:
+    """What this page asked for: the browser's log also has what the page before it did, late."""
     events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
-    return [
-        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
-    ]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    return [e["request"]["url"] for e in sent if e["documentURL"].startswith(page)]
 
 
 def column(browser: Any, place: int) -> list[str]:
@@ -97,7 +97,7 @@ def test_the_page_is_whole_and_quiet(browser: Any, url: str, width: int, name: s
     show(browser, url, width)
     picture = keep_picture(browser, name)
     assert browser.get_log("browser") == []
-    asked = [r for r in requests(browser) if not r.startswith("data:")]
+    asked = [r for r in requests(browser, url) if not r.startswith("data:")]
     assert asked == [url]
     widths = browser.execute_script(
         "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from analysis_small import small_data
+from analysis_data import with_four_layers
 
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scheme_training import SCHEMES, Backbone
@@ -16,7 +16,7 @@ from nac_openood.sources.networks import build
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, embedded_cache):
-    return small_data(tmp_path_factory.mktemp("schemes"), embedded_cache)
+    return with_four_layers(embedded_cache, tmp_path_factory.mktemp("schemes"))
 
 
 def test_a_backbone_returns_what_the_head_was_given():

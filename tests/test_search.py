@@ -13,7 +13,7 @@ from test_ranking import fpr_at
 
 from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
 from nac_openood.core.coverage import combine
-from nac_openood.core.ranking import auroc
+from nac_openood.core.ranking import auroc, fpr_in_at
 from nac_openood.detector.presets import preset, presets
 from nac_openood.search import (
     PAPER_SPACE,
@@ -24,7 +24,7 @@ from nac_openood.search import (
     search,
     strategies,
 )
-from nac_openood.search.space import candidates
+from nac_openood.search.space import layer_candidates
 
 AUTHORS = [(b, "resnet") for b in ("cifar10", "cifar100", "imagenet")] + [("imagenet", "vit")]
 GRID_SIZES = dict(zip(AUTHORS, (256, 288, 576, 256)))
@@ -178,12 +178,14 @@ def test_numbers_are_those_of_a_fitted_detector(strategy: str) -> None:
         inside, outside = coverage.score(data["id_val"]), coverage.score(data["ood_val"])
         assert candidate.auroc == float(auroc(inside, outside))
         assert candidate.fpr95 == float(fpr_at(inside, outside))
+        assert candidate.fpr95_in == float(fpr_in_at(inside, outside))
         assert candidate.guard == float(auroc(coverage.score(held), inside))
     for point in found.landscape[::5]:
         coverage = Coverage({point.layer: point.config})
         coverage.update(data["fit"])
         inside, outside = coverage.score(data["id_val"]), coverage.score(data["ood_val"])
         assert point.auroc == float(auroc(inside, outside))
+        assert point.fpr95_in == float(fpr_in_at(inside, outside))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -311,7 +313,8 @@ def test_config_survives_yaml() -> None:
 def test_the_papers_space() -> None:
     space = paper_space(["avgpool", "layer3", "layer2", "layer1"])
     sizes = [
-        len(points) for points in candidates({n: LayerConfig() for n in space}, space).values()
+        len(points)
+        for points in layer_candidates({n: LayerConfig() for n in space}, space).values()
     ]
     assert sizes == [3 * 6 * a * 5 for a in (5, 11, 6, 6)]
     assert "weight" not in paper_space(["avgpool"], weights=False)["avgpool"]
@@ -321,7 +324,7 @@ def test_the_papers_space() -> None:
 @pytest.mark.parametrize("key", sorted(presets()))
 def test_the_papers_settings_lie_in_the_papers_space(key: tuple[str, str]) -> None:
     layers = preset(*key).layers
-    for name, points in candidates(layers, paper_space(list(layers))).items():
+    for name, points in layer_candidates(layers, paper_space(list(layers))).items():
         assert layers[name] in points
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["data"]["samples"] == {"fit": 20, "id_val": 20, "ood_val": 20, "held_out": 10}
     assert report["versions"]["torch"] == torch.__version__
     assert len(report["landscape"]) == 3 * 6 * (5 + 11 + 6 + 6)
-    assert all(0 <= p["guard"] <= 1 for p in report["ranking"] + report["landscape"])
+    for name in ("guard", "fpr95", "fpr95_in"):
+        assert all(0 <= p[name] <= 1 for p in report["ranking"] + report["landscape"])
+    both = f"FPR@95 {best['fpr95']:.2%} (OOD found) and {best['fpr95_in']:.2%} (ID kept)"
+    assert both in (out / "nac.yml").read_text()
     with Image.open(out / "landscape.png") as picture:
         assert picture.size[0] > 1000
     # OpenOOD hands its postprocessor the document as it is
@@ -90,8 +94,10 @@ def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_winner_scores_what_the_search_saw(place: Path) -> None:
     kept = ReadingSet.load(place / "kept")
     layers = read_config(place / "out" / "nac.yml").layers
-    detector = NACDetector(CifarResNet18(), layers).fit_readings(kept.fit)
-    inside, outside = (detector.score_readings(r) for r in (kept.id_val, kept.ood_val))
+    # any network does where readings do not say of which they are
+    fit, id_val, ood_val = (replace(r, network="") for r in (kept.fit, kept.id_val, kept.ood_val))
+    detector = NACDetector(CifarResNet18(), layers).fit_readings(fit)
+    inside, outside = (detector.score_readings(r) for r in (id_val, ood_val))
     won = (inside[:, None] > outside).double() + (inside[:, None] == outside).double() / 2
     report = json.loads((place / "out" / "search.json").read_text())
     assert report["ranking"][0]["auroc"] == pytest.approx(float(won.mean()), abs=1e-12)
@@ -106,7 +112,12 @@ def test_ood_validation_images_in_a_folder(
     options = ["--ood-val", f"mine={folder}", "--save-readings", str(kept), "--out", str(tmp_path)]
     assert run_with_network(place, *options) == 0
     printed = capsys.readouterr().out
-    assert "against mine" in printed and "FPR@95 (OOD found): the share of ID samples" in printed
+    assert "against mine" in printed
+    assert "AUROC  OOD found    ID kept   guard  layers (weight)" in printed
+    best = json.loads((tmp_path / "search.json").read_text())["ranking"][0]
+    assert f"{best['auroc']:8.2%}{best['fpr95']:11.2%}{best['fpr95_in']:11.2%}" in printed
+    assert "FPR@95 (OOD found): the share of ID samples rejected" in printed
+    assert "FPR@95 (ID kept): the share of OOD samples accepted" in printed
     found, listed = ReadingSet.load(kept).ood_val, ReadingSet.load(place / "kept").ood_val
     order = sorted(range(20), key=lambda i: f"{i}.png")  # a folder is sorted, the list is not
     assert torch.equal(found["avgpool"].activation, listed["avgpool"].activation[order])
@@ -186,8 +197,8 @@ def test_without_matplotlib_only_the_picture_is_lost(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--checkpoint, --arch, --id-data not given"),
-        (["--arch", "resnet50"], "--checkpoint, --id-data not given"),
+        ([], "--arch not given. Give --arch, --checkpoint and --id-data or --train"),
+        (["--arch", "resnet50"], "expected one of --id-data and --train to say which images to use, got none"),
         (["--readings", "nowhere"], "there is no nowhere"),
         (["--readings", "{kept}", "--n-samples", "9"], "--n-samples cannot change readings"),
         (["--readings", "{kept}", "--layers", "x"], r"no layers ['x'], only ['avgpool'"),
@@ -201,7 +212,7 @@ def test_without_matplotlib_only_the_picture_is_lost(
         (["--arch", "timm:resnet1"], "timm has no model 'resnet1'"),
         (["--arch", "resnet18"], "does not fit ResNet: missing: "),
         (["--arch", "densenet121"], "does not fit DenseNet"),
-        (["--id-data", "cifar100"], "of another shape: fc.weight [10, 512] instead of [100, 512]"),
+        (["--id-data", "cifar100"], "train_cifar100.txt. Expected OpenOOD's layout"),
         (["--checkpoint", "nowhere"], "there is no checkpoint nowhere"),
         (["--data-root", "nowhere"], "there is no list nowhere"),
         (["--ood-val", "nowhere"], "val_nowhere.txt"),

@@ -21,13 +21,7 @@ SECONDS = 3.0
 LEAST = 6
 
 
-@pytest.fixture(autouse=True)
-def one_thread_each():
-    """Rounding depends on the number of threads that an operation is spread over."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def at_once(works, seconds=SECONDS):

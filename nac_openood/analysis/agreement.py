@@ -12,9 +12,10 @@ from nac_openood.analysis.disagreement import Decisions, decide, percentiles
 from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding, Matrix
 from nac_openood.analysis.gallery import disputed
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.reading_scores import NAC, BySet, scores_on_readings
+from nac_openood.analysis.reading_scores import BySet, scores_on_readings
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
+from nac_openood.search.advice import NAC_TITLE
 
 _KEPT = 0.95
 _NOTES = (
@@ -106,7 +107,7 @@ def _alone(
         ColumnHead("OOD rejected", better="higher"), ColumnHead("OOD found by it alone"),
         ColumnHead("OOD missed by it alone", better="lower"),
     ]  # fmt: skip
-    ours = [number for number, method in enumerate(decisions) if method.startswith(NAC)]
+    ours = [number for number, method in enumerate(decisions) if method.startswith(NAC_TITLE)]
     return DataTable("What each method rejects, % of the samples", columns, rows, ours)
 
 
@@ -130,10 +131,10 @@ def _rejected_by(
 
 def _found_by(decisions: Mapping[str, Decisions], outside: Sequence[str]) -> BarGroups:
     """The OOD samples that NAC or another method finds."""
-    mine = decisions[NAC].rejected(outside)
+    mine = decisions[NAC_TITLE].rejected(outside)
     rows = []
     for method, other in decisions.items():
-        if method != NAC:
+        if method != NAC_TITLE:
             theirs = other.rejected(outside)
             shares = [mine & theirs, mine & ~theirs, theirs & ~mine]
             rows.append((method, [_percent(share) for share in shares]))
@@ -157,7 +158,7 @@ def _sentence(
     correlations: Mapping[str, Mapping[str, Optional[float]]],
     outside: Sequence[str],
 ) -> str:
-    near = {m: r for m, r in correlations[NAC].items() if m != NAC and r is not None}
+    near = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
     votes = np.sum([d.rejected(outside) for d in decisions.values()], axis=0)
     disputed_share = _percent((votes > 0) & (votes < len(decisions)))
     text = (

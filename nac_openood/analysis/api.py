@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence, Union
+from typing import Iterator, Optional, Sequence, Union
 
 from torch import nn
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.extract import MOST_TRAIN, extract
+from nac_openood.analysis.extract import MOST_TRAIN, extract_data
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.table import chosen_kinds
@@ -21,14 +21,16 @@ from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.config import NACConfig
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import make_folder
+from nac_openood.locks import locked
+from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
 
 #: What one kind of analysis gave: its name, and what it found or why it could not.
-Outcome = tuple[str, Union[Finding, NACError]]
+AnalysisOutcome = tuple[str, Union[Finding, NACError]]
 
 
-def prepare(
+def prepare_analysis(
     net: nn.Module,
     sets: Datasets,
     out: Union[str, Path],
@@ -43,7 +45,7 @@ def prepare(
     skip_bad: bool = False,
     checkpoint: str = "",
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
     command: str = "",
 ) -> AnalysisData:
     """Read all datasets once, or take what was read before.
@@ -70,23 +72,30 @@ def prepare(
         NACError: the data is incomplete, or the network cannot be run on it.
     """
     folder = make_folder(Path(out) / "readings")
-    sets, _ = vetted(sets, folder, skip_bad=skip_bad, workers=workers, progress=progress, say=say)
-    run = Checkpoint("network", checkpoint)
-    study = Study(
-        sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
-        make=scorers((), lambda method: NACScorer(rule=str(method.rule))), out=folder,
-        batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
-    )  # fmt: skip
-    study.check()
-    bench = Workbench(study, run, net)
-    return extract(bench, folder, config=config, search=search, most_train=most_train, say=say)
+    with locked(folder):
+        sets, _ = vetted(
+            sets, folder, skip_bad=skip_bad, workers=workers, progress=progress, say=say
+        )
+        run = Checkpoint("network", checkpoint)
+        study = Study(
+            sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
+            make=scorers((), lambda method: NACScorer(rule=str(method.rule))), out=folder,
+            batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
+        )  # fmt: skip
+        study.check()
+        bench = Workbench(study, run, net)
+        return extract_data(
+            bench, folder, config=config, search=search, most_train=most_train, say=say
+        )
 
 
-def analyze(data: AnalysisData, kinds: Sequence[str], options: Options) -> Iterator[Outcome]:
+def analyze(
+    data: AnalysisData, kinds: Sequence[str], options: Options
+) -> Iterator[AnalysisOutcome]:
     """Carry out analyses one after the other; one that cannot be done does not stop the others.
 
     Args:
-        data: from `prepare`.
+        data: from `prepare_analysis`.
         kinds: names of `analysis.table.KINDS`, or "all".
         options: for all of them.
 

@@ -12,11 +12,11 @@ from nac_openood.analysis.calibration_error import equal_mass_bins
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
 from nac_openood.analysis.mixtures import (
-    ALL,
+    ALL_SAMPLES,
     CONSTANT,
+    ERRORS,
     FIFTH,
-    METRICS,
-    MSP,
+    PLAIN,
     SCALED,
     Confident,
     Mixture,
@@ -25,10 +25,10 @@ from nac_openood.analysis.mixtures import (
     mixtures,
 )
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.reading_scores import NAC
 from nac_openood.benchmark.paper.published import table
+from nac_openood.search.advice import NAC_TITLE
 
-_PRINTED = {"msp": MSP, "temp_scaling": SCALED, "nac": NAC}
+_PRINTED = {"msp": PLAIN, "temp_scaling": SCALED, "nac": NAC_TITLE}
 _TITLES = tuple(_PRINTED.values())
 _ID_ALONE = "ID alone"
 _POINTS = 10  # of a reliability diagram
@@ -55,7 +55,7 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
     known = confident(data)
     found = mixtures(known, repeats=options.repeats, seed=options.seed)
     shown = known.outside if options.ood_set is None else [data.ood_set(options.ood_set)]
-    tables = [_table(found, metric, mixed) for mixed in (ALL, FIFTH) for metric in METRICS]
+    tables = [_table(found, metric, mixed) for mixed in (ALL_SAMPLES, FIFTH) for metric in ERRORS]
     return Finding(
         "calibration",
         "Calibration",
@@ -107,11 +107,11 @@ def _against(found: Sequence[Mixture]) -> DataTable:
         ColumnHead("Error", number=False),
         *(ColumnHead(title, group, "lower") for group in (here, paper) for title in _TITLES),
     ]
-    measured = {m.name: m.errors for m in found if m.mixed == ALL}
+    measured = {m.name: m.errors for m in found if m.mixed == ALL_SAMPLES}
     printed = table("Table 19")
     rows: list[list[Entry]] = []
     for dataset in dict.fromkeys(cell.at["dataset"] for cell in printed.cells()):
-        for metric in METRICS:
+        for metric in ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
             errors = measured.get(dataset, {})
             mine = [errors[m][metric] if m in errors else None for m in _TITLES]
@@ -137,7 +137,7 @@ def _diagram(known: Confident, name: Optional[str]) -> Lines:
 
 def _sentence(found: Sequence[Mixture], methods: Sequence[str]) -> str:
     told = []
-    for mixed in (ALL, FIFTH):
+    for mixed in (ALL_SAMPLES, FIFTH):
         means = {m: mean_error(found, mixed, m, "RMS") for m in methods if m != CONSTANT}
         best = min(means, key=lambda m: means[m])
         others = ", ".join(f"{m} {means[m]:.1f} %" for m in _TITLES if m != best)

@@ -5,8 +5,7 @@ the mean confidence and the share of correct predictions. RMS is the root of the
 over samples, MAD is the mean absolute gap. OOD samples count as wrong: no class is right for them.
 
 Hendrycks et al. put 100 samples into each bin. Their code leaves out the last bin, that of the most
-confident samples; their formulas do not, and neither does this file. Bins of equal width, which
-most libraries use, are there to compare with those.
+confident samples; their formulas do not, and neither does this file.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from nac_openood.errors import NACError
 
 #: Samples per bin, as in Outlier Exposure.
 BIN_SIZE = 100
-#: Number of bins of equal width, as in most libraries.
-N_BINS = 15
 
 
 class Bin(NamedTuple):
@@ -64,22 +61,6 @@ def equal_mass_bins(
     starts = [i * size for i in range(max(1, len(order) // size))]
     parts = [order[a:b] for a, b in zip(starts, [*starts[1:], len(order)])]
     return [Bin(len(p), values[place[p]].mean(), shared[place[p]].mean()) for p in parts]
-
-
-def equal_width_bins(
-    confidence: np.ndarray, correct: np.ndarray, *, n_bins: int = N_BINS
-) -> list[Bin]:
-    """Bins `[k / n, (k + 1) / n)`, the last one closed; empty ones are left out."""
-    confidence, correct = _checked(confidence, correct)
-    if n_bins < 1:
-        raise NACError(f"`n_bins` must be at least 1, got {n_bins}.")
-    edges = np.linspace(0, 1, n_bins + 1)
-    place = np.searchsorted(edges[1:-1], confidence, side="right")
-    return [
-        Bin(int(here.sum()), confidence[here].mean(), correct[here].mean())
-        for here in (place == k for k in range(n_bins))
-        if here.any()
-    ]
 
 
 def rms_error(bins: Sequence[Bin]) -> float:

@@ -58,9 +58,9 @@ def workload(data: AnalysisData, most: Optional[int] = None) -> Workload:
     test: list[dict[str, Any]] = []
     room = most
     for batch in batches(study.scored["test"].loader()):
-        rows = slice(0, room)
-        test.append({"data": batch.data[rows], "label": batch.labels()[rows]})
-        room = None if room is None else room - len(test[-1]["data"])
+        part = batch.rows(slice(room))
+        test.append({"data": part.data, "label": part.labels()})
+        room = None if room is None else room - part.size
         if room == 0:
             break
     n_train = len(given.train.dataset)  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import numpy as np
 from torch.utils.data import Subset
@@ -25,14 +25,13 @@ from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import fitting_loader, reloaded
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import preset_for
+from nac_openood.detector.presets import preset_or_auto
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import FileError, NACError
-from nac_openood.files import make_folder
+from nac_openood.errors import FileError
+from nac_openood.files import checksum_in, make_folder
+from nac_openood.progress import Say
 from nac_openood.search.recipe import HELD_OUT, gather, search_settings
 from nac_openood.search.result import SearchResult
-from nac_openood.search.run import search as search_space
-from nac_openood.search.space import paper_space
 from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet
 
@@ -40,10 +39,8 @@ from nac_openood.search.stored import ReadingSet
 #: methods that look at all training data.
 MOST_TRAIN = 50_000
 
-Say = Callable[[str], None]
 
-
-def extract(
+def extract_data(
     bench: Workbench,
     folder: Path,
     *,
@@ -64,7 +61,8 @@ def extract(
         most_train: how many training samples to read at most.
         say: is told what is going on.
     """
-    config, progress = config or _shipped(bench), bench.study.progress
+    config = config or preset_or_auto(bench.net, bench.study.sets.id_name)
+    progress = bench.study.progress
     reader = NACDetector(bench.net, _plain(config).layer_choice)
     made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
     fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
@@ -88,14 +86,6 @@ def extract(
     return AnalysisData(
         folder, bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
     )
-
-
-def _shipped(bench: Workbench) -> NACConfig:
-    """The settings that `compare` would take, or none where nothing is shipped."""
-    try:
-        return preset_for(bench.net, bench.study.sets.id_name)
-    except NACError:
-        return NACConfig({})
 
 
 def _plain(config: NACConfig) -> NACConfig:
@@ -140,7 +130,7 @@ def _read(
     """The readings in a file, if its note is the same, else those of a pass."""
     # names of sets may have dots, so no `with_suffix`
     path, about = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
-    if cells.read_note(about) == note:
+    if cells.read_note(about) == {**note, "checksum": checksum_in(path)}:
         try:
             return Readings.load(path)
         except FileError:
@@ -148,6 +138,7 @@ def _read(
     say(f"reading {title}")
     about.unlink(missing_ok=True)
     found = reader.read_loader(loader, save_to=path, progress=progress)
+    note = {**note, "checksum": checksum_in(path)}
     cells.write_note(about, note)  # last: without it the file counts as missing
     return found
 
@@ -176,12 +167,7 @@ def _settings(
     options: dict[str, Any] = {"seed": study.seed, "progress": study.progress}
     if not config.layers:
         say("searching the paper's space: no settings are shipped for this data and network")
-        layers = {name: LayerConfig() for name in fitting.fit}
-        found = search_space(
-            fitting.fit, fitting.id_val, fitting.ood_val, layers=layers, leave_out=False,
-            sweep=paper_space(list(layers), weights=False), held_out=fitting.held_out,
-            guard=None, surrogate=fitting.surrogate, **options,
-        )  # fmt: skip
+        found = search_settings(fitting, config, **options)
         return dict(found.layers), found
     if not (search and config.sweep):
         return dict(config.layers), None

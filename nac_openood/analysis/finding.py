@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Type, Union
 
-from nac_openood.errors import FileError
+from nac_openood.errors import FileError, NACError
+from nac_openood.seals import unsealed
+from nac_openood.structure import checked, from_values
 
 _FORMAT = 1
 
@@ -50,15 +52,21 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines:
+class _Figure:
+    """What all figures have: `key` is its name in files, unique in a finding."""
+
+    key: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Lines(_Figure):
     """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
 
     With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
     """
 
     type: ClassVar[str] = "lines"
-    key: str
-    title: str
     x_label: str
     y_label: str
     series: Sequence[Series]
@@ -68,15 +76,13 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class BarGroups:
+class BarGroups(_Figure):
     """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
 
     The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
     """
 
     type: ClassVar[str] = "bars"
-    key: str
-    title: str
     x_label: str
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Optional[float]]]]
@@ -96,12 +102,10 @@ class Density:
 
 
 @dataclass(frozen=True)
-class Densities:
+class Densities(_Figure):
     """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
 
     type: ClassVar[str] = "densities"
-    key: str
-    title: str
     x_label: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Density]]]
@@ -110,12 +114,10 @@ class Densities:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(_Figure):
     """Numbers in colored squares: each row has a name and a value for every column, or None."""
 
     type: ClassVar[str] = "matrix"
-    key: str
-    title: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Optional[float]]]]
     limits: Sequence[float] = (0.0, 1.0)
@@ -193,31 +195,53 @@ class Finding:
             FileError: if the document is no finding, or of a newer format.
         """
         try:
-            known = {k: v for k, v in document.items() if k != "format"}
+            if not isinstance(document, Mapping) or type(document.get("format")) is not int:
+                raise NACError("expected an object with an entry 'format'")
             if document["format"] > _FORMAT:
                 raise FileError("the file is of a newer version of nac_openood: upgrade it.")
-            known["tables"] = [_table(table) for table in document["tables"]]
-            known["figures"] = [_figure(figure) for figure in document["figures"]]
-            known["gallery"] = [
-                Examples(group["title"], [Example(**sample) for sample in group["samples"]])
-                for group in document.get("gallery", ())
-            ]
-            return cls(**known)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"this is no finding of an analysis ({error!r}).") from error
+            known = {k: v for k, v in unsealed(document).items() if k != "format"}
+            figures = checked(Sequence[Mapping[str, Any]], known.pop("figures", None), "figures")
+            found = from_values(cls, known, figures=[_figure(figure) for figure in figures])
+            _check_shapes(found)
+            return found
+        except FileError:
+            raise
+        except NACError as error:
+            raise FileError(f"this is no finding of an analysis ({error}).") from error
 
 
-def _table(document: Mapping[str, Any]) -> DataTable:
-    columns = [ColumnHead(**column) for column in document["columns"]]
-    return DataTable(**{**document, "columns": columns})
+def _check_shapes(found: Finding) -> None:
+    """Raise if a row is longer or shorter than its table or figure."""
+    for table in found.tables:
+        pairs = [e for row in table.rows for e in row if isinstance(e, (list, tuple))]
+        if any(len(row) != len(table.columns) for row in table.rows):
+            raise NACError(f"a row of the table '{table.title}' has not one entry per column")
+        if any(len(pair) != 2 for pair in pairs):
+            raise NACError(f"an entry of the table '{table.title}' is no mean with its deviation")
+    for figure in found.figures:
+        whole = True
+        if isinstance(figure, Lines):
+            points = [point for line in figure.series for point in line.points]
+            whole = bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
+        elif isinstance(figure, BarGroups):
+            whole = all(len(values) == len(figure.names) for _, values in figure.rows)
+        elif isinstance(figure, Matrix):
+            rows = [values for _, values in figure.rows]
+            whole = len(figure.limits) == 2 and all(len(r) == len(figure.columns) for r in rows)
+        else:
+            panels = [panel for _, row in figure.rows for panel in row]
+            whole = all(len(row) == len(figure.columns) for _, row in figure.rows) and all(
+                len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels
+            )
+        rows_there = isinstance(figure, Lines) or bool(figure.rows)
+        if not whole or not rows_there:
+            raise NACError(f"the figure '{figure.key}' has no rows, or rows of different lengths")
 
 
 def _figure(document: Mapping[str, Any]) -> Figure:
     rest = {name: value for name, value in document.items() if name != "type"}
-    kind = _FIGURES[document["type"]]
-    if kind is Lines:
-        rest["series"] = [Series(**line) for line in rest["series"]]
-    if kind is Densities:
-        rest["rows"] = [(title, [Density(**p) for p in panels]) for title, panels in rest["rows"]]
-    found: Figure = kind(**rest)
+    kind = document.get("type")
+    if kind not in list(_FIGURES):
+        raise NACError(f"there is no figure of type {kind!r}")
+    found: Figure = from_values(_FIGURES[kind], rest, "figures")
     return found

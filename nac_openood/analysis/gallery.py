@@ -11,7 +11,7 @@ import numpy as np
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.disagreement import Decisions
 from nac_openood.analysis.finding import Example, Examples
-from nac_openood.analysis.reading_scores import NAC
+from nac_openood.search.advice import NAC_TITLE
 
 _SIDE = 96  # pixels
 _MOST = 8  # samples per group
@@ -46,12 +46,12 @@ def _chosen(
     rejects: bool,
 ) -> list[tuple[str, int]]:
     """(set, row) of samples that NAC rejects (or accepts) against most others."""
-    others = [method for method in decisions if method != NAC]
+    others = [method for method in decisions if method != NAC_TITLE]
     candidates: list[tuple[float, str, int]] = []
     for name in sets:
-        mine = decisions[NAC].rejected([name]) == rejects
+        mine = decisions[NAC_TITLE].rejected([name]) == rejects
         against = np.mean([decisions[m].rejected([name]) != rejects for m in others], axis=0) > 0.5
-        gap = np.mean([percentiles[m][name] for m in others], axis=0) - percentiles[NAC][name]
+        gap = np.mean([percentiles[m][name] for m in others], axis=0) - percentiles[NAC_TITLE][name]
         gap = gap if rejects else -gap
         candidates += [(float(gap[row]), name, int(row)) for row in np.flatnonzero(mine & against)]
     candidates.sort(key=lambda each: (-each[0], each[1], each[2]))
@@ -61,10 +61,10 @@ def _chosen(
 def _example(data: AnalysisData, percentiles: Percentiles, name: str, row: int) -> Example:
     samples = data.bench.study.scored[name]
     shares = {method: float(by_set[name][row]) for method, by_set in percentiles.items()}
-    return Example(name, samples.sample_name(row), shares, _picture(samples.picture(row)))
+    return Example(name, samples.sample_name(row), shares, thumbnail(samples.picture(row)))
 
 
-def _picture(picture: Optional[object]) -> Optional[str]:
+def thumbnail(picture: Optional[object]) -> Optional[str]:
     """A small PNG as a data URL."""
     if picture is None:
         return None

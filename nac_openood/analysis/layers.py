@@ -6,23 +6,23 @@ from itertools import combinations
 from typing import Any, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Finding
+from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     GROUP_NAMES,
     GROUP_WORDS,
+    TABLE_METRICS,
     beside,
+    metric_bars,
     metric_entries,
     metric_heads,
-    plus_paper,
     records_of,
 )
 
 #: With more layers, only combinations of the deepest ones, single layers and all but one.
 _MOST_SUBSETS = 6
-_KEYS = {"AUROC": "auroc", "FPR@95": "fpr95"}
 
 
 def layers(data: AnalysisData, options: Options) -> Finding:
@@ -34,15 +34,14 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     }
     paths = [tuple(data.layers[: n + 1]) for n in range(len(data.layers))]
     paper = beside(data, options.against, "Table 4", "layers")
-    printed = ["+".join(f"layer{4 - depth}" for depth in range(len(path))) for path in paths]
     heads = [ColumnHead("Layers", number=False), *metric_heads(data)]
-    lines = [["+".join(path), *metric_entries(data, found[path])] for path in paths]
-    table = DataTable(
-        "From the deepest layer to all layers",
-        [*heads, *(paper.heads() if paper else [])],
-        plus_paper(lines, printed, paper),
-        ours=[len(paths) - 1],
-    )
+    lines: list[list[Entry]] = []
+    for path in paths:
+        printed = "+".join(f"layer{4 - depth}" for depth in range(len(path)))
+        entries = metric_entries(data, found[path])
+        lines.append(["+".join(path), *entries, *paper.entries(printed)])
+    title = "From the deepest layer to all layers"
+    table = DataTable(title, [*heads, *paper.heads()], lines, ours=[len(paths) - 1])
     rows = [["+".join(chosen), *metric_entries(data, line)] for chosen, line in found.items()]
     every = DataTable("Every combination", heads, rows, ours=[len(rows) - 1])
     group = main_group(data)
@@ -53,10 +52,10 @@ def layers(data: AnalysisData, options: Options) -> Finding:
         "Which layers to combine",
         _sentence(values, best, paths, GROUP_WORDS[group]),
         [table, every],
-        [_bars(found, group, metric) for metric in ("AUROC", "FPR@95")],
+        [_bars(found, group, metric) for metric in TABLE_METRICS],
         [r for c, line in found.items() for r in records_of(line, layers="+".join(c))],
         {"best": list(best), "all": found[tuple(data.layers)]},
-        [FPR_NOTE, *([paper.note] if paper else [])],
+        [FPR_NOTE, *paper.notes],
     )
 
 
@@ -92,16 +91,6 @@ def _sentence(
 def _bars(found: Any, group: str, metric: str) -> BarGroups:
     rows = [("+".join(chosen), [line[group][metric]]) for chosen, line in found.items()]
     rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
-    hint = "50 is chance" if metric == "AUROC" else "lower is better"
-    title = f"{GROUP_NAMES[group]} {metric} by layers"
-    origin = 50.0 if metric == "AUROC" else 0.0
     whole: tuple[str, ...] = max(found, key=lambda chosen: len(chosen))
-    return BarGroups(
-        _KEYS[metric],
-        title,
-        f"{metric}, % ({hint})",
-        [metric],
-        rows,
-        origin,
-        ours=["+".join(whole)],
-    )
+    title = f"{GROUP_NAMES[group]} {metric} by layers"
+    return metric_bars(metric, title, [metric], rows, ours=["+".join(whole)])

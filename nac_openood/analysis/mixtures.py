@@ -12,22 +12,21 @@ from nac_openood.analysis.confidence import LogisticMap, temperature_of, typical
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.reading_scores import (
     ID_VAL,
-    NAC,
-    NAC_PLUS,
     correct,
     scored_sets,
     scores_on_readings,
 )
 from nac_openood.core.logit_scores import msp
 from nac_openood.errors import NACError
+from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE
 
 #: Confidence by method and set, `[samples]` each.
 Confidences = Mapping[str, Mapping[str, np.ndarray]]
 
-MSP, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
-METRICS = {"RMS": rms_error, "MAD": mad_error}
+PLAIN, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
+ERRORS = {"RMS": rms_error, "MAD": mad_error}
 #: How many OOD samples are mixed with the ID test samples.
-ALL, FIFTH = "all samples", "5 ID : 1 OOD"
+ALL_SAMPLES, FIFTH = "all samples", "5 ID : 1 OOD"
 _ID_PER_OOD = 5
 
 
@@ -36,7 +35,7 @@ class Mixture(NamedTuple):
 
     Args:
         name: the OOD set; None for ID samples alone.
-        mixed: `ALL` or `FIFTH`.
+        mixed: `ALL_SAMPLES` or `FIFTH`.
         errors: RMS and MAD calibration error in percent, by method.
     """
 
@@ -75,7 +74,7 @@ class Confident(NamedTuple):
         found = {}
         for method, values in self.by_method.items():
             bins = equal_mass_bins(self.pick(values, name, rows), hits)
-            found[method] = {metric: 100 * error(bins) for metric, error in METRICS.items()}
+            found[method] = {metric: 100 * error(bins) for metric, error in ERRORS.items()}
         return found
 
 
@@ -85,16 +84,16 @@ def confident(data: AnalysisData) -> Confident:
     if val.logits is None or not bool((val.label >= 0).all()):
         raise NACError("calibration needs logits and a label for every ID validation sample.")
     temperature, val_right = temperature_of(val.logits, val.label), correct(val)
-    found: dict[str, dict[str, np.ndarray]] = {MSP: {}, SCALED: {}, CONSTANT: {}}
+    found: dict[str, dict[str, np.ndarray]] = {PLAIN: {}, SCALED: {}, CONSTANT: {}}
     for name, readings in sets.items():
         assert readings.logits is not None
-        found[MSP][name] = msp(readings.logits).numpy()
+        found[PLAIN][name] = msp(readings.logits).numpy()
         found[SCALED][name] = msp(readings.logits.double() / temperature).numpy()
         found[CONSTANT][name] = np.full(readings.n_samples, val_right.mean())
     scores = scores_on_readings(data)
-    found[NAC] = dict(scores[NAC])
+    found[NAC_TITLE] = dict(scores[NAC_TITLE])
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_right).sum())}
-    ours = [method for method in (NAC, NAC_PLUS) if method in scores]
+    ours = [method for method in (NAC_TITLE, NAC_PLUS_TITLE) if method in scores]
     for method in ours:
         curve = LogisticMap.fit(scores[method][ID_VAL], val_right)
         found[fitted_name(method)] = {n: curve(score) for n, score in scores[method].items()}
@@ -103,7 +102,7 @@ def confident(data: AnalysisData) -> Confident:
             n: found[SCALED][n] * typical(score, scores[method][ID_VAL])
             for n, score in scores[method].items()
         }
-    order = [MSP, SCALED, NAC, *map(fitted_name, ours), *map(joint_name, ours), CONSTANT]
+    order = [PLAIN, SCALED, NAC_TITLE, *map(fitted_name, ours), *map(joint_name, ours), CONSTANT]
     right = {name: correct(readings) for name, readings in data.scored.items()}
     inside, outside = data.names("id", "csid"), data.names("near", "far")
     return Confident(inside, outside, right, {m: found[m] for m in order}, fitted)
@@ -124,15 +123,15 @@ def mixtures(known: Confident, *, repeats: int, seed: int) -> list[Mixture]:
 
     Few are one for five ID samples, drawn at random; errors are means over `repeats` draws.
     """
-    found = [Mixture(None, ALL, known.errors(None))]
-    found += [Mixture(name, ALL, known.errors(name)) for name in known.outside]
+    found = [Mixture(None, ALL_SAMPLES, known.errors(None))]
+    found += [Mixture(name, ALL_SAMPLES, known.errors(name)) for name in known.outside]
     wanted = max(1, sum(len(known.right[n]) for n in known.inside) // _ID_PER_OOD)
     for name in known.outside:
         rng, size = np.random.default_rng(seed), len(known.right[name])
         draws = [rng.permutation(size)[:wanted] for _ in range(repeats if wanted < size else 1)]
         several = [known.errors(name, rows) for rows in draws]
         means = {
-            method: {m: float(np.mean([each[method][m] for each in several])) for m in METRICS}
+            method: {m: float(np.mean([each[method][m] for each in several])) for m in ERRORS}
             for method in known.by_method
         }
         found.append(Mixture(name, FIFTH, means))

@@ -9,7 +9,14 @@ from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry
 from nac_openood.analysis.methods import MethodScores, feature_methods, method_scores
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, set_metrics
-from nac_openood.analysis.tabulate import FPR_NOTE, SHOWN, beside, records_of
+from nac_openood.analysis.tabulate import (
+    FPR_NOTE,
+    TABLE_METRICS,
+    Beside,
+    beside,
+    metric_bars,
+    records_of,
+)
 from nac_openood.benchmark.methods.table import NAC
 from nac_openood.benchmark.run.metrics import NEAR
 from nac_openood.errors import NACError
@@ -25,53 +32,49 @@ def near(data: AnalysisData, options: Options) -> Finding:
         raise NACError(f"no method could be run: {_problems(tried)[0]}")
     found = {each.method.name: set_metrics(data, each.scores) for each in worked}
     order = sorted(worked, key=lambda each: -found[each.method.name][NEAR]["AUROC"])
+    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
     return Finding(
         "near", "Near-OOD detection", _sentence(order, found),
-        [_table(data, order, found, options)],
-        [_bars(order, found, metric) for metric in SHOWN],
+        [_table(data, order, found, paper)],
+        [_bars(order, found, metric) for metric in TABLE_METRICS],
         [r for name, line in found.items() for r in records_of(line, method=name)],
         {"problems": {each.method.name: each.problem for each in tried if each.problem}},
         [
             FPR_NOTE,
             f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
             "read. Methods that need the network itself are in nac_openood.compare only.",
-            *_paper_note(data, options),
+            *paper.notes,
             *_problems(tried),
         ],
     )  # fmt: skip
 
 
 def _table(
-    data: AnalysisData,
-    order: Sequence[MethodScores],
-    found: Mapping[str, Metrics],
-    options: Options,
+    data: AnalysisData, order: Sequence[MethodScores], found: Mapping[str, Metrics], paper: Beside
 ) -> DataTable:
-    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
     names = [NEAR, *data.names("near")]
     titles = ["Mean", *data.names("near")]
     heads = [
-        ColumnHead(metric, title, better) for title in titles for metric, better in SHOWN.items()
+        ColumnHead(metric, title, better)
+        for title in titles
+        for metric, better in TABLE_METRICS.items()
     ]
     rows: list[list[Entry]] = []
     for each in order:
         line = found[each.method.name]
         row: list[Entry] = [each.method.title]
-        row += [line[name][metric] for name in names for metric in SHOWN]
-        rows.append([*row, *(paper.entries(each.method.name) if paper else [])])
+        row += [line[name][metric] for name in names for metric in TABLE_METRICS]
+        rows.append([*row, *paper.entries(each.method.name)])
     ours = [place for place, each in enumerate(order) if each.method.rule is not None]
-    columns = [ColumnHead("Method", number=False), *heads, *(paper.heads() if paper else [])]
+    columns = [ColumnHead("Method", number=False), *heads, *paper.heads()]
     return DataTable("", columns, rows, ours)
 
 
 def _bars(order: Sequence[MethodScores], found: Mapping[str, Metrics], metric: str) -> BarGroups:
     rows = [(each.method.title, [found[each.method.name][NEAR][metric]]) for each in order]
     rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
-    hint = "50 is chance" if metric == "AUROC" else "lower is better"
-    key, origin = ("auroc", 50.0) if metric == "AUROC" else ("fpr95", 0.0)
-    title = f"Near-OOD {metric}, mean over sets"
     ours = [each.method.title for each in order if each.method.rule is not None]
-    return BarGroups(key, title, f"{metric}, % ({hint})", [metric], rows, origin, ours=ours)
+    return metric_bars(metric, f"Near-OOD {metric}, mean over sets", [metric], rows, ours)
 
 
 def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:
@@ -84,11 +87,6 @@ def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> st
         own = found[NAC][NEAR]["AUROC"]
         text += f"; NAC is number {names.index(NAC) + 1} ({own:.2f} %)"
     return f"{text}."
-
-
-def _paper_note(data: AnalysisData, options: Options) -> list[str]:
-    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
-    return [paper.note] if paper else []
 
 
 def _problems(tried: Sequence[MethodScores]) -> list[str]:

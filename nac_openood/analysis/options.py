@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Optional, Sequence
+from typing import Optional, Sequence
+
+from nac_openood.progress import Say
 
 
 @dataclass(frozen=True)
@@ -44,4 +46,4 @@ class Options:
     most_samples: Optional[int] = None
     epochs: int = 15
     progress: Optional[bool] = None
-    say: Callable[[str], None] = lambda text: None
+    say: Say = lambda text: None

@@ -7,7 +7,7 @@ through `full_count`, the paper's O*.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
@@ -16,7 +16,7 @@ from nac_openood.analysis.scores import Metrics, TestScores, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     GROUP_WORDS,
-    SHOWN,
+    TABLE_METRICS,
     Beside,
     beside,
     records_of,
@@ -81,7 +81,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
         for record in records_of(found, **_at(point), layers=layers)
     ]
     notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
-    notes += [paper.note for paper in papers.values() if paper is not None]
+    notes += [note for paper in papers.values() for note in paper.notes]
     return Finding(
         "params", "Parameters alpha, r and M", _sentence(shown, group, deepest),
         [*tables, _sensitivity(data, points, group)], figures, records,
@@ -150,7 +150,7 @@ def _table(
     parameter: Parameter,
     points: Sequence[_Point],
     used: LayerConfig,
-    paper: Optional[Beside],
+    paper: Beside,
     group: str,
     data: AnalysisData,
 ) -> DataTable:
@@ -158,25 +158,25 @@ def _table(
     heads = [
         ColumnHead(metric, where, better)
         for where in (f"{data.layers[0]} alone", "All layers")
-        for metric, better in SHOWN.items()
+        for metric, better in TABLE_METRICS.items()
     ]
     rows: list[list[Entry]] = []
     for point in points:
         value = f"{point.value:g}"
         row: list[Entry] = [value, *([str(point.config.full_count)] if counted else [])]
         for found in (point.alone, point.together):
-            row += [found[group][metric] for metric in SHOWN]
-        rows.append([*row, *(paper.entries(value) if paper else [])])
+            row += [found[group][metric] for metric in TABLE_METRICS]
+        rows.append([*row, *paper.entries(value)])
     first = ColumnHead(parameter.symbol, number=False)
     ours = [place for place, point in enumerate(points) if point.config == used]
-    columns = [first, *counted, *heads, *(paper.heads() if paper else [])]
+    columns = [first, *counted, *heads, *paper.heads()]
     return DataTable(f"{parameter.title}: {GROUP_WORDS[group]}", columns, rows, ours)
 
 
 def _figure(
     parameter: Parameter,
     points: Sequence[_Point],
-    paper: Optional[Beside],
+    paper: Beside,
     group: str,
     data: AnalysisData,
 ) -> Lines:
@@ -184,7 +184,7 @@ def _figure(
     alone = Series(f"{deepest} alone", [(p.value, p.alone[group]["AUROC"]) for p in points])
     together = Series("all layers", [(p.value, p.together[group]["AUROC"]) for p in points])
     printed = []
-    if paper is not None:
+    if paper.rows:
         line = [(float(v), found["AUROC"].mean) for v, found in paper.rows.items()]
         printed = [Series("paper", line, printed=True)]
     used = next(p.value for p in points if p.config == data.settings[deepest])

@@ -9,11 +9,11 @@ import numpy as np
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.scores import TestScores
 from nac_openood.detector.readings import Readings
+from nac_openood.search.advice import NAC_TITLE
 from nac_openood.search.alternatives import alternatives
 
 #: The name of ID validation data beside the test sets; no test set may have it.
 ID_VAL = "id_val"
-NAC, NAC_PLUS = "NAC", "NAC+"
 
 #: Scores `[samples]` by set; higher means more in-distribution.
 BySet = Mapping[str, np.ndarray]
@@ -31,7 +31,7 @@ def scores_on_readings(data: AnalysisData) -> dict[str, BySet]:
     fitted on NAC's fitting subset.
     """
     sets = scored_sets(data)
-    found: dict[str, BySet] = {NAC: TestScores(data, scored=sets).scores(data.settings)}
+    found: dict[str, BySet] = {NAC_TITLE: TestScores(data, scored=sets).scores(data.settings)}
     for name, score in alternatives(data.fitting.fit, data.fitting.id_val, data.known).items():
         found[name] = {n: score(readings).cpu().numpy() for n, readings in sets.items()}
     return found

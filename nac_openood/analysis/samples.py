@@ -15,7 +15,8 @@ from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     GROUP_NAMES,
     GROUP_WORDS,
-    SHOWN,
+    METRIC_KEYS,
+    TABLE_METRICS,
     records_of,
 )
 from nac_openood.core.layer_config import LayerConfig
@@ -44,7 +45,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
             records += records_of(line, samples=n, share=sizes[n], way=way, repeat=repeat)
     group = main_group(data)
     table = _table(data, sizes, found)
-    figures = [_figure(found, sizes, group, metric) for metric in SHOWN]
+    figures = [_figure(found, sizes, group, metric) for metric in TABLE_METRICS]
     return Finding(
         "samples", "Number of training samples", _sentence(found, sizes, group), [table], figures,
         records, {"training_samples": len(data.train_rows), "repeats": options.repeats},
@@ -97,11 +98,16 @@ def _table(
         ColumnHead(metric, f"{GROUP_NAMES[group]}, {way}", better)
         for way in _WAYS
         for group in groups(data)
-        for metric, better in SHOWN.items()
+        for metric, better in TABLE_METRICS.items()
     ]
     rows: list[list[Entry]] = [
         [f"{n:,} ({100 * share:g} %)"]
-        + [_summary(found[n, way], g, m) for way in _WAYS for g in groups(data) for m in SHOWN]
+        + [
+            _summary(found[n, way], g, m)
+            for way in _WAYS
+            for g in groups(data)
+            for m in TABLE_METRICS
+        ]
         for n, share in sizes.items()
     ]
     return DataTable("", [ColumnHead("Training samples", number=False), *heads], rows)
@@ -116,9 +122,8 @@ def _figure(
     series = [
         Series(way, [(n, *_summary(found[n, way], group, metric)) for n in sizes]) for way in _WAYS
     ]
-    key = {"AUROC": "auroc", "FPR@95": "fpr95"}[metric]
     return Lines(
-        key, f"{GROUP_NAMES[group]} {metric}", "training samples (log scale)",
+        METRIC_KEYS[metric], f"{GROUP_NAMES[group]} {metric}", "training samples (log scale)",
         f"{GROUP_WORDS[group]} {metric}, %", series, log_x=True,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     GROUP_NAMES,
     beside,
+    metric_bars,
     metric_entries,
     metric_heads,
     records_of,
@@ -38,7 +39,7 @@ _BATCH = 64  # samples per training step
 _ROWS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
 
 #: Percent by scheme, method, set and metric.
-Found = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+SchemeMetrics = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 
 
 def schemes(data: AnalysisData, options: Options) -> Finding:
@@ -79,7 +80,7 @@ def _compared(data: AnalysisData, name: str, options: Options) -> Results:
     """Train the network of a scheme and run its own detector, NAC and NAC+ on it."""
     study = data.bench.study
     sets = study.sets
-    sample = next(iter(batches(study.scored["test"].loader()))).data[:2]
+    sample = next(iter(batches(study.scored["test"].loader()))).rows(slice(2)).data
     backbone = Backbone(build(data.arch, sets.n_classes), sample)
     loader: Any = data.bench.loader("train", "network")
     shuffled = DataLoader(
@@ -111,7 +112,7 @@ def _metrics(results: Results, method: str) -> dict[str, dict[str, float]]:
 
 
 def _table(
-    data: AnalysisData, found: Found, accuracy: Mapping[str, float], options: Options
+    data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
 ) -> DataTable:
     columns = [ColumnHead("Training", number=False), ColumnHead("Detector", number=False),
                ColumnHead("ID accuracy"), *metric_heads(data)]  # fmt: skip
@@ -121,26 +122,24 @@ def _table(
     first = next(iter(paper.values()))
     for name, methods in found.items():
         for method, line in methods.items():
-            printed = paper[name]
             key = "baseline" if method == _NATIVE else method
-            entries = printed.entries(key) if printed is not None else []
             rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
-                         *metric_entries(data, line), *entries])  # fmt: skip
+                         *metric_entries(data, line), *paper[name].entries(key)])  # fmt: skip
             if method != _NATIVE:
                 ours.append(len(rows) - 1)
-    return DataTable("", [*columns, *(first.heads() if first else [])], rows, ours)
+    return DataTable("", [*columns, *first.heads()], rows, ours)
 
 
-def _bars(found: Found, group: str) -> BarGroups:
+def _bars(found: SchemeMetrics, group: str) -> BarGroups:
     rows = [
         (SCHEMES[name].title, [methods[m][group]["AUROC"] for m in _ROWS])
         for name, methods in found.items()
     ]
     title = f"{GROUP_NAMES[group]} AUROC by training scheme"
-    return BarGroups("auroc", title, "AUROC, % (50 is chance)", list(_ROWS.values()), rows, 50.0)
+    return metric_bars("AUROC", title, list(_ROWS.values()), rows)
 
 
-def _sentence(found: Found, group: str) -> str:
+def _sentence(found: SchemeMetrics, group: str) -> str:
     told = []
     for name, methods in found.items():
         own, nac = (methods[m][group]["AUROC"] for m in (_NATIVE, "nac"))

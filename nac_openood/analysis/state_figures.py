@@ -13,7 +13,7 @@ from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import Densities, Density
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
-from nac_openood.analysis.state_forms import FORMS
+from nac_openood.analysis.state_forms import STATE_FORMS
 from nac_openood.core.coverage import states_of
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.ranking import joined_auroc
@@ -52,7 +52,7 @@ def neuron_figure(data: AnalysisData, options: Options, settings: Settings) -> D
     values = tuple(options.steepness or SHOWN_STEEPNESS)
     scores = TestScores(data)
     rows = []
-    for form, title in FORMS.items():
+    for form, title in STATE_FORMS.items():
         points = [replace(settings[form][layer], steepness=value) for value in values]
         scores.prepare({layer: points})
         panels = []
@@ -73,7 +73,7 @@ def coverage_figure(data: AnalysisData, options: Options, settings: Settings) ->
     """Mean coverage over neurons: a row per form, a column per layer and one for all layers."""
     outside = data.ood_set(options.ood_set)
     scores, rows = TestScores(data), []
-    for form, title in FORMS.items():
+    for form, title in STATE_FORMS.items():
         columns = [{layer: settings[form][layer]} for layer in data.layers]
         panels = []
         for chosen in (*columns, settings[form]):

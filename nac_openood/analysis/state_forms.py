@@ -12,7 +12,7 @@ from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE
 
 #: The forms as the paper writes them, by their names in this package.
-FORMS = {
+STATE_FORMS = {
     "output": "output z",
     "gradient": "gradient dKL/dz",
     "output*gradient": "z times dKL/dz",
@@ -67,5 +67,5 @@ def settings_by_form(
             layer: chosen_settings(given.fit, given.id_val, given.ood_val, layer, form, options)
             for layer in data.layers
         }
-        for form in FORMS
+        for form in STATE_FORMS
     }

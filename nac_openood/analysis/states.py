@@ -9,7 +9,7 @@ from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores, main_group
 from nac_openood.analysis.state_figures import coverage_figure, neuron_figure
-from nac_openood.analysis.state_forms import FORMS, settings_by_form
+from nac_openood.analysis.state_forms import STATE_FORMS, settings_by_form
 from nac_openood.analysis.state_parts import part_metrics
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
@@ -17,6 +17,7 @@ from nac_openood.analysis.tabulate import (
     GROUP_WORDS,
     Beside,
     beside,
+    metric_bars,
     metric_entries,
     metric_heads,
     records_of,
@@ -25,7 +26,9 @@ from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 
 _ALL = "all layers"
-Found = Mapping[tuple[str, str], Metrics]
+#: The three parts of the state together.
+_WHOLE = "z*dg*(p-u)"
+StateMetrics = Mapping[tuple[str, str], Metrics]
 Parts = Mapping[str, tuple[LayerConfig, Metrics]]
 
 
@@ -35,7 +38,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
     scores = TestScores(data)
     found = {
         (form, where): scores.metrics(chosen)
-        for form in FORMS
+        for form in STATE_FORMS
         for where, chosen in (
             *((layer, {layer: settings[form][layer]}) for layer in data.layers),
             (_ALL, settings[form]),
@@ -66,17 +69,17 @@ def states(data: AnalysisData, options: Options) -> Finding:
         ],
         records,
         {"settings": {f: {n: c.to_dict() for n, c in s.items()} for f, s in settings.items()}},
-        [*notes, *([paper.note] if paper and parts else [])],
+        [*notes, *(paper.notes if parts else [])],
     )  # fmt: skip
 
 
 def _forms_table(
-    data: AnalysisData, found: Found, settings: Mapping[str, Mapping[str, LayerConfig]]
+    data: AnalysisData, found: StateMetrics, settings: Mapping[str, Mapping[str, LayerConfig]]
 ) -> DataTable:
     rows: list[list[Entry]] = []
     ours = []
     for layer in (*data.layers, _ALL):
-        for form, title in FORMS.items():
+        for form, title in STATE_FORMS.items():
             used = settings[form].get(layer)
             if form == "output*gradient":
                 ours.append(len(rows))
@@ -92,38 +95,38 @@ def _told(used: Optional[LayerConfig]) -> str:
     return "" if used is None else f"{used.steepness:g}, {used.n_bins}, {used.full_count}"
 
 
-def _parts_table(data: AnalysisData, parts: Parts, paper: Optional[Beside]) -> DataTable:
+def _parts_table(data: AnalysisData, parts: Parts, paper: Beside) -> DataTable:
     rows: list[list[Entry]] = [
-        [name, _told(used), *metric_entries(data, line), *(paper.entries(name) if paper else [])]
+        [name, _told(used), *metric_entries(data, line), *paper.entries(name)]
         for name, (used, line) in parts.items()
     ]
     heads = [
         ColumnHead("Parts", number=False), ColumnHead("alpha, M, O*", number=False),
-        *metric_heads(data), *(paper.heads() if paper else []),
+        *metric_heads(data), *paper.heads(),
     ]  # fmt: skip
     title = f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u"
     return DataTable(title, heads, rows, ours=[len(rows) - 1])
 
 
-def _bars(data: AnalysisData, found: Found, group: str) -> BarGroups:
+def _bars(data: AnalysisData, found: StateMetrics, group: str) -> BarGroups:
     rows = [
-        (where, [found[form, where][group]["FPR@95"] for form in FORMS])
+        (where, [found[form, where][group]["FPR@95"] for form in STATE_FORMS])
         for where in (*data.layers, _ALL)
     ]
     title = f"{GROUP_NAMES[group]} FPR@95 by state and layer"
-    return BarGroups("fpr95", title, "FPR@95, % (lower is better)", list(FORMS.values()), rows)
+    return metric_bars("FPR@95", title, list(STATE_FORMS.values()), rows)
 
 
-def _sentence(found: Found, parts: Parts, group: str) -> str:
-    values = {form: found[form, _ALL][group]["FPR@95"] for form in FORMS}
+def _sentence(found: StateMetrics, parts: Parts, group: str) -> str:
+    values = {form: found[form, _ALL][group]["FPR@95"] for form in STATE_FORMS}
     best = min(values, key=lambda form: values[form])
-    listed = ", ".join(f"{values[form]:.2f} % with {title}" for form, title in FORMS.items())
-    text = f"With all layers, {GROUP_WORDS[group]} FPR@95 is {listed}: {FORMS[best]} is best."
+    listed = ", ".join(f"{values[form]:.2f} % with {title}" for form, title in STATE_FORMS.items())
+    text = f"With all layers, {GROUP_WORDS[group]} FPR@95 is {listed}: {STATE_FORMS[best]} is best."
     if not parts:
         return text
     by_part = {name: line[group]["AUROC"] for name, (_, line) in parts.items()}
     top = max(by_part, key=lambda name: by_part[name])
-    return (
-        f"{text} At the head's input, the combination with the highest AUROC is {top} "
-        f"({by_part[top]:.2f} %); all three parts give {by_part['z*dg*(p-u)']:.2f} %."
-    )
+    text += " At the head's input, the combination with the highest AUROC is "
+    if top == _WHOLE:
+        return f"{text}that of all three parts, {top} ({by_part[top]:.2f} %)."
+    return f"{text}{top} ({by_part[top]:.2f} %); all three parts give {by_part[_WHOLE]:.2f} %."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nac_openood.analysis.finding import Finding
     from nac_openood.analysis.options import Options
 
-    Study = Callable[[AnalysisData, Options], Finding]
+    AnalysisFunction = Callable[[AnalysisData, Options], Finding]
 
 #: Stands for all kinds that work on readings alone.
 ALL = "all"
@@ -37,10 +37,11 @@ class Kind(NamedTuple):
     study: str
     in_all: bool = True
 
-    def function(self) -> Study:
+    def function(self) -> AnalysisFunction:
         """The function that carries it out."""
         module, _, function = self.study.partition(":")
-        found: Study = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+        home = importlib.import_module(f"{__package__}.{module}")
+        found: AnalysisFunction = getattr(home, function)
         return found
 
 
@@ -51,9 +52,9 @@ _ROWS = (
     Kind("samples", "how many training samples NAC needs", "samples:samples"),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "near:near"),
     Kind("weighted", "weights of the layers, searched, against equal weights", "weighted:weighted"),
-    Kind("calibration", "calibration errors, OOD samples being wrong", "calibration:calibration"),
+    Kind("calibration", "calibration errors; OOD counts as wrong", "calibration:calibration"),
     Kind("agreement", "which samples NAC and other methods disagree on", "agreement:agreement"),
-    Kind("cost", "time and memory beside other methods", "cost:cost", in_all=False),
+    Kind("cost", "time and memory, beside other methods", "cost:cost", in_all=False),
     Kind("schemes", "NAC on networks of other training schemes", "schemes:schemes", in_all=False),
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import ColumnHead, Entry
+from nac_openood.analysis.finding import BarGroups, ColumnHead, Entry
 from nac_openood.analysis.scores import Metrics, groups
 from nac_openood.benchmark.paper.printed import PrintedValue
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
@@ -16,7 +17,9 @@ GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
 GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
 #: The metrics of the tables: OpenOOD's FPR@95 counts rejected ID samples when 95 % of the OOD
 #: samples are found.
-SHOWN = {"AUROC": "higher", "FPR@95": "lower"}
+TABLE_METRICS = {"AUROC": "higher", "FPR@95": "lower"}
+#: Their names in the names of files.
+METRIC_KEYS = {"AUROC": "auroc", "FPR@95": "fpr95"}
 FPR_NOTE = (
     "FPR@95 is the share of ID samples rejected when 95 % of the OOD samples are found, as in "
     "OpenOOD. All numbers are percent on test data; means are over the OOD sets."
@@ -28,13 +31,13 @@ def metric_heads(data: AnalysisData) -> list[ColumnHead]:
     return [
         ColumnHead(metric, GROUP_NAMES[group], better)
         for group in groups(data)
-        for metric, better in SHOWN.items()
+        for metric, better in TABLE_METRICS.items()
     ]
 
 
 def metric_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
     """The entries below `metric_heads`."""
-    return [found[group][metric] for group in groups(data) for metric in SHOWN]
+    return [found[group][metric] for group in groups(data) for metric in TABLE_METRICS]
 
 
 def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
@@ -45,25 +48,42 @@ def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
     ]
 
 
-class Beside(NamedTuple):
-    """Numbers of the paper for the rows of a table.
+def metric_bars(
+    metric: str,
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[Optional[float]]]],
+    ours: Sequence[str] = (),
+) -> BarGroups:
+    """Bars of AUROC or FPR@95; for the arguments see `BarGroups`."""
+    hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
+    label = f"{metric}, % ({hint})"
+    return BarGroups(METRIC_KEYS[metric], title, label, names, rows, origin, ours=ours)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Numbers of the paper for the rows of a table; empty if nobody asked for them.
 
     Args:
-        note: which numbers they are, a sentence.
+        notes: which numbers they are, a sentence.
         rows: by row and metric.
     """
 
-    note: str
-    rows: Mapping[str, Mapping[str, PrintedValue]]
+    notes: Sequence[str] = ()
+    rows: Mapping[str, Mapping[str, PrintedValue]] = field(default_factory=dict)
 
     def heads(self) -> list[ColumnHead]:
         """Headings of the paper's metrics."""
-        return [ColumnHead(metric, "Paper", better) for metric, better in SHOWN.items()]
+        metrics = TABLE_METRICS.items() if self.rows else ()
+        return [ColumnHead(metric, "Paper", better) for metric, better in metrics]
 
     def entries(self, row: str) -> list[Entry]:
         """The entries below `heads`."""
+        if not self.rows:
+            return []
         values = self.rows.get(row, {})
-        found = [values.get(metric) for metric in SHOWN]
+        found = [values.get(metric) for metric in TABLE_METRICS]
         return [_entry(value) for value in found]
 
 
@@ -73,9 +93,7 @@ def _entry(value: Optional[PrintedValue]) -> Entry:
     return value.mean if value.std is None else (value.mean, value.std)
 
 
-def beside(
-    data: AnalysisData, against: Optional[str], name: str, axis: str, **at: str
-) -> Optional[Beside]:
+def beside(data: AnalysisData, against: Optional[str], name: str, axis: str, **at: str) -> Beside:
     """The numbers of a table of the paper by its rows.
 
     They are those of the same data and network where the table has them. Otherwise they are those
@@ -83,13 +101,13 @@ def beside(
 
     Args:
         data: what was measured.
-        against: None returns None.
+        against: None returns no numbers.
         name: e.g. "Table 4".
         axis: the axis of the rows, e.g. "layers".
         at: coordinates on other axes.
     """
     if against is None:
-        return None
+        return Beside()
     cells = [
         cell
         for cell in table(name).cells()
@@ -107,13 +125,4 @@ def beside(
             rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
     what = "the same benchmark" if same else "another benchmark, so only trends can be compared"
     note = f"Paper: {name}, {' with '.join(place)} ({what}); means over its OOD sets."
-    return Beside(note, rows)
-
-
-def plus_paper(
-    rows: Sequence[Sequence[Entry]], names: Sequence[str], paper: Optional[Beside]
-) -> list[list[Entry]]:
-    """Rows with the paper's entries behind them; `names` are the paper's names of the rows."""
-    if paper is None:
-        return [list(row) for row in rows]
-    return [[*row, *paper.entries(name)] for row, name in zip(rows, names)]
+    return Beside([note], rows)

@@ -9,7 +9,14 @@ from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
-from nac_openood.analysis.tabulate import FPR_NOTE, GROUP_WORDS, SHOWN, beside, records_of
+from nac_openood.analysis.tabulate import (
+    FPR_NOTE,
+    GROUP_WORDS,
+    TABLE_METRICS,
+    beside,
+    metric_bars,
+    records_of,
+)
 from nac_openood.benchmark.run.metrics import FAR, NEAR
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
@@ -43,13 +50,13 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
         [[name, f"{weight:g}"] for name, weight in weights.items()],
     )  # fmt: skip
     tables = [table, chosen]
-    if paper is not None:
+    if paper.rows:
         rows: list[list[Entry]] = [[way, *paper.entries(way)] for way in paper.rows]
         heads = [ColumnHead("Weights", number=False), *paper.heads()]
         tables.append(DataTable("Published", heads, rows))
     return Finding(
         "weighted", "Weighted layers", _sentence(found, weights, group), tables,
-        [_bars(data, found, metric) for metric in SHOWN],
+        [_bars(data, found, metric) for metric in TABLE_METRICS],
         [record for way, line in found.items() for record in records_of(line, weights=way)],
         {"weights": weights, "candidates": tried},
         [
@@ -57,7 +64,7 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
             f"{tried} combinations of weights were tried; the one with the best AUROC of ID "
             f"against OOD validation data ({100 * result.best.auroc:.2f} %) is used. Of equally "
             "good ones it is the first, with large weights. The other settings stay as they are.",
-            *([paper.note] if paper else []),
+            *paper.notes,
         ],
     )  # fmt: skip
 
@@ -78,12 +85,12 @@ def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
     heads = [
         ColumnHead(metric, way, better)
         for way in (*_WAYS, "Difference")
-        for metric, better in SHOWN.items()
+        for metric, better in TABLE_METRICS.items()
     ]
     names = [n for n in next(iter(found.values())) if n not in (NEAR, FAR)] + groups(data)
     rows: list[list[Entry]] = []
     for name in names:
-        numbers = [[found[way][name][metric] for metric in SHOWN] for way in _WAYS]
+        numbers = [[found[way][name][metric] for metric in TABLE_METRICS] for way in _WAYS]
         gain = [f"{b - a:+.2f}" for a, b in zip(*numbers)]
         title = f"{GROUP_WORDS[name]} mean" if name in GROUP_WORDS else name
         rows.append([title, *numbers[0], *numbers[1], *gain])
@@ -93,9 +100,7 @@ def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
 def _bars(data: AnalysisData, found: Mapping[str, Metrics], metric: str) -> BarGroups:
     names = data.names("near", "far")
     rows = [(name, [found[way][name][metric] for way in _WAYS]) for name in names]
-    hint = "50 is chance" if metric == "AUROC" else "lower is better"
-    key, origin = ("auroc", 50.0) if metric == "AUROC" else ("fpr95", 0.0)
-    return BarGroups(key, f"{metric} by OOD set", f"{metric}, % ({hint})", _WAYS, rows, origin)
+    return metric_bars(metric, f"{metric} by OOD set", _WAYS, rows)
 
 
 def _sentence(found: Mapping[str, Metrics], weights: dict[str, float], group: str) -> str:

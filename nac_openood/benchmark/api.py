@@ -15,15 +15,17 @@ from torch.utils.data import DataLoader
 from nac_openood.benchmark.methods.backends import scorers, usable_backends
 from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.scorer import Scorer
-from nac_openood.benchmark.methods.table import AUTO, NAC, Method, chosen_methods
+from nac_openood.benchmark.methods.table import AUTO_BACKEND, NAC, Method, chosen_methods
 from nac_openood.benchmark.paper.published import published
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
+from nac_openood.distributed import agreed
 from nac_openood.errors import NACError
-from nac_openood.network.calling import classify, unwrap
+from nac_openood.network.calling import count_classes, unwrap
+from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import Datasets, check_file_names
@@ -50,7 +52,7 @@ def compare(
     std: Optional[tuple[float, ...]] = None,
     load: Optional[Callable[[str], nn.Module]] = None,
     arch: Optional[str] = None,
-    backend: str = AUTO,
+    backend: str = AUTO_BACKEND,
     opengan: Union[str, Path, None] = None,
     nac_config: Optional[NACConfig] = None,
     nac_strategy: str = "grid",
@@ -61,12 +63,12 @@ def compare(
     seed: int = 0,
     skip_bad: bool = False,
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
     command: str = "nac_openood.compare(...)",
 ) -> Results:
     """Run OOD detection methods on one or more networks and tabulate how well they do.
 
-    Example:
+    Examples:
         >>> results = nac_openood.compare(
         ...     net, train=train_set, id_val=val_set, test=test_set,
         ...     near={"cifar100": cifar100}, far={"svhn": svhn}, ood_val=tin,
@@ -149,7 +151,7 @@ def compare(
             make=_make(
                 rows, backend, opengan, partial(_nac, nac_config, nac_strategy, layers), say
             ),
-            out=Path(tempfile.mkdtemp(prefix="nac_compare_") if out is None else out),
+            out=Path(_temporary() if out is None else out),
             search=search,
             reuse=out is not None,
             batch_size=batch_size,
@@ -159,6 +161,10 @@ def compare(
             command=command,
         )
         return conduct(study, skip_bad=skip_bad, paper=against is not None, say=say)
+
+
+def _temporary() -> str:
+    return agreed("temporary folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
 
 
 def _nac(
@@ -174,7 +180,7 @@ def _make(
     backend: str,
     opengan: Union[str, Path, None],
     own: Callable[[Method], Scorer],
-    say: Callable[[str], None],
+    say: Say,
 ) -> Callable[[Method, Checkpoint], Scorer]:
     """How scorers are made; a backend is only looked for if a method needs one."""
     baselines = any(row.rule is None and row.scorer is None for row in rows)
@@ -238,7 +244,7 @@ def _loading(sets: Datasets, batch_size: Optional[int], workers: Optional[int]) 
 def _count_classes(net: nn.Module, test: Any) -> int:
     """The number of classes that the network tells apart."""
     first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
-    return classify(net, first.data).shape[1]
+    return count_classes(net, first.data)
 
 
 def _check_published(against: Optional[str], id_name: str, arch: Optional[str]) -> None:

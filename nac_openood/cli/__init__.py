@@ -8,18 +8,62 @@ function that runs, so that `--help` and a mistyped option answer without waitin
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.cli import analyze, compare, demo, doctor, rank, report, run, search
-from nac_openood.cli.output import complain, speak_for
+from nac_openood.cli import (
+    analyze,
+    compare,
+    demo,
+    doctor,
+    export,
+    fit,
+    merge,
+    rank,
+    report,
+    run,
+    score,
+    search,
+    serve,
+)
+from nac_openood.cli.options import refuse_impossible_names
+from nac_openood.cli.output import complain, say_warnings, speak_for
+from nac_openood.cli.shared import run_shared
+from nac_openood.distributed import launched
 from nac_openood.errors import NACError
 
-_COMMANDS = (demo, run, search, compare, analyze, rank, report, doctor)
+_COMMANDS = (
+    demo,
+    fit,
+    score,
+    merge,
+    serve,
+    export,
+    run,
+    search,
+    compare,
+    analyze,
+    rank,
+    report,
+    doctor,
+)
 _EPILOG = """\
 examples:
   nac-openood demo
       train a small network on digits, fit NAC and compare it with other methods
+  nac-openood fit --arch net.py:make --checkpoint net.pt --transform transform.yml \\
+      --train birds/train --val birds/val --out birds.nac
+      fit a detector on your own network and images
+  nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/
+      judge new images: class, confidence, score, p-value, decision
+  torchrun --nproc-per-node 4 -m nac_openood score --detector birds.nac --arch net.py:make \\
+      --checkpoint net.pt photos/
+      the same in four processes, for fit, score, search, compare and run
+  nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt
+      the same over HTTP, with a page to drop images on
+  nac-openood export --detector birds.nac --arch net.py:make --checkpoint net.pt --out birds.onnx
+      detector and network as one program for ONNX Runtime or torch.export
   nac-openood run scripts/eval_ood.py --id-data cifar10 --postprocessor nac --save-csv \\
       --root results/cifar10_resnet18_32x32_base_e100_lr0.1_default
       run OpenOOD's own evaluation script, unmodified, with NAC registered
@@ -47,12 +91,25 @@ exit codes:
 """
 
 
+def terminal() -> int:
+    """What the console script calls: `main`, with warnings in one line."""
+    if sys.argv[1:2] != ["run"]:  # OpenOOD's scripts warn as they always do
+        say_warnings()
+    return main()
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run a command and return its exit code, as listed in `nac-openood --help`."""
-    parser, commands = _parser()
-    args = parser.parse_args(argv)
-    speak_for(next(c for c in commands.values() if c.get_default("run") is args.run))
+    parser, commands = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    name, command = next((n, c) for n, c in commands.items() if c.get_default("run") is args.run)
+    if unknown:
+        command.error(_unrecognized(unknown, command))
+    speak_for(command)
     try:
+        refuse_impossible_names(vars(args))
+        if launched():
+            return run_shared(name, lambda: args.run(args))
         return args.run(args)
     except NACError as error:
         complain(str(error))
@@ -62,7 +119,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 130
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str:
+    """What is wrong with options that a command does not have, and which may have been meant."""
+    import difflib  # only errors need it
+
+    told = f"unrecognized arguments: {' '.join(words)}"
+    typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+    meant = difflib.get_close_matches(typed, command._option_string_actions, n=1)
+    return f"{told}. Did you mean {meant[0]}?" if meant else told
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser, and that of each command by its name."""
     parser = argparse.ArgumentParser(
         prog="nac-openood",

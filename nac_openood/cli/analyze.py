@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
-from nac_openood.cli import options
-from nac_openood.cli.output import complain, open_page, say, show
-from nac_openood.errors import FileError, NACError
+from nac_openood.cli import given, options
+from nac_openood.cli.output import complain, drawn, interrupted, open_page, say, show, show_written
+from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,14 +28,15 @@ examples:
       --checkpoint best.ckpt --against paper
       on OpenOOD's CIFAR-10 benchmark, with the published numbers beside the measured ones
   nac-openood analyze states --train PACS/photo --far sketch=PACS/sketch --arch resnet50 \\
-      --checkpoint erm.pt
+      --checkpoint erm.pt --image-size 224
       on image folders of your own, with a subfolder per class
 
 The network is run once; all kinds work on what was read then, which is kept in DIR/readings. After
 an interruption, run the same command again to continue. Each kind writes KIND.csv, KIND.json and
 its figures into --out, and a section of report.html.
 For exit codes see nac-openood --help.
-"""
+
+{options.FORMS}"""
 
 
 def add(commands: options.Commands) -> None:
@@ -51,9 +52,7 @@ def add(commands: options.Commands) -> None:
     _add_studies(parser)
     group = parser.add_argument_group("how to run")
     options.add(group, "--out", default="analyze")
-    group.add_argument(
-        "--against", choices=["paper"], help="put the published numbers beside the measured ones"
-    )
+    options.add(group, "--against")
     group.add_argument(
         "--most-train", type=int, metavar="N",
         help="read at most N training images (default: 50000)",
@@ -68,24 +67,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--embedded", action="store_true",
         help="images that come with libraries, and a small network that is trained on them",
     )  # fmt: skip
-    add("--checkpoint", metavar="PATH", help="file, or torchvision:IMAGENET1K_V1")
-    options.add(group, "--arch", "--id-data", "--data-root", "--ood-val", "--skip-bad")
-    sets = "NAME of a list test_NAME, or NAME=FOLDER of images"
-    add("--near", nargs="*", metavar="SET", help=f"near-OOD sets: {sets}")
-    add("--far", nargs="*", metavar="SET", help=f"far-OOD sets: {sets}")
-    add("--train", metavar="DIR", help="training images of your own, in a subfolder per class")
-    add("--val", metavar="DIR", help="ID validation images (default: 20 %% of --train)")
-    add("--test", metavar="DIR", help="ID test images (default: 20 %% of --train)")
-    add(
-        "--image-size", type=int, default=224, metavar="N",
-        help="with --train: images are resized to N x N (default: %(default)s)",
-    )  # fmt: skip
+    given.add_network(group)
+    options.add(group, "--image-size", "--train", "--val", "--test", "--near", "--far", "--ood-val")
+    options.add(group, "--id-data", "--data-root", "--skip-bad")
 
 
 def _add_studies(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings and studies")
     add = group.add_argument
-    add("--nac-config", metavar="YAML", help="NAC's settings and sweep (default: those shipped)")
+    options.add(group, "--nac-config")
     add(
         "--no-search", action="store_false", dest="search",
         help="use NAC's settings as they are instead of searching them on validation images",
@@ -117,8 +107,8 @@ def _analyze(args: argparse.Namespace) -> int:
         "against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron",
         "ood_set", "methods", "backend", "most_samples", "epochs",
     )  # fmt: skip
-    given = {name: getattr(args, name) for name in same}
-    told = Options(say=say, **{name: value for name, value in given.items() if value is not None})
+    asked = {name: getattr(args, name) for name in same}
+    told = Options(say=say, **{name: value for name, value in asked.items() if value is not None})
     failed: list[str] = []
     try:
         for kind, found in analyze(prepared(args, out), args.kinds, told):
@@ -128,11 +118,7 @@ def _analyze(args: argparse.Namespace) -> int:
             else:
                 _publish(found, out)
     except KeyboardInterrupt:
-        complain(
-            f"interrupted. What was finished is in {out}; run the same command again to continue "
-            "from there."
-        )
-        return 130
+        return interrupted(out)
     page = out / "report.html"
     if args.open and page.is_file():
         open_page(page)
@@ -150,10 +136,5 @@ def _publish(found: Finding, out: Path) -> None:
 
     show(f"\n{finding_text(found)}\n")
     written: list[Any] = write_finding(found, out)
-    try:
-        written += [*write_figures(found, out), write_analysis_page(out)]
-    except FileError:
-        raise
-    except NACError as error:  # without matplotlib there are tables, but no figures and no page
-        complain(f"no figures: {error}")
-    show(f"Written to {out}: {', '.join(path.name for path in written)}")
+    written += drawn("figures", lambda: [*write_figures(found, out), write_analysis_page(out)])
+    show_written(out, written)

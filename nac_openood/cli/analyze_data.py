@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nac_openood.analysis.api import prepare
+from nac_openood.analysis.api import prepare_analysis
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.extract import MOST_TRAIN
-from nac_openood.cli import options
+from nac_openood.cli import given, options
 from nac_openood.cli.output import say
 from nac_openood.detector.config import read_config
 from nac_openood.errors import NACError
-from nac_openood.sources.checkpoints import PUBLISHED, find_checkpoints
-from nac_openood.sources.sets import Datasets, listed_sets
+from nac_openood.sources.sets import Datasets
 
-_SOURCES = ("--embedded", "--id-data", "--train")
+_SOURCES = ("embedded", *given.SOURCES)
 
 
 def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data that the options name, or take what was read before."""
-    given = [args.embedded, args.id_data is not None, args.train is not None]
-    if sum(given) != 1:
-        named = [name for name, is_given in zip(_SOURCES, given) if is_given]
+    named = [options.option(name) for name in _SOURCES if getattr(args, name) not in (None, False)]
+    if len(named) != 1:
         raise NACError(
-            f"expected one of {', '.join(_SOURCES)} to say which images to use, got "
-            f"{' and '.join(named) or 'none'}."
+            f"expected one of {', '.join(map(options.option, _SOURCES))} to say which images to "
+            f"use, got {' and '.join(named) or 'none'}."
         )
-    net, sets, arch = (_embedded if given[0] else _listed if given[1] else _own)(args)
-    return prepare(
+    net, sets, arch = _embedded(args) if args.embedded else _given(args)
+    return prepare_analysis(
         net, sets, out, arch=arch,
         config=None if args.nac_config is None else read_config(args.nac_config),
         search=args.search,
@@ -40,7 +36,7 @@ def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
         batch_size=options.number(args, "batch_size", 100, 1),
         workers=options.number(args, "workers", 0, 0),
         seed=args.seed, skip_bad=args.skip_bad, checkpoint=args.checkpoint or "",
-        command=shlex.join(["nac-openood", *sys.argv[1:]]), say=say,
+        command=options.typed_command(), say=say,
     )  # fmt: skip
 
 
@@ -62,48 +58,7 @@ def _embedded(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
     return options.on_device(net, args.device), sets, NETWORKS[kind]
 
 
-def _listed(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
-    from nac_openood.sources.imglist import benchmark_named
-    from nac_openood.sources.networks import transform_for
-
-    benchmark = benchmark_named(args.id_data)
-    path = _checkpoint(args)
-    sets = listed_sets(
-        benchmark, args.data_root or "data", transform_for(args.arch, benchmark, path),
-        near=args.near, far=args.far, ood_val=args.ood_val,
-    )  # fmt: skip
-    return _network(args, benchmark.n_classes, path), sets, args.arch
-
-
-def _own(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
-    from nac_openood.sources.domains import domainbed_transform
-    from nac_openood.sources.own_sets import folder_sets
-
-    path = _checkpoint(args)
-    sets = folder_sets(
-        args.train, val=args.val, test=args.test, near=args.near or (), far=args.far or (),
-        ood_val=args.ood_val, transform=domainbed_transform(args.image_size), seed=args.seed,
-    )  # fmt: skip
-    return _network(args, sets.n_classes, path), sets, args.arch
-
-
-def _checkpoint(args: argparse.Namespace) -> str:
-    """The one checkpoint; needs --arch, too."""
-    missing = [name for name in ("arch", "checkpoint") if getattr(args, name) is None]
-    if missing:
-        raise NACError(f"expected {' and '.join(map(options.option, missing))}: which network?")
-    if args.checkpoint.startswith(PUBLISHED):
-        return str(args.checkpoint)
-    found = find_checkpoints([args.checkpoint])
-    if len(found) > 1:
-        raise NACError(
-            f"{args.checkpoint} holds {len(found)} checkpoints; an analysis is about one: pass "
-            f"e.g. {found[0].path}."
-        )
-    return found[0].path
-
-
-def _network(args: argparse.Namespace, n_classes: int, path: str) -> Any:
-    from nac_openood.sources.networks import network_of
-
-    return options.on_device(network_of(args.arch, n_classes, path), args.device)
+def _given(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
+    path = given.one_checkpoint(args)
+    sets = given.data_of(args, [path]).sets
+    return given.loader_of(args, sets.n_classes)(path), sets, args.arch

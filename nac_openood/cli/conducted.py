@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, Optional
 
-from nac_openood.cli.output import complain, show
-from nac_openood.errors import FileError, NACError
+from nac_openood.cli.output import complain, drawn, interrupted, show, show_written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,19 +19,15 @@ def carry_out(out: Path, run: Callable[[], Results]) -> int:
         out: the folder of the results, in which those of an interrupted run are found.
         run: makes the comparison.
     """
-    from nac_openood.benchmark.run.results import DOCUMENT, Results
+    from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 
     try:
         results = run()
     except KeyboardInterrupt:
-        if (out / DOCUMENT).is_file():
-            publish(Results.load(out), DOCUMENT)
-        complain(
-            f"interrupted. What was finished is in {out}; run the same command again to continue "
-            "from there."
-        )
-        return 130
-    publish(results, DOCUMENT)
+        if (out / RESULTS_FILE).is_file():
+            publish(Results.load(out), RESULTS_FILE)
+        return interrupted(out)
+    publish(results, RESULTS_FILE)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
         complain(f"failed: {', '.join(failed)} (see the table)")
@@ -42,6 +37,8 @@ def carry_out(out: Path, run: Callable[[], Results]) -> int:
 def publish(results: Results, *more: str) -> Optional[Path]:
     """Show the tables of a comparison and write them, and the page if there is matplotlib.
 
+    Of several processes the first one does.
+
     Args:
         results: the comparison.
         more: names of other files that were written beside them.
@@ -49,17 +46,15 @@ def publish(results: Results, *more: str) -> Optional[Path]:
     Returns:
         The page, or None.
     """
+    from nac_openood.distributed import alone, is_main
     from nac_openood.report.terminal import summary_table
     from nac_openood.report.write import write_page, write_tables
 
-    show(f"\n{summary_table(results)}\n")
-    written, page = write_tables(results), None
-    try:
-        page = write_page(results)
-    except FileError:
-        raise
-    except NACError as error:  # the tables are not lost
-        complain(f"no report.html: {error}")
-    names = [*more, *(path.name for path in (*written, page) if path is not None)]
-    show(f"Written to {results.folder}: {', '.join(names)}")
-    return page
+    if not is_main():
+        return None
+    with alone():
+        show(f"\n{summary_table(results)}\n")
+        written = [results.folder / name for name in more] + write_tables(results)
+        page = drawn("report.html", lambda: [write_page(results)])
+        show_written(results.folder, [*written, *page])
+    return page[0] if page else None

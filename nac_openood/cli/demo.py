@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 import time
 
 from nac_openood.cli import options
@@ -51,7 +49,7 @@ def _demo(args: argparse.Namespace) -> int:
         out,
         lambda: run_demo(
             out, arch=args.arch, backend=args.backend, quick=args.quick, seed=args.seed,
-            command=shlex.join(["nac-openood", *sys.argv[1:]]), say=say,
+            command=options.typed_command(), say=say,
         ),
     )  # fmt: skip
     show(f"Done in {time.perf_counter() - start:.0f} s.")

@@ -35,8 +35,8 @@ def add(commands: options.Commands) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from nac_openood.plugin.doctor import MISSING, examine, render
+    from nac_openood.plugin.doctor import MISSING, checks_text, examine
 
-    findings = examine(data_root=args.data_root, results_root=args.results_root, deep=args.deep)
-    show(render(findings))
-    return 1 if any(finding.status == MISSING for finding in findings) else 0
+    checks = examine(data_root=args.data_root, results_root=args.results_root, deep=args.deep)
+    show(checks_text(checks))
+    return 1 if any(check.status == MISSING for check in checks) else 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
-from nac_openood.benchmark.methods.table import AUTO, BACKENDS
+from nac_openood.benchmark.methods.table import AUTO_BACKEND, BACKENDS
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -16,14 +19,50 @@ if TYPE_CHECKING:
 
 # The names that options accept, here because their homes import torch. tests/test_cli.py checks
 # that they are the names of the tables at home.
-STRATEGIES = ("grid", "layerwise", "random")
-OBJECTIVES = ("auroc", "fpr95", "mean")
+STRATEGY_NAMES = ("grid", "layerwise", "random")
+OBJECTIVE_NAMES = ("auroc", "fpr95", "mean")
+RULE_NAMES = ("nac", "nac_plus")
+#: Bytes in the name of a file on common file systems.
+_LONGEST_NAME = 255
+_MOST, _MOST_WORKERS = 2**31 - 1, 1024
 
+
+def seed_number(text: str) -> int:
+    """A random seed that all libraries take."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}")
+    return int(text)
+
+
+_SETS = "NAME=FOLDER of images; with --id-data also NAME of a list test_NAME"
 _SHARED: Mapping[str, Mapping[str, Any]] = {
-    "--arch": {"metavar": "NAME", "help": "resnet18_32x32, a torchvision model, or timm:NAME"},
+    "--arch": {
+        "metavar": "NET",
+        "help": "the network: resnet18_32x32, a torchvision model, timm:NAME, hf:NAME-OR-FOLDER, "
+        "FILE.pt2, or your code path/to/file.py:factory (see below)",
+    },
+    "--transform": {
+        "metavar": "T",
+        "help": "how images become the network's input: auto (the network's own configuration), a "
+        "YAML file, or your code path/to/file.py:name (default: auto; see below)",
+    },
+    "--image-size": {
+        "type": int,
+        "metavar": "N",
+        "help": "in place of --transform: resize images to N x N and normalize as for ImageNet",
+    },
+    "--train": {
+        "metavar": "DATA",
+        "help": "training images of your own: a folder with a subfolder per class, a CSV file with "
+        "the columns path and label, or your code path/to/file.py:function (see below)",
+    },
+    "--val": {"metavar": "DATA", "help": "ID validation images (default: 20 %% of --train)"},
+    "--test": {"metavar": "DATA", "help": "ID test images (default: 20 %% of --train)"},
+    "--near": {"nargs": "*", "metavar": "SET", "help": f"near-OOD sets: {_SETS}"},
+    "--far": {"nargs": "*", "metavar": "SET", "help": f"far-OOD sets: {_SETS}"},
     "--id-data": {
         "metavar": "NAME",
-        "help": "in-distribution data: cifar10, cifar100, imagenet200 or imagenet",
+        "help": "data of OpenOOD instead of --train: cifar10, cifar100, imagenet200 or imagenet",
     },
     "--data-root": {
         "metavar": "DIR",
@@ -33,14 +72,29 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
         "metavar": "SET",
         "help": "OOD validation set: NAME of a list val_NAME, NAME=FOLDER of images, or 'none' for "
         "surrogates made from ID validation images (default: tin for CIFAR, openimage_o for "
-        "ImageNet)",
+        "ImageNet, none for --train)",
+    },
+    "--nac-config": {
+        "metavar": "YAML",
+        "help": "NAC's settings and sweep (default: those shipped)",
+    },
+    "--against": {
+        "choices": ["paper"],
+        "help": "put the published numbers beside the measured ones",
     },
     "--skip-bad": {"action": "store_true", "help": "leave out images that cannot be read"},
+    "--alpha": {
+        "type": float,
+        "default": 0.05,
+        "metavar": "P",
+        "help": "an image is out-of-distribution if its p-value is at most P, which is then about "
+        "the share of false alarms (default: %(default)s)",
+    },
     "--out": {"metavar": "DIR", "help": "folder of the results (default: ./%(default)s)"},
     "--open": {"action": "store_true", "help": "open the page in a browser"},
     "--backend": {
         "choices": BACKENDS,
-        "default": AUTO,
+        "default": AUTO_BACKEND,
         "help": "library that provides the baselines (default: openood if installed, else "
         "pytorch-ood)",
     },
@@ -52,12 +106,41 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
     },
     "--device": {"metavar": "NAME", "help": "cpu, cuda, cuda:1, ... (default: cuda if available)"},
     "--seed": {
-        "type": int,
+        "type": seed_number,
         "default": 0,
         "metavar": "N",
         "help": "random seed (default: %(default)s)",
     },
 }
+
+#: What the help of every command with --arch and --transform says at its end.
+NETWORK_FORMS = """\
+networks (--arch):
+  resnet50, vit_b_16, ...    torchvision; --checkpoint FILE or torchvision:IMAGENET1K_V1
+  timm:NAME                  timm; without --checkpoint its published weights
+  hf:NAME-OR-FOLDER          Hugging Face, with its weights, class names, and image processor or
+                             tokenizer
+  net.pt2, script.pt         a program of torch.export or TorchScript, with its weights in it
+  file.py:factory, package.module:factory
+                             your own code, which is run: the factory is called with the number
+                             of classes if it takes it (n_classes), otherwise with nothing
+transforms (--transform):
+  auto                       what timm, torchvision or Hugging Face have for the network
+  transform.yml              e.g. {resize: 256, crop: 224, mean: [0.5, 0.5, 0.5],
+                             std: [0.2, 0.2, 0.2]}; also interpolation and gray
+  file.py:name               your own code, which is run: a function of an image, or a function
+                             or class without arguments that makes one
+"""
+#: The same for commands with --train.
+FORMS = f"""\
+{NETWORK_FORMS}\
+data (--train, --val, --test, NAME=... of --near and --far):
+  FOLDER                     a subfolder per class; subfolders of OOD sets do not matter
+  list.csv                   columns path and label; paths are relative to the list. Columns text
+                             and label for a network of texts
+  file.py:function           your own code, which is run: returns a dataset of (x, y), or a dict
+                             of datasets; is given the transform if it takes an argument
+"""
 
 
 def add_command(
@@ -93,11 +176,26 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
 
 
 def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
-    """The value of an option, if it is large enough; the default if it was not given."""
+    """The value of an option, if it is within bounds; the default if it was not given."""
     from nac_openood.core.layer_config import whole_number
 
     given = getattr(args, name)
-    return whole_number(f"`{name}`", default if given is None else given, least)
+    most = _MOST_WORKERS if name == "workers" else _MOST
+    return whole_number(f"`{name}`", default if given is None else given, least, most)
+
+
+def refuse_impossible_names(given: Mapping[str, Any]) -> None:
+    """Raise if an argument is too long for a file: the system would, wherever it is first used."""
+    for value in given.values():
+        for text in value if isinstance(value, (list, tuple)) else [value]:
+            parts = text.split("/") if isinstance(text, str) else []
+            if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+                raise NACError(f"no file has a name such as {text[:60]!r}...: it is too long.")
+
+
+def typed_command() -> str:
+    """The command that is running, as one types it."""
+    return shlex.join(["nac-openood", *sys.argv[1:]])
 
 
 def option(name: str) -> str:

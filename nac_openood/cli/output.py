@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+
+from nac_openood.distributed import is_main
+from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +22,18 @@ _options: dict[str, argparse.Action] = {}
 
 
 def speak_for(parser: argparse.ArgumentParser) -> None:
-    """Translate what is printed from now on into the options of this command.
-
-    An option stands for the Python argument of its `dest`, which argparse takes from its name
-    (`batch_size` of --batch-size) unless it is given.
-    """
+    """Translate what is printed from now on into the options of this command."""
     _options.clear()
-    _options.update({a.dest: a for a in parser._actions if a.option_strings})
+    _options.update(options_of(parser))
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The options of a command by the Python argument that each stands for.
+
+    That is its `dest`, which argparse takes from its name (`batch_size` of --batch-size) unless it
+    is given.
+    """
+    return {a.dest: a for a in parser._actions if a.option_strings}
 
 
 def show(text: str) -> None:
@@ -39,8 +47,50 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning to stderr."""
+    """Print an error or a warning to stderr; of several processes the first one does."""
+    if not is_main():
+        return
     print(f"nac-openood: {in_options(text, _options)}", file=sys.stderr, flush=True)
+
+
+def interrupted(out: Path) -> int:
+    """Tell how to go on after Ctrl-C, and return the exit code."""
+    complain(
+        f"interrupted. What was finished is in {out}; run the same command again to continue from "
+        "there."
+    )
+    return 130
+
+
+def drawn(what: str, write: Callable[[], list[Path]]) -> list[Path]:
+    """Write files that need matplotlib; without it, tell so and return none."""
+    try:
+        return write()
+    except FileError:
+        raise
+    except NACError as error:  # the tables are not lost
+        complain(f"no {what}: {error}")
+        return []
+
+
+def show_written(folder: Path, paths: Sequence[Path]) -> None:
+    """Tell which files are in the folder now."""
+    show(f"Written to {folder}: {', '.join(path.name for path in paths)}")
+
+
+def say_warnings() -> None:
+    """From now on print warnings in one line, each once, without the code that raised them."""
+    import warnings
+
+    seen: set[str] = set()
+
+    def tell(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        kind = "" if issubclass(category, UserWarning) else f"{category.__name__}: "
+        if f"{kind}{message}" not in seen:
+            seen.add(f"{kind}{message}")
+            complain(f"warning: {kind}{message}")
+
+    warnings.showwarning = tell
 
 
 def open_page(page: Path) -> None:

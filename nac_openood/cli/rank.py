@@ -6,9 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from nac_openood.cli import options
-from nac_openood.cli.output import complain, open_page, say, show
-from nac_openood.cli.rank_work import command, complete, many_runs, one_run, refuse
-from nac_openood.errors import FileError, NACError
+from nac_openood.cli.output import drawn, interrupted, open_page, say, show, show_written
+from nac_openood.cli.rank_work import complete, many_runs, one_run, refuse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,27 +58,28 @@ def add(commands: options.Commands) -> None:
         help="settings to choose from: vlcs, pacs, officehome, terraincognita (the paper's) or all "
         "(default: by the name of the data folder)",
     )  # fmt: skip
-    add("--against", choices=["paper"], help="put the published numbers beside the measured ones")
     options.add(group, "--out", default="rank")
-    options.add(group, "--open", "--batch-size", "--workers", "--device")
-    demo = parser.add_argument_group("demo").add_argument
-    demo(
+    options.add(group, "--against", "--open", "--batch-size", "--workers", "--device")
+    group = parser.add_argument_group("demo")
+    group.add_argument(
         "--demo", action="store_true",
         help="train small networks on images that come with libraries, and rank their checkpoints",
     )  # fmt: skip
-    demo(
-        "--seed", type=int, default=0, metavar="N",
-        help="random seed of the training (default: %(default)s)",
-    )  # fmt: skip
+    options.add(group, "--seed")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("checkpoints and images").add_argument
+    group = parser.add_argument_group("checkpoints and images")
+    add = group.add_argument
     add(
         "checkpoints", nargs="*", metavar="CHECKPOINTS",
         help="files, or folders of files, of one training run",
     )  # fmt: skip
-    add("--arch", help="resnet18, resnet50, another torchvision model, or timm:NAME")
+    add(
+        "--arch", metavar="NET",
+        help="resnet18, resnet50, another torchvision model, timm:NAME, hf:NAME-OR-FOLDER, or your "
+        "code path/to/file.py:factory, which is run with the number of classes",
+    )  # fmt: skip
     add("--train", nargs="+", metavar="DIR", help="folders of the source domains")
     add(
         "--val", nargs="+", metavar="DIR",
@@ -94,7 +94,12 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="with --runs: folder of all domains, e.g. PACS")
     add(
         "--image-size", type=int, default=224, metavar="N",
-        help="images are resized to N x N (default: %(default)s)",
+        help="images are resized to N x N and normalized as for ImageNet (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--transform", metavar="T",
+        help="in place of --image-size: auto (the network's own configuration), a YAML file, or "
+        "your code path/to/file.py:name",
     )  # fmt: skip
 
 
@@ -106,16 +111,14 @@ def _rank(args: argparse.Namespace) -> int:
         refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
         from nac_openood.demo.ranking import run_rank_demo
 
-        return _publish(run_rank_demo(out, seed=args.seed, command=command(), say=say), out, args)
+        return _publish(
+            run_rank_demo(out, seed=args.seed, command=options.typed_command(), say=say), out, args
+        )
     work = one_run if args.runs is None else many_runs
     try:
         ranked = work(args, out)
     except KeyboardInterrupt:
-        complain(
-            f"interrupted. Checkpoints that were read are in {out}; run the same command again to "
-            "continue from there."
-        )
-        return 130
+        return interrupted(out)
     return _publish(complete(ranked, args), out, args)
 
 
@@ -127,14 +130,8 @@ def _publish(ranked: RankedRuns, out: Path, args: argparse.Namespace) -> int:
     )
 
     show(f"\n{ranked_summary(ranked)}\n")
-    written = [ranked.save(out), *write_ranked_tables(ranked, out)]
-    try:
-        written.append(write_ranked_page(ranked, out))
-    except FileError:
-        raise
-    except NACError as error:  # without matplotlib there are tables, but no page
-        complain(f"no report.html: {error}")
-    show(f"Written to {out}: {', '.join(path.name for path in written)}")
-    if args.open and written[-1].suffix == ".html":
-        open_page(written[-1])
+    page = drawn("report.html", lambda: [write_ranked_page(ranked, out)])
+    show_written(out, [ranked.save(out), *write_ranked_tables(ranked, out), *page])
+    if args.open and page:
+        open_page(page[0])
     return 0

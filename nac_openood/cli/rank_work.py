@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
-from nac_openood.cli.options import number, on_device, option
+from nac_openood.cli.given import loader_of
+from nac_openood.cli.options import number, option, typed_command
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError
 
@@ -23,14 +22,12 @@ def one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
     from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
     from nac_openood.evaluation.rank import rank_checkpoints
     from nac_openood.sources.checkpoints import run_checkpoints
-    from nac_openood.sources.domains import domainbed_transform
 
     require(args, ("checkpoints", "arch", "train"))
     refuse(args, "CHECKPOINTS", ("data",))
-    size = number(args, "image_size", 224, 1)
     found = run_checkpoints(args.checkpoints)
     roles, classes = domains_by_role(
-        args.train, args.val, args.test, domainbed_transform(size), trial=args.trial
+        args.train, args.val, args.test, _transform(args), trial=args.trial
     )
     ranking = rank_checkpoints(
         {each.name: each.path for each in found},
@@ -47,15 +44,23 @@ def many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
     from nac_openood.evaluation.folders import all_domains
     from nac_openood.evaluation.leave_one_out import rank_runs
     from nac_openood.evaluation.runs import find_runs
-    from nac_openood.sources.domains import domainbed_transform
 
     require(args, ("data", "arch"))
     refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
-    size = number(args, "image_size", 224, 1)
-    domains = all_domains(args.data, domainbed_transform(size))
+    domains = all_domains(args.data, _transform(args))
     runs = find_runs(args.runs, list(domains))
     classes = next(iter(domains.values())).classes
     return rank_runs(runs, domains, out=out, **_options(args, classes))
+
+
+def _transform(args: argparse.Namespace) -> Any:
+    """How images become tensors: as DomainBed does it, unless told otherwise."""
+    from nac_openood.sources.domains import domainbed_transform
+    from nac_openood.sources.transforms import chosen_transform
+
+    if args.transform is not None:
+        return chosen_transform(args.transform, args.arch).transform
+    return domainbed_transform(number(args, "image_size", 224, 1))
 
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
@@ -67,19 +72,13 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
 
         published_choice(_dataset(args), args.arch)
     return {
-        "load": _load(args.arch, len(classes), args.device),
+        "load": loader_of(args, len(classes)),
         "layer": args.layer,
         "space": args.space or space_named(_dataset(args)),
         "batch_size": number(args, "batch_size", 100, 1),
         "workers": number(args, "workers", 0, 0),
         "say": say,
     }
-
-
-def _load(arch: str, n_classes: int, device: Any) -> Callable[[str], Any]:
-    from nac_openood.sources.networks import network_of
-
-    return lambda path: on_device(network_of(arch, n_classes, path), device)
 
 
 def _dataset(args: argparse.Namespace) -> str:
@@ -109,15 +108,10 @@ def complete(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
         if printed != args.arch:
             notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
     return replace(
-        ranked, dataset=dataset, arch=args.arch, command=command(), notes=notes,
+        ranked, dataset=dataset, arch=args.arch, command=typed_command(), notes=notes,
         created=datetime.now().isoformat(timespec="seconds"), paper=tuple(paper),
         versions={**versions(), "scipy": version("scipy")},
     )  # fmt: skip
-
-
-def command() -> str:
-    """The command that is running, as one types it."""
-    return shlex.join(["nac-openood", *sys.argv[1:]])
 
 
 def require(args: argparse.Namespace, names: Sequence[str]) -> None:

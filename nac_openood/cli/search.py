@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Optional, Union
 
-from nac_openood.cli import options
+from nac_openood.cli import given, options
 from nac_openood.cli.output import complain, say, show
 from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
 from nac_openood.errors import NACError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nac_openood.search.advice import Advice
     from nac_openood.search.stored import ReadingSet
 
-_EXAMPLES = """\
+_EXAMPLES = f"""\
 examples:
   nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10 \\
       --data-root data --save-readings readings/ --out nac_search/
@@ -28,10 +28,15 @@ examples:
       exactly the authors' grid
   nac-openood search --checkpoint best.ckpt --arch vit_b_16 --id-data imagenet --ood-val none
       without OOD validation data: surrogates made from ID validation images (labelled as such)
+  nac-openood search --arch net.py:make --checkpoint net.pt --transform transform.yml \\
+      --train birds/train --val birds/val
+      your own network and images, surrogates as OOD validation data
 
 Writes nac.yml (the settings, for NACDetector, nac-openood compare and OpenOOD), search.json (all
 results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') to --out.
-"""
+For exit codes see nac-openood --help.
+
+{options.FORMS}"""
 
 
 def add(commands: options.Commands) -> None:
@@ -55,16 +60,23 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="use readings saved with --save-readings instead of a network",
     )
-    add(
-        "--checkpoint", metavar="FILE",
-        help="a checkpoint file, or torchvision:IMAGENET1K_V1 for published weights",
-    )  # fmt: skip
-    options.add(group, "--arch", "--id-data", "--data-root", "--ood-val", "--skip-bad")
+    given.add_network(group)
+    options.add(
+        group,
+        "--image-size",
+        "--train",
+        "--val",
+        "--ood-val",
+        "--id-data",
+        "--data-root",
+        "--skip-bad",
+    )
     add(
         "--layers",
         metavar="LAYER",
         nargs="+",
-        help="layers to search (default: those of the shipped preset)",
+        help="layers to search (default: those of the shipped preset; for --train found by running "
+        "the network)",
     )
     add(
         "--n-samples", type=int, metavar="N",
@@ -83,11 +95,11 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to search")
     add = group.add_argument
     add(
-        "--strategy", choices=options.STRATEGIES, default="layerwise",
+        "--strategy", choices=options.STRATEGY_NAMES, default="layerwise",
         help="search strategy (default: %(default)s)",
     )  # fmt: skip
     add(
-        "--objective", choices=options.OBJECTIVES, default="auroc",
+        "--objective", choices=options.OBJECTIVE_NAMES, default="auroc",
         help="what to optimize on validation data: AUROC, FPR@95 as in OpenOOD, or their mean "
         "(default: %(default)s)",
     )  # fmt: skip
@@ -117,14 +129,22 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    from nac_openood.cli.search_table import show_result
     from nac_openood.files import make_folder
+    from nac_openood.locks import locked
+
+    guard, budget = _guard(args.guard), _budget(args)
+    out = make_folder(args.out)  # before the long part, or its result could not be written
+    with locked(out):
+        return _search_into(out, args, guard, budget)
+
+
+def _search_into(
+    out: Path, args: argparse.Namespace, guard: Union[float, str, None], budget: Any
+) -> int:
+    from nac_openood.cli.search_table import show_result
     from nac_openood.search import search
     from nac_openood.search.choice import layers_and_lists
 
-    guard = _guard(args.guard)
-    budget = _budget(args)
-    out = make_folder(args.out)  # before the long part, or its result could not be written
     readings = readings_for(args, say)
     space = args.space or ("preset" if args.strategy == "grid" else "paper")
     layers, lists = layers_and_lists(readings, space, args.layers)
@@ -170,8 +190,8 @@ def _write(
 
 def _settings(args: argparse.Namespace, space: str) -> dict[str, Any]:
     """What was asked for; options of reading lie beside the readings."""
-    given = {k: v for k, v in vars(args).items() if k != "run" and k not in NEEDS_A_NETWORK}
-    return {**given, "space": space}
+    asked = {k: v for k, v in vars(args).items() if k != "run" and k not in NEEDS_A_NETWORK}
+    return {**asked, "space": space}
 
 
 def _guard(text: str) -> Union[float, str, None]:

@@ -19,15 +19,17 @@ def show_result(result: SearchResult, about: Mapping[str, Any], advice: Advice) 
         print(f"The network is right on {about['accuracy']:.1%} of ID validation.")
     if result.surrogate:
         print(f"NOTE: {SURROGATE_LABEL}.")
-    print(f"\n{'':4}{'AUROC':>8}{'FPR@95*':>9}{'guard':>8}  layers (weight)")
+    found, kept = SHOWN["FPR@95"], SHOWN["FPR@95_IN"]
+    print(f"\n{'':12}{found.title:>11}{kept.title:>11}")
+    print(f"{'':4}{'AUROC':>8}{found.note:>11}{kept.note:>11}{'guard':>8}  layers (weight)")
     for place, candidate in enumerate(result.ranking[:_SHOWN], start=1):
         names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
         print(
-            f"{place:>3} {candidate.auroc:8.2%}{candidate.fpr95:9.2%}{_share(candidate.guard):>8}"
-            f"  {names}"
+            f"{place:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
+            f"{_share(candidate.guard):>8}  {names}"
         )
-    fpr95 = SHOWN["FPR@95"]
-    print(f"\n* {fpr95}: {fpr95.meaning}")
+    print(f"\n{found}: {found.meaning}")
+    print(f"{kept}: {kept.meaning}")
     print(f"guard: {_guard_note(result.guard, result.best.guard)}\n")
     _show_layers(result)
     print(f"\n{advice}")

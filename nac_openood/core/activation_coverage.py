@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from nac_openood.core.fine_counts import FineCounts
+from nac_openood.core.placed import Placed
 from nac_openood.core.precision import double
 
-N_BINS = 50
+_N_BINS = 50
 _SIZE, _SIZE_FLOOR = 0.95, 0.10  # quantiles: of |z| per neuron, and of the sizes per layer
 _STEEPNESS = 2.94  # a usual activation lands at 0.95
 _SMOOTHING = 0.5
@@ -29,20 +30,21 @@ class ActivationCoverage:
     def __init__(self, counts: FineCounts) -> None:
         sizes = counts.magnitude_quantile(_SIZE)
         sizes = sizes.clamp(min=float(sizes.quantile(_SIZE_FLOOR)) + 1e-12)
-        self._slope = _STEEPNESS / sizes
-        inner = torch.arange(1, N_BINS, dtype=torch.float64, device=sizes.device) / N_BINS
-        below = counts.below(inner.logit() / self._slope[:, None])
+        slope = _STEEPNESS / sizes
+        inner = torch.arange(1, _N_BINS, dtype=torch.float64, device=sizes.device) / _N_BINS
+        below = counts.below(inner.logit() / slope[:, None])
         everything = below.new_full((len(sizes), 1), counts.n_samples)
         filled = torch.cat([torch.zeros_like(everything), below, everything], dim=1).diff(dim=1)
-        share = (filled + _SMOOTHING) * N_BINS / counts.n_samples
-        self._table = share.log().clamp(max=0.0)
+        share = (filled + _SMOOTHING) * _N_BINS / counts.n_samples
+        self._learned = Placed(slope, share.log().clamp(max=0.0))
 
     def neurons(self, activation: Tensor) -> Tensor:
         """Log coverage of activations `[batch, neurons]`, in that shape; 0 is fully covered."""
         z = double(activation)
-        states = torch.sigmoid(z * self._slope.to(z.device))
-        bins = (states * N_BINS).nan_to_num(0.0).long().clamp_(max=N_BINS - 1)
-        return self._table.to(z.device).gather(1, bins.t()).t()
+        slope, table = self._learned.on(z.device)
+        states = torch.sigmoid(z * slope)
+        bins = (states * _N_BINS).nan_to_num(0.0, 0.0, 0.0).long().clamp_(max=_N_BINS - 1)
+        return table.gather(1, bins.t()).t()
 
     def score(self, activation: Tensor) -> Tensor:
         """Mean log coverage over neurons, float64 `[batch]`."""

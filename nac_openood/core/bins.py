@@ -33,7 +33,9 @@ def edges(n_bins: int) -> np.ndarray:
             f"n_bins must be at least {MIN_BINS}, got {n_bins}: with fewer there is no bin. "
             "The paper uses 50 to 1000."
         )
-    left = np.log(np.linspace(1.0, np.sqrt(_SPREAD), n_bins // 2)) / np.log(_SPREAD)
+    # not np.log, whose last bit depends on the version of NumPy and on the processor
+    logs = [math.log(x) for x in np.linspace(1.0, math.sqrt(_SPREAD), n_bins // 2)]
+    left = np.array(logs) / math.log(_SPREAD)
     left[-1] = 0.5  # a dead neuron's state; log() may miss it by one ulp
     result = np.concatenate([left[:-1], (1.0 - left)[::-1]])
     result.setflags(write=False)
@@ -64,7 +66,8 @@ def bin_index(state: Tensor, n_bins: int) -> Tensor:
     """
     if state.dtype not in (torch.float32, torch.float64):
         state = state.float()
-    if state.device.type == "cpu" and state.ndim == 2:
+    # `_look_up` splits by size, which a program for batches of any size cannot
+    if state.device.type == "cpu" and state.ndim == 2 and not torch.compiler.is_compiling():
         cells = _cells(n_bins, state.dtype)
         if cells is not None:
             return _look_up(state, *cells)

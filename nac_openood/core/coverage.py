@@ -12,8 +12,15 @@ from torch import Tensor
 
 from nac_openood.core.bins import count_bins
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.core.reading import Reading
+from nac_openood.core.restoring import (
+    check_counts,
+    check_width,
+    refuse_other_tensors,
+    stored_layers,
+    stored_tensor,
+)
 from nac_openood.core.rule import Needs, Rule
 from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.core.states import STATES
@@ -148,6 +155,19 @@ class Coverage(Rule):
             mine = self._broken.get(name)
             self._broken[name] = broken if mine is None else mine + broken.to(mine.device)
 
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """Counts and numbers of broken samples, by layer."""
+        counts = {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
+        return {**counts, **{f"broken/{name}": broken for name, broken in self._broken.items()}}
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the counts by sums over shards."""
+        for name, config in self.layers.items():
+            if f"counts/{name}" in sums:
+                counts = sums[f"counts/{name}"]
+                self.histograms[name] = Histogram.of_sums(counts, config.n_bins)
+                self._broken[name] = sums[f"broken/{name}"]
+
     def tensors(self) -> dict[str, Tensor]:
         """The counts by layer."""
         return {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
@@ -162,10 +182,16 @@ class Coverage(Rule):
     @classmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coverage:
         """The coverage that `settings` and `tensors` came from."""
-        coverage = cls({n: LayerConfig.from_dict(c) for n, c in settings["layers"].items()})
+        coverage = cls(stored_layers(settings, LayerConfig))
+        refuse_other_tensors(tensors, {f"counts/{name}" for name in coverage.layers})
+        counted = settings.get("n_samples")
+        if not isinstance(counted, Mapping) or set(counted) != set(coverage.layers):
+            raise NACError(f"'n_samples' must be a number for each layer, got {counted!r}.")
         for name, config in coverage.layers.items():
-            counts, n_samples = tensors[f"counts/{name}"].clone(), settings["n_samples"][name]
-            _check_counts(name, counts, config, n_samples)
+            counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
+            n_samples = whole_number("n_samples", counted[name], 1, 2**31 - 1)
+            check_width(f"layer '{name}'", counts, count_bins(config.n_bins))
+            check_counts(f"layer '{name}'", counts, n_samples)
             coverage.histograms[name] = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
         return coverage
 
@@ -235,15 +261,3 @@ def missing_layer(name: str, readings: Mapping[str, Reading]) -> NACError:
         f"readings of layer '{name}' are missing; got {sorted(readings)}. "
         "Collect them with the layers that are fitted and scored."
     )
-
-
-def _check_counts(name: str, counts: Tensor, config: LayerConfig, n_samples: int) -> None:
-    """Every neuron must have been counted once for each sample, or the counts are not whole."""
-    whole = (
-        counts.ndim == 2
-        and counts.dtype == torch.int32
-        and counts.shape[1] == count_bins(config.n_bins)
-        and bool((counts.sum(dim=1) == n_samples).all())
-    )
-    if not whole:
-        raise NACError(f"the counts of layer '{name}' do not add up.")

@@ -17,9 +17,17 @@ from torch import Tensor
 
 from nac_openood.core.coverage import missing_layer, not_finite
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.layer_config import IntegralConfig, whole_number
 from nac_openood.core.reading import Reading, logits_in
+from nac_openood.core.restoring import (
+    check_counts,
+    check_width,
+    refuse_other_tensors,
+    stored_layers,
+    stored_tensor,
+)
 from nac_openood.core.rule import Accumulator, Needs
+from nac_openood.core.states import sigmoid
 from nac_openood.errors import NACError, NotFittedError
 
 
@@ -110,7 +118,7 @@ class CoverageIntegral(Accumulator):
         counted = state_argument(name, readings[name])[correct.to(readings[name].activation.device)]
         if self.histogram is None:
             self.histogram = LinearHistogram.empty(counted.shape[1], config.n_bins, counted.device)
-        self.histogram.to(counted.device).update(torch.sigmoid(config.steepness * counted))
+        self.histogram.to(counted.device).update(sigmoid(config.steepness * counted))
         self._n_samples += label.shape[0]
         broken = not_finite(Reading(counted)).sum()
         # added up on the device: reading the number here would stall every batch
@@ -151,6 +159,20 @@ class CoverageIntegral(Accumulator):
             mine = 0 if self._broken is None else self._broken.to(other._broken.device)
             self._broken = other._broken + mine
 
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """Counts, and numbers of samples."""
+        if self.histogram is None or self._broken is None:
+            return {}
+        seen = torch.tensor(self._n_samples)
+        return {"counts": self.histogram.counts, "n_samples": seen, "broken": self._broken}
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the counts by sums over shards."""
+        if sums:
+            config = next(iter(self.layers.values()))
+            self.histogram = LinearHistogram.of_sums(sums["counts"], config.n_bins)
+            self._n_samples, self._broken = int(sums["n_samples"]), sums["broken"]
+
     def tensors(self) -> dict[str, Tensor]:
         """The counts."""
         name = next(iter(self.layers))
@@ -169,19 +191,14 @@ class CoverageIntegral(Accumulator):
         cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> CoverageIntegral:
         """The counts that `settings` and `tensors` came from."""
-        found = cls({n: IntegralConfig.from_dict(c) for n, c in settings["layers"].items()})
+        found = cls(stored_layers(settings, IntegralConfig))
         ((name, config),) = found.layers.items()
-        seen, correct = settings["n_samples"], settings["n_correct"]
-        counts = tensors[f"counts/{name}"].clone()
-        whole = (
-            counts.ndim == 2
-            and counts.dtype == torch.int32
-            and counts.shape[1] == LinearHistogram.width(config.n_bins)
-            and bool((counts.sum(dim=1) == correct).all())
-            and 0 <= correct <= seen
-        )
-        if not whole:
-            raise NACError(f"the counts of layer '{name}' do not add up.")
+        refuse_other_tensors(tensors, {f"counts/{name}"})
+        seen = whole_number("n_samples", settings.get("n_samples"), 1, 2**31 - 1)
+        correct = whole_number("n_correct", settings.get("n_correct"), 0, seen)
+        counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
+        check_width(f"layer '{name}'", counts, LinearHistogram.width(config.n_bins))
+        check_counts(f"layer '{name}'", counts, correct)
         found.histogram = LinearHistogram(counts, n_bins=config.n_bins, n_samples=correct)
         found._n_samples = seen
         return found

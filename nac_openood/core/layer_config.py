@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Collection, Mapping, Optional, Type, TypeVar
 
 from nac_openood.core.bins import MIN_BINS
@@ -19,7 +20,10 @@ _REFERENCE_STATES = {
     "sigmoid(o)": "output",
     "sigmoid(g_kl)": "gradient",
 }
-
+#: A histogram has this many counters per neuron at most, and counts in int32.
+_MOST_BINS, _MOST_COUNT = 10**6, 2**31 - 1
+#: Far from where a float32 becomes infinite and states become NaN.
+_STEEPEST = 1e30
 
 _S = TypeVar("_S", bound="_Settings")
 
@@ -40,7 +44,11 @@ class _Settings:
         """The settings in our spelling."""
         if not isinstance(settings, Mapping):
             raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
-        ours = {cls._other_spellings.get(key, key): value for key, value in settings.items()}
+        names = [cls._other_spellings.get(key, key) for key in settings]
+        twice = sorted({str(name) for name in names if names.count(name) > 1})
+        if twice:
+            raise NACError(f"{what} {twice} stands there in two spellings: give one of them.")
+        ours = dict(zip(names, settings.values()))
         refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)  # type: ignore[arg-type]
         return ours
 
@@ -56,7 +64,8 @@ class LayoutConfig(_Settings):
 
     Args:
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions.
+            or for a module of your own goes by the number of dimensions. Of tokens, those are
+            read that the logits depend on: all, the class token, or the last one.
     """
 
     layout: Optional[str] = None
@@ -76,7 +85,8 @@ class LayerConfig(_Settings):
         state: one of `nac_openood.core.states.STATES`.
         weight: weight of the layer in the mean over layers.
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions.
+            or for a module of your own goes by the number of dimensions. Of tokens, those are
+            read that the logits depend on: all, the class token, or the last one.
     """
 
     _other_spellings = _REFERENCE_KEYS
@@ -89,12 +99,16 @@ class LayerConfig(_Settings):
     layout: Optional[str] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, MIN_BINS))
-        object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
+        object.__setattr__(
+            self, "n_bins", whole_number("n_bins", self.n_bins, MIN_BINS, _MOST_BINS)
+        )
+        full = whole_number("full_count", self.full_count, 1, _MOST_COUNT)
+        object.__setattr__(self, "full_count", full)
         object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
-        object.__setattr__(self, "weight", finite_number("weight", self.weight))
-        object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
-        if self.state not in STATES:
+        object.__setattr__(self, "weight", finite_number("weight", self.weight, 1e6))
+        if isinstance(self.state, str):
+            object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
+        if self.state not in list(STATES):
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
         _check_layout(self.layout)
 
@@ -108,7 +122,8 @@ class IntegralConfig(_Settings):
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions.
+            or for a module of your own goes by the number of dimensions. Of tokens, those are
+            read that the logits depend on: all, the class token, or the last one.
     """
 
     _other_spellings = _REFERENCE_KEYS
@@ -119,21 +134,22 @@ class IntegralConfig(_Settings):
     layout: Optional[str] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, 2))
-        object.__setattr__(self, "full_count", whole_number("full_count", self.full_count, 1))
+        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, 2, _MOST_BINS))
+        full = whole_number("full_count", self.full_count, 1, _MOST_COUNT)
+        object.__setattr__(self, "full_count", full)
         object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
         _check_layout(self.layout)
 
 
 def _check_layout(layout: Optional[str]) -> None:
-    if layout is not None and layout not in LAYOUTS:
+    if layout is not None and layout not in list(LAYOUTS):
         raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {layout!r}.")
 
 
 def _above_zero(name: str, value: Any) -> float:
-    number = finite_number(name, value)
-    if number == 0:
-        raise NACError(f"{name} must be above 0, got 0: every state would be 0.5.")
+    number = finite_number(name, value, _STEEPEST)
+    if number < 1 / _STEEPEST:
+        raise NACError(f"{name} must be above 0, got {value!r}: every state would be 0.5.")
     return number
 
 
@@ -144,19 +160,33 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], what: str =
         raise NACError(f"unknown {what} {unknown}; expected one of {sorted(known)}.")
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int, most: Optional[int] = None) -> int:
     """`value` as an int, or an error that names the setting."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    if not _is_finite(value) or value != int(value):
         raise NACError(f"{name} must be a whole number, got {value!r}.")
     if value < least:
         raise NACError(f"{name} must be at least {least}, got {value!r}.")
+    if most is not None and value > most:
+        raise NACError(f"{name} must be at most {most:,}, got {value!r}.")
     return int(value)
 
 
-def finite_number(name: str, value: Any) -> float:
+def finite_number(name: str, value: Any, most: Optional[float] = None) -> float:
     """`value` as a float that is finite and not negative, or an error that names the setting."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise NACError(f"{name} must be a number, got {value!r}.")
-    if not math.isfinite(value) or value < 0:
+    if not _is_finite(value) or float(value) < 0:
         raise NACError(f"{name} must be finite and not negative, got {value!r}.")
+    if most is not None and float(value) > most:
+        raise NACError(f"{name} must be at most {most:g}, got {value!r}.")
     return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether `value` is a finite number that a float can hold; NumPy's count, too."""
+    try:
+        return (
+            isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+        )
+    except OverflowError:
+        return False

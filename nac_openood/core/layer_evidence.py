@@ -10,10 +10,12 @@ from torch import Tensor
 from nac_openood.core.activation_coverage import ActivationCoverage
 from nac_openood.core.fine_counts import N_CELLS, FineCounts
 from nac_openood.core.moments import Gaussian, Moments
+from nac_openood.core.restoring import check_counts, refuse_other_tensors, stored_tensor
 from nac_openood.errors import NACError
 
 #: Wider layers have no distance: their covariance would take too much memory.
 WIDEST = 2048
+_TENSORS = ("counts", "first_cell", "n_samples", "moments/high", "moments/low")
 
 
 class LayerEvidence:
@@ -79,7 +81,21 @@ class LayerEvidence:
         self._forget()
         return self
 
-    # -- files -----------------------------------------------------------------------------
+    # -- shards and files ------------------------------------------------------------------
+
+    def addends(self) -> dict[str, Tensor]:
+        """What the evidence of two shards adds up to, element by element."""
+        named = {"counts": self.counts.counts}
+        if self.moments is not None:
+            named.update(high=self.moments.high, low=self.moments.low)
+        return named
+
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
+        """The evidence whose `addends` these are."""
+        counts = FineCounts(sums["counts"].int(), int(sums["counts"][0].sum()))
+        moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
+        return cls(counts, moments)
 
     def tensors(self) -> dict[str, Tensor]:
         """Counts without empty cells at both ends; half of the symmetric moments."""
@@ -102,23 +118,25 @@ class LayerEvidence:
         Raises:
             NACError: where the tensors contradict each other.
         """
-        kept, first, n = tensors["counts"], int(tensors["first_cell"]), int(tensors["n_samples"])
-        if kept.ndim != 2 or not 0 <= first <= N_CELLS - kept.shape[1]:
-            raise NACError("the counts have the wrong shape")
+        refuse_other_tensors(tensors, _TENSORS)
+        kept = stored_tensor(tensors, "counts", torch.int32, 2)
+        first = int(stored_tensor(tensors, "first_cell", torch.int64, 0))
+        n = int(stored_tensor(tensors, "n_samples", torch.int64, 0))
+        if not 0 <= first <= N_CELLS - kept.shape[1] or not kept.shape[1]:
+            raise NACError("the counts have the wrong shape.")
+        check_counts("its activations", kept, n)
         found = cls.empty(kept.shape[0], kept.device)
         found.counts.counts[:, first : first + kept.shape[1]] = kept
         found.counts.n_samples = n
-        if not bool((found.counts.counts.sum(dim=1) == n).all()):
-            raise NACError("the counts do not add up")
         if found.moments is not None:
             rows, columns = _upper(found.moments.neurons)
             for name, part in (("high", found.moments.high), ("low", found.moments.low)):
-                stored = tensors[f"moments/{name}"]
-                if stored.shape != rows.shape or stored.dtype != part.dtype:
-                    raise NACError("the moments have the wrong shape")
+                stored = stored_tensor(tensors, f"moments/{name}", part.dtype, 1)
+                if stored.shape != rows.shape:
+                    raise NACError("the moments have the wrong shape.")
                 part[rows, columns] = part[columns, rows] = stored
             if round(float(found.moments.products()[0, 0])) != n:
-                raise NACError("the moments are of another number of samples than the counts")
+                raise NACError("the moments are of another number of samples than the counts.")
         return found
 
 

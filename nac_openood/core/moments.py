@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nac_openood.core.placed import Placed
 from nac_openood.core.precision import double
 from nac_openood.errors import NACError
 
@@ -38,6 +39,13 @@ class Moments:
         """No samples yet."""
         zeros = torch.zeros((neurons + 1, neurons + 1), dtype=torch.int64, device=device)
         return cls(zeros, zeros.clone())
+
+    @classmethod
+    def of_sums(cls, high: Tensor, low: Tensor) -> Moments:
+        """Moments whose low parts, added up over shards, may have grown too large."""
+        found = cls(torch.zeros_like(high), torch.zeros_like(low))
+        found._add(high, low)
+        return found
 
     @property
     def neurons(self) -> int:
@@ -97,18 +105,21 @@ class Gaussian:
     def __init__(self, moments: Moments) -> None:
         products = moments.products()
         products = products / products[0, 0]
-        self._mean = products[0, 1:]
-        covariance = products[1:, 1:] - torch.outer(self._mean, self._mean)
+        mean = products[0, 1:].clone()  # not a view, which would keep all products
+        covariance = products[1:, 1:] - torch.outer(mean, mean)
         # neurons that never vary, and fewer samples than neurons, would make it singular
         ridge = _SHRINKAGE * covariance.diagonal().mean() + 1e-12
         eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-        root = torch.linalg.cholesky(covariance + ridge * eye)
-        self._whiten = torch.linalg.solve_triangular(root, eye, upper=False).t().contiguous()
+        root, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
+        if int(failed):
+            raise NACError("the moments of a layer are no covariances of any data: fit again.")
+        whiten = torch.linalg.solve_triangular(root, eye, upper=False).t().contiguous()
+        self._learned = Placed(mean, whiten)
 
     def score(self, activation: Tensor) -> Tensor:
         """The negative squared Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
         z = double(activation)
-        mean, whiten = self._mean.to(z.device), self._whiten.to(z.device)
+        mean, whiten = self._learned.on(z.device)
         return -((z - mean) @ whiten).square().sum(dim=1)
 
 

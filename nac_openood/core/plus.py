@@ -8,18 +8,19 @@ formulas and what they are worth.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
 from nac_openood.core.coverage import missing_layer, not_finite
 from nac_openood.core.fusion import EARLY, LOGITS, Fusion
-from nac_openood.core.held_out import HeldOut, rows_of
-from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.held_out import HeldOut
+from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.layer_evidence import LayerEvidence
 from nac_openood.core.logit_scores import gen
-from nac_openood.core.reading import Reading, logits_in
+from nac_openood.core.reading import Probed, Reading, logits_in
+from nac_openood.core.restoring import refuse_other_tensors, stored_layers, stored_values
 from nac_openood.core.rule import Needs, Rule
 from nac_openood.errors import NACError, NotFittedError
 
@@ -27,6 +28,8 @@ __all__ = ["EARLY", "LOGITS", "NACPlus", "distance_of"]
 
 _LOGIT_WEIGHT, _SOFTNESS = 2.0, 0.2
 _FEW = 100
+#: What the names of the parts of the calibration data begin with in a file.
+_CALIBRATION = "calibration/"
 
 
 class NACPlus(Rule):
@@ -57,7 +60,8 @@ class NACPlus(Rule):
         self.evidence: dict[str, LayerEvidence] = {}
         self._fusion: Optional[Fusion] = None
         self._held = HeldOut()
-        self._broken: Optional[Tensor] = None
+        self._before = 0  # samples of the training set that others count
+        self._broken: Union[int, Tensor] = 0
 
     @property
     def needs(self) -> Needs:
@@ -77,8 +81,13 @@ class NACPlus(Rule):
         found = {name: self._reading(readings, name) for name in self.layers}
         logits = logits_in(readings)
         broken = (self._not_finite(found, logits)).sum()
-        self._broken = broken if self._broken is None else self._broken + broken
-        self._count(rows_of(found, self._held.take(found, logits)))
+        self._broken = self._broken + broken
+        for counted in self._held.take(Probed(logits, found), self.n_samples + self._before):
+            self._count(counted)
+
+    def seek(self, number: int) -> None:
+        """Say which sample of the training set comes next; see `nac_openood.core.held_out`."""
+        self._before = number - self.n_samples
 
     def _count(self, readings: Mapping[str, Reading]) -> None:
         for name, (activation, _) in readings.items():
@@ -93,9 +102,11 @@ class NACPlus(Rule):
 
     def check(self) -> None:
         """Raise if nothing was counted, or if a sample had NaN or Inf readings."""
-        if self._broken is not None and int(self._broken):
+        if isinstance(self._broken, Tensor):
+            self._broken = int(self._broken)  # once: scoring checks every batch
+        if self._broken:
             raise NACError(
-                f"{int(self._broken)} of {self.n_samples} fitting samples have NaN or Inf "
+                f"{self._broken} of {self.n_samples} fitting samples have NaN or Inf "
                 "activations or logits. Check the inputs (normalization, corrupt images) and the "
                 "precision (float16 overflows where bfloat16 does not)."
             )
@@ -103,7 +114,11 @@ class NACPlus(Rule):
             raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
     def merge(self, other: NACPlus) -> None:
-        """Add what another one with the same layers was fitted on; calibrate again afterwards."""
+        """Add what another one with the same layers was fitted on; calibrate again afterwards.
+
+        Any order gives the same; and the same as one pass if each sample had its number (`seek`).
+        Once calibrated, numbers make no difference.
+        """
         if self.layers != other.layers:
             raise NACError(
                 f"cannot merge rules with different layers: {self.layers} and {other.layers}."
@@ -113,23 +128,23 @@ class NACPlus(Rule):
                 counts = theirs.counts.counts
                 self.evidence[name] = LayerEvidence.empty(counts.shape[0], counts.device)
             self.evidence[name].merge(theirs)
-        self._held.add(other._held.readings)
+        too_many = self._held.merge(other._held)
+        if too_many is not None:
+            self._count(too_many)
+        self._broken = int(self._broken) + int(other._broken)
+        self._before = 0
         self._uncalibrated()
 
     # -- calibration -----------------------------------------------------------------------
 
-    def calibrate(self, readings: Iterable[Mapping[str, Reading]]) -> Tensor:
-        """Calibrate on held-out in-distribution data; returns its scores `[samples]`.
-
-        Each of them is calibrated on the others, so that they are distributed as those of new data.
-        """
-        if self._held.readings is not None:  # no longer needed for that purpose
+    def begin_calibration(self) -> None:
+        """Count the samples that were set aside, which are no longer needed for that purpose."""
+        if self._held.readings is not None:
             self._count(self._held.readings)
             self._held = HeldOut()
-        batches = [self.parts(batch) for batch in readings]
-        if not batches:
-            raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
-        parts = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Each sample is calibrated on the others, so that scores are those of new data."""
         fusion = self._fusion = self._fuse(parts)
         self.calibrated = True
         n = len(fusion.scores)
@@ -137,7 +152,7 @@ class NACPlus(Rule):
             warnings.warn(
                 f"calibrated on {n} samples only: p-values are coarse. Use {_FEW} or more.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return fusion.scores
 
@@ -223,7 +238,38 @@ class NACPlus(Rule):
             broken = broken | not_finite(reading).to(broken.device)
         return broken
 
-    # -- files -----------------------------------------------------------------------------
+    # -- shards and files ------------------------------------------------------------------
+
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """Counts and moments by layer, and the number of broken samples."""
+        named = {
+            f"{layer}/{name}": tensor
+            for layer, evidence in self.evidence.items()
+            for name, tensor in evidence.addends().items()
+        }
+        # a tensor as soon as there was a batch, on the device of its readings
+        return {**named, "broken": self._broken} if isinstance(self._broken, Tensor) else named
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace counts and moments by sums over shards."""
+        for layer in self.layers:
+            own = _below(f"{layer}/", sums)
+            if own:
+                self.evidence[layer] = LayerEvidence.of_sums(own)
+        self._broken = sums.get("broken", 0)
+        self._uncalibrated()
+
+    def rows(self) -> dict[str, Tensor]:
+        """The samples that were set aside."""
+        return self._held.tensors()
+
+    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Set aside what several shards did."""
+        self._held, self._before = HeldOut(), 0
+        for rows in shards:
+            too_many = self._held.merge(HeldOut.restore(rows, self.layers))
+            if too_many is not None:
+                self._count(too_many)
 
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the calibration data, samples set aside."""
@@ -235,7 +281,7 @@ class NACPlus(Rule):
         fusion = {} if self._fusion is None else self._fusion.held_out
         return {
             **layers,
-            **{f"calibration/{name}": part for name, part in fusion.items()},
+            **{f"{_CALIBRATION}{name}": part for name, part in fusion.items()},
             **self._held.tensors(),
         }
 
@@ -251,18 +297,38 @@ class NACPlus(Rule):
     @classmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> NACPlus:
         """The rule that `settings` and `tensors` came from."""
-        layers = {n: LayoutConfig.from_dict(c) for n, c in settings["layers"].items()}
-        rule = cls(layers, logit_weight=settings["logit_weight"], softness=settings["softness"])
+        layers = stored_layers(settings, LayoutConfig)
+        numbers = {
+            name: finite_number(name, settings.get(name)) for name in ("logit_weight", "softness")
+        }
+        rule = cls(layers, **numbers)
         for name in layers:
             try:
                 rule.evidence[name] = LayerEvidence.restore(_below(f"layer/{name}/", tensors))
             except NACError as error:
-                raise NACError(f"layer '{name}': {error}.") from error
-        calibration = _below("calibration/", tensors)
-        rule._fusion = rule._fuse(calibration) if calibration else None
-        rule.calibrated = bool(settings["calibrated"])
+                raise NACError(f"layer '{name}': {error}") from error
+        rule._restore_calibration(settings.get("calibrated"), _below(_CALIBRATION, tensors))
         rule._held = HeldOut.restore(tensors, layers)
+        checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
+        others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
+        refuse_other_tensors(others, rule._held.tensors())
         return rule
+
+    def _restore_calibration(self, calibrated: Any, parts: Mapping[str, Tensor]) -> None:
+        """Take the parts of the calibration data from a file, where it has any."""
+        if not isinstance(calibrated, bool) or (calibrated and not parts):
+            raise NACError(f"'calibrated' is {calibrated!r}, with {len(parts)} tensors of it.")
+        self.calibrated = calibrated
+        if not parts:
+            return
+        expected = {*self.layers, LOGITS}
+        expected |= {distance_of(n) for n in self.layers if self.evidence[n].moments is not None}
+        if set(parts) != expected:
+            raise NACError(f"calibrated with {sorted(parts)}, expected {sorted(expected)}.")
+        values = {name: stored_values(parts, name, 1) for name in parts}
+        if len({len(part) for part in values.values()}) > 1:
+            raise NACError("the calibration data is not as large in every part.")
+        self._fusion = self._fuse(values)
 
     def to(self, device: torch.device) -> NACPlus:
         """Move the counts; scoring moves what it needs to its readings by itself."""

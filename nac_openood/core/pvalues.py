@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nac_openood.core.placed import Placed
 from nac_openood.core.precision import double
 from nac_openood.errors import NACError
 
@@ -50,14 +51,15 @@ class PValues:
         self.scores = values.sort().values
         self._share = _tail_share(len(values))
         below, above, weight = _position(self._share, len(values))
-        self._edge = torch.lerp(self.scores[below], self.scores[above], weight)
-        tail = self.scores[self.scores < self._edge]
-        self._scale = (self._edge - tail).mean() if len(tail) else torch.zeros_like(self._edge)
+        edge = torch.lerp(self.scores[below], self.scores[above], weight)
+        tail = self.scores[self.scores < edge]
+        scale = (edge - tail).mean() if len(tail) else torch.zeros_like(edge)
+        self._held = Placed(self.scores, edge, scale)
 
     def log(self, scores: Tensor) -> Tensor:
         """Logarithms of the p-values, float64 in the shape of `scores`; NaN where those are."""
         x = double(scores)
-        held, edge, scale = (t.to(x.device) for t in (self.scores, self._edge, self._scale))
+        held, edge, scale = self._held.on(x.device)
         counted = torch.searchsorted(held, x.contiguous(), right=True)
         bulk = ((1 + counted).double() / (len(held) + 1)).log()
         return _with_tail(x, bulk, edge, scale, self._share).masked_fill(x.isnan(), float("nan"))
@@ -65,6 +67,23 @@ class PValues:
     def __call__(self, scores: Tensor) -> Tensor:
         """p-values, float64 in the shape of `scores`."""
         return self.log(scores).exp()
+
+    def score_at(self, p: float) -> float:
+        """The highest score with a p-value of at most `p`; -inf if no score has one."""
+        low, high = float(self.scores[0]), float(self.scores[-1])
+        step = max(high - low, 1e-12)
+        while not self._is_at_most(low, p):
+            low, step = low - step, 2 * step
+            if not math.isfinite(low):  # all held-out scores are equal: the tail is empty
+                return low
+        if self._is_at_most(high, p):
+            return math.inf
+        while low < (middle := low + (high - low) / 2) < high:
+            low, high = (middle, high) if self._is_at_most(middle, p) else (low, middle)
+        return low
+
+    def _is_at_most(self, score: float, p: float) -> bool:
+        return float(self(torch.tensor(score, dtype=torch.float64))) <= p
 
     def left_out(self) -> Tensor:
         """Logarithms of the held-out scores' own p-values, in the order in which they were given.

@@ -1,4 +1,4 @@
-"""AUROC and FPR@95 of many candidates at once, with ties exact.
+"""AUROC and both kinds of FPR@95 of many candidates at once, with ties exact.
 
 Everything is counted in integers and divided once at the end, so equal rankings give equal
 numbers to the last bit, whatever the device, the chunking or the number of threads. A higher
@@ -7,6 +7,7 @@ score means more in-distribution.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import numpy as np
@@ -54,9 +55,39 @@ def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
     Returns:
         float64 `[candidates]`, on the device of the scores.
     """
+    _check_rate(tpr)
+    return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)
+
+
+def fpr_in_at(id_scores: Any, ood_scores: Any, tpr: float = 0.95) -> Tensor:
+    """The FPR@95 of most papers: OOD samples accepted when `tpr` of the ID samples are kept.
+
+    ID is the positive class. See `auroc` for the shapes.
+    """
+    joined, n_id, shape = _join(id_scores, ood_scores)
+    return joined_fpr_in_at(joined, n_id, tpr).reshape(shape)
+
+
+def joined_fpr_in_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
+    """`fpr_in_at` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
+    accepted = scores[:, n_id:] >= id_thresholds(scores[:, :n_id], tpr)[:, None]
+    return accepted.sum(dim=1).double() / accepted.shape[1]
+
+
+def id_thresholds(id_scores: Tensor, tpr: float = 0.95) -> Tensor:
+    """The highest thresholds that keep at least `tpr` of ID scores `[candidates, n_id]`.
+
+    A sample is kept if its score is >= the threshold.
+    """
+    _check_rate(tpr)
+    n_id = id_scores.shape[1]
+    keep = max(1, math.ceil(tpr * n_id - 1e-9))  # 0.07 * 100 is a little more than 7
+    return id_scores.kthvalue(n_id - keep + 1, dim=1).values
+
+
+def _check_rate(tpr: float) -> None:
     if not 0 < tpr <= 1:
         raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")
-    return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)
 
 
 def _auroc(scores: Tensor, n_id: int) -> Tensor:

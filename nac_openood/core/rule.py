@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterable, Mapping, Optional, Type
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type
 
 import torch
 from torch import Tensor
@@ -75,6 +75,12 @@ class Accumulator(ABC):
             label: int64 `[batch]`, where `needs.labels`.
         """
 
+    def seek(self, number: int) -> None:  # noqa: B027 - what only counts needs no numbers
+        """Say which sample of the whole training set the next `update` begins with.
+
+        For shards; by default, samples are numbered from 0 as they come.
+        """
+
     @abstractmethod
     def check(self) -> None:
         """Raise if nothing was fitted, or if a fitted sample had NaN or Inf readings."""
@@ -82,6 +88,25 @@ class Accumulator(ABC):
     @abstractmethod
     def merge(self, other: Any) -> None:
         """Add what another of the same kind and settings was fitted on."""
+
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """What merging adds up, by name: whole numbers in fixed shapes.
+
+        None if there is more to merging than that; then processes exchange whole rules.
+        """
+        return None
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the `addends` by their sums over several shards, int64."""
+        raise NotImplementedError(f"{type(self).__name__} has no addends")
+
+    def rows(self) -> dict[str, Tensor]:
+        """What a rule with `addends` keeps of single samples, by name; empty for most."""
+        return {}
+
+    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace the `rows` by those of several shards, after `set_sums`."""
+        assert not any(shards), f"{type(self).__name__} has no rows"
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -97,7 +122,8 @@ class Accumulator(ABC):
         """The object that `settings` and `tensors` came from.
 
         Raises:
-            NACError, KeyError, TypeError, ValueError: where they do not fit together.
+            NACError: where they do not fit together; the message says what is wrong. See
+                `nac_openood.core.restoring`.
         """
 
     @abstractmethod
@@ -148,10 +174,22 @@ class Rule(Accumulator):
 
     def calibrate(self, readings: Iterable[Mapping[str, Reading]]) -> Tensor:
         """Take in held-out in-distribution data, batch by batch; returns its scores `[samples]`."""
-        scores = [self.score(batch) for batch in readings]
-        if not scores:
+        self.begin_calibration()
+        return self.calibrate_on([self.parts(batch) for batch in readings])
+
+    def begin_calibration(self) -> None:
+        """Get ready for the `parts` of calibration data."""
+
+    def calibrate_on(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Take in the `parts` of calibration data, batch by batch; returns scores `[samples]`."""
+        if not batches:
             raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
-        return torch.cat(scores)
+        return self._calibrate(
+            {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        )
+
+    def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return self.combine(parts)
 
     def saturated(
         self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True

@@ -14,6 +14,6 @@ RULES: Mapping[str, Type[Rule]] = {rule.name: rule for rule in (Coverage, NACPlu
 
 def rule_named(name: str) -> Type[Rule]:
     """The rule, or an error that lists what there is."""
-    if name not in RULES:
+    if name not in list(RULES):
         raise NACError(f"unknown rule {name!r}; expected one of {list(RULES)}.")
     return RULES[name]

@@ -23,7 +23,19 @@ class State:
 
     def __call__(self, activation: Tensor, gradient: Optional[Tensor], steepness: float) -> Tensor:
         """States `[batch, neurons]`."""
-        return torch.sigmoid(steepness * self.squashed(activation, gradient))
+        return sigmoid(steepness * self.squashed(activation, gradient))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid, to the same bits on every device.
+
+    `torch.sigmoid` rounds differently on CPUs and GPUs, and even inside one tensor, so a state near
+    an edge would be counted in another bin. Here every step is correctly rounded: the exponential
+    by way of double precision, sum and quotient by IEEE 754.
+    """
+    if x.dtype != torch.float32 or x.device.type == "mps":
+        return torch.sigmoid(x)
+    return 1 / (-x).double().exp_().float().add_(1)
 
 
 def _product(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple
+from typing import Mapping, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,8 +21,9 @@ from nac_openood.demo.embedded_files import aside
 from nac_openood.demo.embedded_images import digits, mnist, patches, photograph
 from nac_openood.errors import FileError
 from nac_openood.files import PathLike
+from nac_openood.progress import Say
 
-N_CLASSES = 10
+N_DIGITS = 10
 _PER_CLASS = 100
 _SEED = 0
 _MANIFEST = ".manifest.json"
@@ -39,7 +40,7 @@ class DigitDomain(NamedTuple):
         return hashlib.sha256(self.pixels.tobytes() + self.labels.tobytes()).hexdigest()
 
 
-def digit_domains(say: Callable[[str], None] = lambda text: None) -> dict[str, DigitDomain]:
+def digit_domains(say: Say = lambda text: None) -> dict[str, DigitDomain]:
     """The domains, sorted by name, the same in every call.
 
     Args:
@@ -77,8 +78,8 @@ def write_domains(folder: PathLike, domains: Mapping[str, DigitDomain]) -> Path:
     try:
         if (root / _MANIFEST).read_text(encoding="utf-8") == wanted:
             return root
-    except OSError:
-        pass  # not there yet
+    except (OSError, UnicodeDecodeError):
+        pass  # not there yet, or damaged
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with aside(root) as new:
@@ -111,7 +112,7 @@ def _manifest(domains: Mapping[str, DigitDomain]) -> str:
 def _shares(pixels: np.ndarray, labels: np.ndarray, *, names: int) -> list[DigitDomain]:
     """Up to 100 images per class for each of `names` domains, none of them in two."""
     rng = np.random.RandomState(_SEED)
-    classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(N_CLASSES)]
+    classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(N_DIGITS)]
     size = min(_PER_CLASS, min(map(len, classes)) // names)
     shares = []
     for start in range(0, names * size, size):

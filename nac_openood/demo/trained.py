@@ -13,9 +13,10 @@ from torch import nn
 from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES
-from nac_openood.demo.training import recipe_of, train
-from nac_openood.errors import FileError
-from nac_openood.network.fingerprint import fingerprint
+from nac_openood.demo.training import recipe_of, train_embedded
+from nac_openood.errors import FileError, NACError
+from nac_openood.network.fingerprint import difference, fingerprint
+from nac_openood.ownership import refuse_foreign
 from nac_openood.sources.networks import build
 
 _KIND, _FORMAT = "embedded network", 1
@@ -40,8 +41,8 @@ def trained(
 ) -> nn.Module:
     """A network trained on digits 0 to 7, in evaluation mode, from the cache if it is there.
 
-    If the file is damaged, the network is trained again. If the cache cannot be written, there is
-    a warning.
+    If the file is damaged or another user's, the network is trained again. If the cache cannot be
+    written, there is a warning.
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
@@ -54,7 +55,7 @@ def trained(
     net = _read(path, arch) if path.is_file() else None
     if net is not None:
         return net
-    net = train(arch, seed=seed, epochs=epochs, progress=progress)
+    net = train_embedded(arch, seed=seed, epochs=epochs, progress=progress)
     _keep(path, net)
     return net
 
@@ -76,11 +77,12 @@ def _read(path: Path, arch: str) -> Optional[nn.Module]:
     """The network, or None with a warning if the file is damaged."""
     net = build(arch, N_CLASSES).eval()
     try:
-        tensors, about = files.read(path, _KIND, _FORMAT)
+        refuse_foreign(path)
+        tensors, about = files.read_tensors(path, _KIND, _FORMAT)
         net.load_state_dict(tensors)
-        if about != fingerprint(net):  # safetensors does not notice a flipped bit
+        if difference(about, net):
             raise FileError(f"{path} is damaged: its weights have changed.")
-    except (FileError, RuntimeError) as error:  # RuntimeError: other names or shapes
+    except (NACError, RuntimeError) as error:  # RuntimeError: other names or shapes
         warnings.warn(f"{error} The network is trained again.", UserWarning, stacklevel=3)
         return None
     return net
@@ -89,7 +91,7 @@ def _read(path: Path, arch: str) -> Optional[nn.Module]:
 def _keep(path: Path, net: nn.Module) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
+        files.write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
     except (FileError, OSError) as error:
         warnings.warn(
             f"the trained network cannot be saved ({error}) and will be trained again next time. "

@@ -44,7 +44,7 @@ def recipe_of(arch: str) -> Recipe:
     return RECIPES[arch]
 
 
-def train(
+def train_embedded(
     arch: str, *, seed: int = 0, epochs: Optional[int] = None, progress: Optional[bool] = None
 ) -> nn.Module:
     """Train a network on digits 0 to 7; the caller's random state is kept.

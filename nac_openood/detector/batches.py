@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from nac_openood.errors import NACError
+from nac_openood.network.inputs import LABELS, as_inputs, mapped, rows, sample_count
 
 #: The seed with which the authors shuffle each class before taking its first samples.
 AUTHORS_SEED = 1
 
 
 class Batch(NamedTuple):
-    """Samples `[batch, ...]` and their labels int64 `[batch]`, or None where there are none."""
+    """What a network takes, and labels int64 `[batch]`, or None where there are none."""
 
-    data: Tensor
+    data: Any
     label: Optional[Tensor]
+
+    @property
+    def size(self) -> int:
+        """How many samples it has."""
+        return sample_count(self.data)
 
     def labels(self) -> Tensor:
         """The labels on the CPU, -1 where there are none."""
         if self.label is None:
-            return torch.full((self.data.shape[0],), -1, dtype=torch.int64)
+            return torch.full((self.size,), -1, dtype=torch.int64)
         return self.label.cpu()
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with every tensor of its data changed."""
+        return self._replace(data=mapped(self.data, change))
+
+    def rows(self, index: Union[slice, Tensor]) -> Batch:
+        """Some of the samples, by a slice or whole numbers `[n]`."""
+        return Batch(rows(self.data, index), None if self.label is None else self.label[index])
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Batch]:
-    """Batches of a loader that yields OpenOOD dicts, `(x, y, ...)` tuples or plain tensors.
+    """Batches of a loader, whose items are as `as_batch` takes them.
 
     Errors of ours that were raised in a loading process lose the traceback that PyTorch makes
     part of their message.
+
+    Raises:
+        NACError: this is no loader, but a dataset or a batch.
     """
+    _check_loader(getattr(loader, "iterable", loader))  # of a progress bar
     try:
         for item in loader:
             yield as_batch(item)
@@ -44,30 +69,54 @@ def batches(loader: Iterable[Any]) -> Iterator[Batch]:
         raise NACError(text.rpartition("NACError: ")[2].strip()) from error
 
 
+def _check_loader(loader: Any) -> None:
+    """Refuse what could be iterated over, but does not yield batches."""
+    is_dataset = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    if is_dataset or isinstance(loader, (Tensor, np.ndarray, str, bytes, Mapping)):
+        made_of = "a loader" if is_dataset else "a list of it, [(x, y)], or a loader"
+        raise NACError(
+            f"expected a loader that yields batches, got {type(loader).__name__}. Pass {made_of}: "
+            "torch.utils.data.DataLoader(dataset, batch_size=100)."
+        )
+
+
 def as_batch(item: Any) -> Batch:
-    """One loader item as a `Batch`."""
+    """One loader item as a `Batch`.
+
+    Args:
+        item: `x`, `(x, y, ...)`, OpenOOD's `{'data': x, 'label': y}`, or a dict of named inputs,
+            such as a Hugging Face encoding, which may hold `labels`. `x` is a tensor, or several
+            in a tuple, list or dict. See `nac_openood.network.inputs.as_inputs` for what is left
+            out.
+    """
+    label = None
     if isinstance(item, Mapping):
-        if "data" not in item:
-            raise NACError(f"a batch dict needs the key 'data'; this one has {sorted(item)}.")
-        data, label = item["data"], item.get("label")
+        label = next((item[name] for name in LABELS if name in item), None)
+        data = item.get("data", item)
     elif isinstance(item, (tuple, list)) and item:
         data, label = item[0], item[1] if len(item) > 1 else None
     else:
-        data, label = item, None
-    if not isinstance(data, Tensor):
-        raise NACError(
-            "expected the loader to yield dicts with 'data' and 'label', (x, y) tuples or tensors; "
-            f"got {type(item).__name__} holding {type(data).__name__}."
-        )
-    return Batch(data, None if label is None else _labels(label, data.shape[0]))
+        data = item
+    try:
+        data = as_inputs(data)
+    except NACError as error:
+        raise NACError(f"a loader must yield {_ITEMS}. In this one: {error}") from error
+    return Batch(data, None if label is None else _labels(label, sample_count(data)))
+
+
+_ITEMS = "tensors x, tuples (x, y) or dicts {'data': x, 'label': y}, or dicts of named inputs"
 
 
 def _labels(label: Any, n: int) -> Tensor:
     tensor = torch.as_tensor(label)
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() != n:
+    whole = not tensor.is_complex()
+    if tensor.is_floating_point():
+        whole = bool((tensor == tensor.long()).all())
+    if not whole or tensor.numel() != n:
         raise NACError(
             f"expected one whole-number label for each of {n} samples, got {tensor.dtype} of shape "
-            f"{list(tensor.shape)}. Without usable labels, let the loader yield plain tensors."
+            f"{list(tensor.shape)}. Without usable labels, let the loader yield plain tensors. A "
+            "network with several inputs needs them in a tuple, ((x1, x2), y), or in a dict."
         )
     return tensor.reshape(n).to(torch.int64)
 
@@ -152,10 +201,11 @@ def too_few(n_samples: int, n_classes: int) -> NACError:
 
 
 def indexable(loader: Any) -> bool:
-    """Whether `loader` is a `DataLoader` over a dataset that can be indexed."""
+    """Whether `loader` is a `DataLoader` that makes batches of a dataset that can be indexed."""
     dataset = getattr(loader, "dataset", None)
     return (
         isinstance(loader, DataLoader)
+        and loader.batch_sampler is not None  # the samples of such a dataset are batches
         and not isinstance(dataset, IterableDataset)
         and hasattr(dataset, "__len__")
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, Mapping, Sequence, Type, Union
 
-from torch import Tensor, nn
+from torch import nn
 
 from nac_openood.core.rule import Rule
-from nac_openood.detector.presets import preset_for
+from nac_openood.detector.config import AUTO
+from nac_openood.detector.presets import preset_for, presets
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import Layer, find_layer
+from nac_openood.network.architectures import Layer, find_layer, known_layers
 from nac_openood.network.auto import auto_layers
 
 LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
@@ -25,6 +27,7 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
         rule: whose settings.
     """
     if isinstance(layers, str):
+        _check_preset(net, layers, rule)
         return dict(preset_for(net, layers, rule.name).layers)
     kind = rule.layer_settings
     settings = layers if isinstance(layers, Mapping) else {name: kind() for name in layers}
@@ -36,7 +39,22 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
     return dict(settings)
 
 
-def automatic_settings(net: nn.Module, x: Tensor, rule: Type[Rule]) -> dict[str, Any]:
+def _check_preset(net: nn.Module, name: str, rule: Type[Rule]) -> None:
+    """Refuse a name of no preset, also where a rule has the same settings for all of them."""
+    known = sorted({benchmark for benchmark, _ in presets()})
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, [*known, AUTO], n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    if name in dict(net.named_modules()) or name in {layer.alias for layer in known_layers(net)}:
+        hint = f" To read the layer '{name}', pass a list: `layers=['{name}']`."
+    raise NACError(
+        f"there is no preset '{name}' for rule '{rule.name}'; there are {known}, and '{AUTO}', "
+        f"which finds layers by running the network.{hint}"
+    )
+
+
+def automatic_settings(net: nn.Module, x: Any, rule: Type[Rule]) -> dict[str, Any]:
     """Default settings of the layers found by running `net` on a batch, by module path."""
     found = auto_layers(net, x)
     layers = found.deepest_first if rule.reads_head_input else found.early

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence, Union
 
-import yaml
-
 from nac_openood.core.layer_config import refuse_unknown, whole_number
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import NACError
+from nac_openood.yaml_text import read_yaml
 
 #: Find the layers by running the network.
 AUTO = "auto"
+#: The sections of an OpenOOD config; whole configs are read, too.
+_SECTIONS = (
+    "postprocessor", "dataset", "ood_dataset", "network", "pipeline", "preprocessor", "trainer",
+    "optimizer", "evaluator", "recorder",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class NACConfig:
                     f"the sweep names layer '{layer}', which is not among {list(self.layers)}."
                 )
             for key, values in lists.items():
+                if not isinstance(values, (list, tuple)) or not values:
+                    raise NACError(
+                        f"the sweep of {layer}.{key} must be a list of values to try, got "
+                        f"{values!r}."
+                    )
                 for value in values:  # each value must make a valid setting
                     dataclasses.replace(self.layers[layer], **{key: value})
 
@@ -65,37 +74,40 @@ class NACConfig:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> NACConfig:
         """Read an OpenOOD postprocessor document, ours or the authors'."""
-        root = document.get("postprocessor", document)
-        if not isinstance(root, Mapping):
-            raise NACError("expected a mapping 'postprocessor:' with 'postprocessor_args:' in it.")
+        if "postprocessor" in document:
+            refuse_unknown(document, _SECTIONS)
+        root = _mapping("postprocessor", document.get("postprocessor", document))
         refuse_unknown(
             root, {"name", "APS_mode", "postprocessor_args", "postprocessor_sweep", "layer_kwargs"}
         )
-        args = dict(root.get("postprocessor_args") or {})
+        args = _mapping("postprocessor_args", root.get("postprocessor_args"))
         theirs = {"valid_num", "layer_names", "test_method"}
         refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *theirs})
-        rule = str(root.get("name", "nac"))
-        if args.get("layers") == AUTO:
-            n_samples, fast = args.get("n_samples", 1000), bool(args.get("fast", False))
-            return cls({}, n_samples, fast=fast, rule=rule_named(rule).name)
-        layers = dict(args.get("layers") or root.get("layer_kwargs") or {})
-        chosen = [n for n in args.get("layer_names") or layers if n in layers]
-        if not chosen:
-            raise NACError("the config has no layers: add 'postprocessor_args: layers: ...'.")
-        kind = rule_named(rule).layer_settings
-        sweep = {
-            name: kind.renamed(lists, "sweep setting")
-            for name, lists in (root.get("postprocessor_sweep") or {}).items()
-            if name in chosen
+        if {"n_samples", "valid_num"} <= set(args):
+            raise NACError("n_samples and valid_num are the same setting: give one of them.")
+        rule = rule_named(str(root.get("name", "nac")))
+        common = {
+            "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
+            "fast": checked_switch("fast", args.get("fast", False)),
+            "rule": rule.name,
         }
+        common["search"] = checked_switch("APS_mode", root.get("APS_mode", False))
+        common["search_in"] = args.get("search_in", "setup")
+        if args.get("layers") == AUTO:
+            _refuse_beside_auto(args, root)
+            return cls({}, **common)
+        layers, chosen = _layers(args, root)
+        swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
+        refuse_unknown(swept, layers, "layer in postprocessor_sweep")
+        kind = rule.layer_settings
         return cls(
             layers={name: kind.from_dict(layers[name]) for name in chosen},
-            n_samples=args.get("n_samples", args.get("valid_num", 1000)),
-            search=bool(root.get("APS_mode", False)),
-            sweep=sweep,
-            search_in=args.get("search_in", "setup"),
-            fast=bool(args.get("fast", False)),
-            rule=rule,
+            sweep={
+                name: kind.renamed(lists, "sweep setting")
+                for name, lists in swept.items()
+                if name in chosen
+            },
+            **common,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,19 +129,52 @@ class NACConfig:
         }
 
 
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    """What stands under a key, if it is a mapping; nothing counts as an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise NACError(f"expected a mapping under '{name}:', got {value!r}.")
+    return dict(value)
+
+
+def _refuse_beside_auto(args: Mapping[str, Any], root: Mapping[str, Any]) -> None:
+    """Raise if settings of layers stand beside `layers: auto`, which would ignore them."""
+    named = {"layer_names": args, "postprocessor_sweep": root, "layer_kwargs": root}
+    for name, where in named.items():
+        if where.get(name):
+            raise NACError(f"'layers: auto' finds the layers by itself: leave out {name}.")
+
+
+def checked_switch(name: str, value: Any) -> bool:
+    """`value` if it is a boolean: the text 'False' would count as true."""
+    if not isinstance(value, bool):
+        raise NACError(f"{name} must be true or false, without quotes, got {value!r}.")
+    return value
+
+
+def _layers(args: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of all layers by name, and the names of those to use."""
+    layers = _mapping("layers", args.get("layers") or root.get("layer_kwargs"))
+    chosen = args.get("layer_names") or list(layers)
+    if not isinstance(chosen, (list, tuple)) or not all(isinstance(n, str) for n in chosen):
+        raise NACError(f"layer_names must be a list of names, got {chosen!r}.")
+    refuse_unknown(dict.fromkeys(chosen), layers, "layer in layer_names")
+    if not chosen:
+        raise NACError("the config has no layers: add 'postprocessor_args: layers: ...'.")
+    return layers, list(chosen)
+
+
 def read_config(path: Union[str, Path]) -> NACConfig:
     """Read a YAML file.
 
     Raises:
         NACError: the file is missing or has unknown keys; the message names it.
     """
-    path = Path(path)
+    document = read_yaml(path)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(document, Mapping):
             raise NACError("expected a YAML mapping.")
         return NACConfig.from_dict(document)
-    except FileNotFoundError:
-        raise NACError(f"there is no config file {path}.") from None
-    except (NACError, yaml.YAMLError) as error:
+    except NACError as error:
         raise NACError(f"{path}: {error}") from error

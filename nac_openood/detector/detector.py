@@ -12,22 +12,23 @@ from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import Reading
 from nac_openood.core.rule import Rule
 from nac_openood.detector import store
-from nac_openood.detector.batches import AUTHORS_SEED, batches
 from nac_openood.detector.choose import LayerChoice, layer_settings
+from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.export import export
 from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
-from nac_openood.detector.fitting import FittingSet, warn_if_saturated
+from nac_openood.detector.fitting_reader import FittingReader
 from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
-from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.detector.thresholds import threshold_at
+from nac_openood.detector.verdicts import ALPHA, Verdicts, verdicts
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.files import PathLike
+from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.progress import bar
 
 
-class NACDetector(LayerReader):
+class NACDetector(FittingReader):
     """Neuron Activation Coverage on top of any classifier.
 
     Args:
@@ -39,6 +40,9 @@ class NACDetector(LayerReader):
         rule: how readings become a score, one of `nac_openood.core.rules.RULES`.
         fast: fold BatchNorm into convolutions and, on CPUs, use the memory layout that suits
             them. The same numbers up to float rounding, in clearly less time on CPUs.
+        autocast: `torch.bfloat16` or `torch.float16` runs the network under `torch.autocast`, for
+            fitting as well as scoring; files keep it. None runs it in its own precision, also
+            where the caller is inside `torch.autocast`.
 
     Attributes:
         layers: the settings of each layer, by name.
@@ -46,87 +50,32 @@ class NACDetector(LayerReader):
         fit_summary_: what it was fitted on.
         threshold_: the decision threshold, once calibrated.
         pvalues_: from scores to p-values, once calibrated.
+        classes_: names of the network's classes, kept in the file; empty unless you set them.
+        notes_: anything else to keep in the file, as strings by name.
 
-    Example:
+    Examples:
         >>> det = NACDetector(net, layers="imagenet").fit(train_loader, n_samples=1000)
         >>> det.score(images)                    # higher = more in-distribution
         >>> det.calibrate(val_loader).predict(images)
     """
 
     def __init__(
-        self, net: nn.Module, layers: LayerChoice, *, rule: str = "nac", fast: bool = False
+        self,
+        net: nn.Module,
+        layers: LayerChoice,
+        *,
+        rule: str = "nac",
+        fast: bool = False,
+        autocast: Optional[torch.dtype] = None,
     ) -> None:
-        super().__init__(net, layers, rule=rule, fast=fast)
-        self.rule_: Optional[Rule] = None
-        self.fit_summary_: Optional[FitSummary] = None
+        super().__init__(net, layers, rule=rule, fast=fast, autocast=autocast)
         self.threshold_: Optional[float] = None
         self.pvalues_: Optional[PValues] = None
-
-    # -- fitting ---------------------------------------------------------------------------
-
-    def fit(
-        self,
-        loader: Iterable[Any],
-        n_samples: Optional[int] = None,
-        *,
-        seed: int = AUTHORS_SEED,
-        progress: Optional[bool] = None,
-    ) -> NACDetector:
-        """Fit the rule on in-distribution training data.
-
-        Args:
-            loader: batches as OpenOOD dicts, `(x, y)` tuples or plain tensors, under the test
-                transform. A `DataLoader` over an indexable dataset is only read where needed.
-            n_samples: size of the subset, class-balanced where labels exist (`n // classes` of
-                each, drawn as the authors draw them); None takes everything.
-            seed: random seed of that draw.
-            progress: whether to show a progress bar; None shows one on a terminal.
-        """
-        rule: Optional[Rule] = None
-        samples = FittingSet(
-            self.net, loader, n_samples, seed=seed, title="NAC fit", progress=progress
-        )
-        with kept_random_state():
-            for batch in samples:
-                rule = rule or self._unfitted(batch.data)
-                if rule.needs.labels and batch.label is None:
-                    raise NACError(
-                        f"rule '{self.rule}' is fitted class by class, but this loader yields no "
-                        "labels. Let it yield (x, y)."
-                    )
-                rule.update(self._probe(batch.data), batch.label)
-        assert rule is not None  # a fitting set without samples raises
-        rule.check()
-        self._accept(rule, FitSummary(rule.n_samples, dict(sorted(samples.by_class.items()))))
-        samples.warn_if_uneven()
-        warn_if_saturated(rule)
-        return self
-
-    def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
-        """Like `fit`, from `Readings` or a dict `layer -> (activation, gradient)`."""
-        rule = self._unfitted()
-        if isinstance(readings, Readings):
-            readings.check_labels("fitting")
-        for part in readings.batches() if isinstance(readings, Readings) else [readings]:
-            rule.update(part, getattr(part, "label", None))
-        rule.check()
-        self._accept(rule, FitSummary(rule.n_samples))
-        return self
-
-    def merge(self, other: NACDetector) -> NACDetector:
-        """Add what another detector was fitted on, e.g. another shard of the training data.
-
-        Both must have the same rule, layers and settings. The threshold must be chosen again.
-        """
-        theirs, mine = other._fitted(), self._fitted()
-        if other.rule != self.rule:
-            raise NACError(f"cannot merge detectors of rules '{self.rule}' and '{other.rule}'.")
-        mine.merge(theirs)
-        self._accept(mine, _summary(self) + _summary(other))
-        return self
+        self.classes_: tuple[str, ...] = ()
+        self.notes_: dict[str, str] = {}
 
     def _accept(self, rule: Rule, summary: FitSummary) -> None:
-        self.rule_, self.fit_summary_ = rule, summary
+        super()._accept(rule, summary)
         self.threshold_ = self.pvalues_ = None  # they belong to what they were made with
 
     @classmethod
@@ -139,11 +88,12 @@ class NACDetector(LayerReader):
 
     # -- scoring ---------------------------------------------------------------------------
 
-    def score(self, x: Tensor, *, nonfinite: str = "raise") -> Tensor:
+    def score(self, x: Any, *, nonfinite: str = "raise") -> Tensor:
         """Score a batch, `[batch]`; higher = more in-distribution. NAC's scores lie in [0, 1].
 
         Args:
-            x: samples `[batch, ...]`; moved to the network's device.
+            x: what the network takes: a tensor `[batch, ...]`, a tuple of several (`net(*x)`), or
+                a dict or Hugging Face encoding (`net(**x)`); moved to the network's device.
             nonfinite: what to do with samples whose readings are NaN or Inf: "raise" an error, or
                 "nan" to score them NaN and warn with their number.
         """
@@ -154,6 +104,8 @@ class NACDetector(LayerReader):
 
     def score_readings(self, readings: Mapping[str, Reading]) -> Tensor:
         """Like `score`, from `Readings` or a dict `layer -> (activation, gradient)`."""
+        if isinstance(readings, Readings):
+            readings.check_network(self.net)
         return self._fitted().score(readings)
 
     def score_loader(
@@ -167,13 +119,18 @@ class NACDetector(LayerReader):
         rule = self._fitted()
         parts: dict[str, list[Tensor]] = {}
         predictions, labels = [], []
+
+        def evidence(each: Dealt) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+            probed = self._probe(each.batch.data)
+            return rule.parts(probed), probed.logits.argmax(dim=1), each.batch.labels()
+
         with kept_random_state():
-            for batch in batches(bar(loader, "NAC score", progress)):
-                probed = self._probe(batch.data)
-                for name, part in rule.parts(probed).items():
+            samples = dealt(loader, "NAC score", progress)
+            for found, prediction, label in self._pass("score", samples, evidence):
+                for name, part in found.items():
                     parts.setdefault(name, []).append(part)
-                predictions.append(probed.logits.argmax(dim=1))
-                labels.append(batch.labels())
+                predictions.append(prediction)
+                labels.append(label)
         if not labels:
             raise NACError("the loader yielded no batch: there is nothing to score.")
         by_layer = {name: torch.cat(part).cpu() for name, part in parts.items()}
@@ -200,16 +157,19 @@ class NACDetector(LayerReader):
         """
         rule = self._fitted()
         with kept_random_state():
-            probed = (
-                self._probe(batch.data) for batch in batches(bar(loader, "calibrate", progress))
+            rule.begin_calibration()
+            found = self._pass(
+                "calibrate",
+                dealt(loader, "calibrate", progress),
+                lambda each: rule.parts(self._probe(each.batch.data)),
             )
-            scores = rule.calibrate(probed).cpu()
+            scores = rule.calibrate_on(list(found)).cpu()
         report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
         self.threshold_ = threshold_at(scores, tpr)
         self.pvalues_ = PValues(scores) if len(scores) >= MIN_SAMPLES else None
         return self
 
-    def p_value(self, x: Tensor) -> Tensor:
+    def p_value(self, x: Any) -> Tensor:
         """How unusual each sample is, `[batch]`.
 
         About a share `p` of new in-distribution data falls at or below `p`.
@@ -218,6 +178,17 @@ class NACDetector(LayerReader):
         sets training samples aside (NAC+) does without, with a warning; see `calibrated_`.
         """
         return self._p_values()(self.score(x))
+
+    def judge(self, x: Any) -> Verdicts:
+        """Class, confidence, score and p-value of each sample, from one pass.
+
+        Samples whose readings are NaN or Inf have no p-value and count as out-of-distribution.
+
+        Args:
+            x: samples `[batch, ...]`.
+        """
+        p_values = self._p_values()
+        return verdicts(self._probe(x), self._fitted(), p_values)
 
     def false_alarms(
         self,
@@ -256,16 +227,16 @@ class NACDetector(LayerReader):
             )
         return PValues(set_aside)
 
-    def explain(self, x: Tensor, *, top: int = 5) -> list[Explanation]:
+    def explain(self, x: Any, *, top: int = 5) -> list[Explanation]:
         """Why each sample of a batch has its score.
 
         Args:
-            x: samples `[batch, ...]`.
+            x: as in `score`.
             top: how many neurons to name per layer, least covered first.
         """
         return explanations(self._fitted(), self._probe(x), self.pvalues_, top)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Any) -> Tensor:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
         threshold = self.threshold_
         if threshold is None:
@@ -279,9 +250,33 @@ class NACDetector(LayerReader):
 
     def save(self, path: PathLike) -> None:
         """Write the fitted rule, its threshold and the network's fingerprint, atomically."""
-        store.save(
-            path, Fitted(self._fitted(), _summary(self), self.threshold_, self.pvalues_), self.net
-        )
+        fitted = Fitted(
+            self._fitted(), self.fit_summary_ or FitSummary(0), self.threshold_, self.pvalues_,
+            tuple(self.classes_), dict(self.notes_), self.autocast,
+        )  # fmt: skip
+        store.save(path, fitted, fingerprint(self.net))
+
+    def export(
+        self, path: PathLike, example: Optional[Tensor] = None, *, alpha: float = ALPHA
+    ) -> None:
+        """Write the network and this detector as one program that runs without this package.
+
+        Its input `image` is a batch of any size; its outputs are `logits` `[batch, classes]`,
+        `score` and `p_value` float64 `[batch]`, and `decision` bool `[batch]`: True where a sample
+        is out-of-distribution, that is, where its p-value is at most `alpha` or NaN.
+
+        Args:
+            path: ends in `.onnx` (for ONNX Runtime) or `.pt2` (for `torch.export.load`).
+            example: a batch `[batch, ...]` of the kind that the program will be given; None takes
+                a sample of what this detector has read, if it has read any since it was made.
+            alpha: about this share of in-distribution samples will be called
+                out-of-distribution.
+
+        Raises:
+            NotFittedError: the detector is not fitted, or not calibrated on enough samples.
+            NACError: the rule needs gradients, or the network cannot be exported.
+        """
+        export(self, path, self._sample if example is None else example, alpha=alpha)
 
     @classmethod
     def load(
@@ -307,13 +302,6 @@ class NACDetector(LayerReader):
             store.refuse_other_layers(path, fitted.rule, wanted)
         detector.fit_summary_ = fitted.summary
         detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
+        detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
+        detector.autocast = fitted.autocast
         return detector
-
-    def _fitted(self) -> Rule:
-        if self.rule_ is None:
-            raise NotFittedError("this NACDetector is not fitted: call fit first.")
-        return self.rule_
-
-
-def _summary(detector: NACDetector) -> FitSummary:
-    return detector.fit_summary_ or FitSummary(0)

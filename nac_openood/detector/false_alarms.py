@@ -47,11 +47,16 @@ def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[F
     return [_at(p, level) for level in levels]
 
 
-def _at(p: np.ndarray, level: float) -> FalseAlarms:
+def binomial_interval(count: int, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval (Clopper and Pearson) of a share, given `count` of `n`."""
     from scipy.stats import beta
 
+    low = float(beta.ppf(0.025, count, n - count + 1)) if count else 0.0
+    high = float(beta.ppf(0.975, count + 1, n - count)) if count < n else 1.0
+    return low, high
+
+
+def _at(p: np.ndarray, level: float) -> FalseAlarms:
     # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
     alarms, n = int((~(p > level)).sum()), len(p)
-    low = float(beta.ppf(0.025, alarms, n - alarms + 1)) if alarms else 0.0
-    high = float(beta.ppf(0.975, alarms + 1, n - alarms)) if alarms < n else 1.0
-    return FalseAlarms(level, alarms / n, low, high, n)
+    return FalseAlarms(level, alarms / n, *binomial_interval(alarms, n), n)

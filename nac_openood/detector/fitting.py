@@ -5,17 +5,18 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from itertools import chain
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Iterable, Iterator, Optional, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.rule import Rule
-from nac_openood.detector.batches import Batch, batches, check_labels, fitting_loader, too_few
+from nac_openood.core.rule import Accumulator, Rule
+from nac_openood.detector.batches import check_labels, fitting_loader, too_few
+from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.distributed import exchange, summed, together, world
 from nac_openood.errors import NACError
-from nac_openood.network.calling import classify
-from nac_openood.progress import bar
+from nac_openood.network.calling import count_classes
 
 
 class FittingSet:
@@ -47,22 +48,32 @@ class FittingSet:
         self._n_classes = 0
         self.by_class: Counter[int] = Counter()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Dealt]:
+        """The batches of this process, and perhaps others; see `dealing.dealt`."""
         subset = fitting_loader(self._loader, self._n_samples, self._seed)
-        stream = batches(bar(subset, self._title, self._progress))
+        stream = dealt(subset, self._title, self._progress)
         first = next(stream, None)
         if first is None:
             raise NACError("the loader yielded no samples: there is nothing to fit on.")
-        self._n_classes = classify(self._net, first.data[:1]).shape[1]
+        self._n_classes = count_classes(self._net, first.batch.data)
         quota = Quota(self._n_samples if subset is self._loader else None, self._n_classes)
-        for batch in chain([first], stream):
-            check_labels(batch.label, self._n_classes)
-            taken = quota.take(batch)
-            if taken.data.shape[0]:
-                self.by_class.update([] if taken.label is None else taken.label.tolist())
+        for each in chain([first], stream):
+            check_labels(each.batch.label, self._n_classes)
+            taken = quota.take(each)
+            if taken.batch.size:
+                if taken.mine and taken.batch.label is not None:
+                    self.by_class.update(taken.batch.label.tolist())
                 yield taken
             if quota.full:
                 break
+
+    def class_counts(self) -> dict[int, int]:
+        """How many samples there were of each class, in all processes."""
+        total: Counter[int] = Counter()
+        for counts in exchange("class counts", self.by_class):
+            total.update(counts)
+        self.by_class = total
+        return dict(sorted(total.items()))
 
     def warn_if_uneven(self) -> None:
         """Warn when classes are missing, or have fewer samples than their share."""
@@ -83,6 +94,28 @@ class FittingSet:
                 UserWarning,
                 stacklevel=3,
             )
+
+
+_A = TypeVar("_A", bound=Accumulator)
+
+
+def added_up(rule: _A) -> _A:
+    """What the rule would be if this process had counted what all of them did."""
+    if not world().connected:
+        return rule
+    addends = rule.addends()
+    if addends is not None:
+        rule.set_sums(summed("counts", addends))
+        rule.set_rows(exchange("rows", rule.rows()))
+        return rule
+    with together("rules"):
+        if rule.n_samples:
+            rule.check()  # a file would not tell of NaN
+    mine = (rule.settings(), rule.tensors()) if rule.n_samples else None
+    shards = [type(rule).restore(*each) for each in exchange("rules", mine) if each is not None]
+    for other in shards[1:]:
+        shards[0].merge(other)
+    return shards[0] if shards else rule
 
 
 def warn_if_saturated(rule: Rule) -> None:
@@ -109,6 +142,7 @@ class Quota:
         self._left = n_samples
         self._each = None if n_samples is None else n_samples // n_classes
         self._taken = torch.zeros(n_classes, dtype=torch.int64)
+        self._batches = self._samples = 0
 
     @property
     def full(self) -> bool:
@@ -117,17 +151,20 @@ class Quota:
             return False
         return self._left <= 0 or bool((self._taken >= self._each).all())
 
-    def take(self, batch: Batch) -> Batch:
-        """The part of a batch that counts."""
+    def take(self, dealt: Dealt) -> Dealt:
+        """The part of a batch that counts, numbered among what was taken."""
         if self._left is None or self._each is None:
-            return batch
+            return dealt
+        batch = dealt.batch
         if batch.label is None:
-            rows = torch.arange(min(batch.data.shape[0], self._left))
+            rows = torch.arange(min(batch.size, self._left))
         else:
             rows = self._by_class(batch.label.tolist())
+        taken = Dealt(batch.rows(rows), self._batches, self._samples)
         self._left -= len(rows)
-        label = None if batch.label is None else batch.label[rows]
-        return Batch(batch.data[rows.to(batch.data.device)], label)
+        self._samples += len(rows)
+        self._batches += bool(len(rows))
+        return taken
 
     def _by_class(self, labels: list[int]) -> Tensor:
         rows = []

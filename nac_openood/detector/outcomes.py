@@ -29,7 +29,7 @@ class Scores(NamedTuple):
 class Explanation(NamedTuple):
     """Why a sample has its score.
 
-    Args:
+    Attributes:
         score: higher = more in-distribution.
         p_value: None before `calibrate`.
         contributions: how much each layer (and the logits) adds; they sum to the score.

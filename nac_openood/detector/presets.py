@@ -63,3 +63,11 @@ def preset_for(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:
     if row is None:
         raise ProbeError(f"preset '{benchmark}' cannot be used: {describe(net)}")
     return preset(benchmark, row[0].family, rule)
+
+
+def preset_or_auto(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:
+    """The shipped settings, or automatic layers with default settings where nothing is shipped."""
+    try:
+        return preset_for(net, benchmark, rule)
+    except NACError:
+        return NACConfig({}, rule=rule)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.batches import AUTHORS_SEED, Batch, batches
+from nac_openood.detector.batches import AUTHORS_SEED
 from nac_openood.detector.choose import (
     LayerChoice,
     automatic_settings,
@@ -17,27 +18,43 @@ from nac_openood.detector.choose import (
     locate_layers,
 )
 from nac_openood.detector.config import AUTO
+from nac_openood.detector.dealing import Dealt, dealt
 from nac_openood.detector.fitting import FittingSet
 from nac_openood.detector.readings import Readings
+from nac_openood.detector.transfers import ahead, behind
+from nac_openood.distributed import in_turn
 from nac_openood.errors import NotFittedError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
+from nac_openood.network.autocasting import autocast_to, checked_autocast
+from nac_openood.network.fingerprint import identity
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.taps import read
-from nac_openood.progress import bar
+from nac_openood.network.tokens import with_layouts
+
+_T = TypeVar("_T")
 
 
 class LayerReader:
     """Reads the layers of a network for a rule. Its arguments are those of `NACDetector`."""
 
     def __init__(
-        self, net: nn.Module, layers: LayerChoice, *, rule: str = "nac", fast: bool = False
+        self,
+        net: nn.Module,
+        layers: LayerChoice,
+        *,
+        rule: str = "nac",
+        fast: bool = False,
+        autocast: Optional[torch.dtype] = None,
     ) -> None:
         self.net, self.rule, self.fast = net, rule, fast
+        self.autocast = checked_autocast(autocast)
         self.layers: dict[str, Any] = {}
         self._places: dict[str, Layer] = {}
+        self._layouts_known = False
         self._plan: Optional[PassPlan] = None
+        self._sample: Optional[Tensor] = None
         kind = rule_named(rule)  # a wrong name is refused at once
         if layers != AUTO:  # which must see the network run, and so waits for the first batch
             self._settle(layer_settings(net, layers, kind))
@@ -74,15 +91,32 @@ class LayerReader:
         in_distribution: bool,
         progress: Optional[bool],
     ) -> Iterator[Readings]:
-        samples: Iterable[Batch]
+        samples: Iterable[Dealt]
         if in_distribution or n_samples is not None:
             samples = FittingSet(
                 self.net, loader, n_samples, seed=AUTHORS_SEED, title="NAC read", progress=progress
             )
         else:
-            samples = batches(bar(loader, "NAC read", progress))
-        for batch in samples:
-            yield Readings.of_pass(self._probe(batch.data), batch.labels())
+            samples = dealt(loader, "NAC read", progress)
+        network = identity(self.net)
+
+        def work(each: Dealt) -> Readings:
+            return Readings.of_pass(self._probe(each.batch.data), each.batch.labels(), network)
+
+        yield from behind(self._pass("read", samples, work))
+
+    def _pass(
+        self, step: str, samples: Iterable[Dealt], work: Callable[[Dealt], _T]
+    ) -> Iterator[_T]:
+        """The results of `work` for all batches in order, whichever process they are made in."""
+
+        def own() -> Iterator[Dealt]:
+            for each in samples:
+                self.prepare(each.batch.data)
+                if each.mine:
+                    yield each
+
+        return in_turn(step, ahead(own(), self.net, Dealt.mapped), work)
 
     @property
     def places(self) -> Mapping[str, Layer]:
@@ -92,10 +126,11 @@ class LayerReader:
     def _settle(self, settings: Mapping[str, Any]) -> None:
         """From now on, these are the layers."""
         self._places = locate_layers(self.net, settings)
+        self._layouts_known = all(layer.layout for layer in self._places.values())
         self._needs = rule_named(self.rule)(settings).needs
         self.layers = dict(settings)  # last: other threads take it as the sign that all is there
 
-    def _unfitted(self, x: Optional[Tensor] = None) -> Rule:
+    def _unfitted(self, x: Any = None) -> Rule:
         """A new rule; `x` is a batch by which to find automatic layers."""
         if not self.layers and x is not None:
             self._settle(automatic_settings(self.net, x, rule_named(self.rule)))
@@ -106,13 +141,28 @@ class LayerReader:
             )
         return rule_named(self.rule)(self.layers)
 
-    def _probe(self, x: Tensor) -> Probed:
+    def _probe(self, x: Any) -> Probed:
         """One pass over the network."""
+        self.prepare(x)
+        assert self._plan is not None
+        needs = self._needs
+        with autocast_to(self.net, self.autocast):
+            return read(
+                self.net, x, self._places, self._plan, gradients=needs.gradients, mean=needs.mean
+            )
+
+    def prepare(self, x: Any) -> None:
+        """Find out how to pass over the network, by the first batch; later ones change nothing.
+
+        Scoring and fitting do this by themselves. Several processes that are to agree to the bit
+        must begin with the same batch.
+        """
         if self._plan is None:
             self._plan = PassPlan(self.net, x, fast=self.fast)
+            self._sample = x[:1].clone() if isinstance(x, Tensor) else None
         if not self.layers:
             self._unfitted(x)
-        needs = self._needs
-        return read(
-            self.net, x, self._places, self._plan, gradients=needs.gradients, mean=needs.mean
-        )
+        if not self._layouts_known:
+            found = with_layouts(self.net, x, self._places)
+            if found is not None:
+                self._places, self._layouts_known = found, True

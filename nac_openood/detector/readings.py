@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nac_openood import files
 from nac_openood.core.coverage import not_finite
 from nac_openood.core.reading import ByLayer, Probed, Reading
 from nac_openood.detector.batches import check_labels
+from nac_openood.detector.stored_readings import check_stored
 from nac_openood.errors import FileError, NACError
+from nac_openood.network.fingerprint import identity
 from nac_openood.spool import Spool
+from nac_openood.structure import from_values
 
 #: Version 2 carries logits, and layers may lack gradients.
 _KIND, _VERSION = "nac_openood readings", 2
@@ -28,12 +31,14 @@ class Readings(ByLayer):
         prediction: int64 `[samples]`, the predicted class.
         label: int64 `[samples]`, -1 where unknown.
         logits: `[samples, classes]`; None in files of version 1.
+        network: tells the network apart that was read; empty if that is not known.
     """
 
     by_layer: Mapping[str, Reading]
     prediction: Tensor
     label: Tensor
     logits: Optional[Tensor] = None
+    network: str = ""
 
     @property
     def n_samples(self) -> int:
@@ -48,12 +53,14 @@ class Readings(ByLayer):
     def batches(self, size: int = 1000) -> Iterator[Readings]:
         """The readings in slices of `size` samples, so that work on them stays small."""
         for start in range(0, self.n_samples, size):
-            yield self._from({k: t[start : start + size] for k, t in self._tensors().items()})
+            parts = {k: t[start : start + size] for k, t in self._tensors().items()}
+            yield self._from(parts, self.network)
 
     def rows(self, index: Any) -> Readings:
         """The readings of some samples: whole numbers or booleans, as in NumPy."""
         rows = torch.as_tensor(index)
-        return self._from({name: tensor[rows] for name, tensor in self._tensors().items()})
+        parts = {name: tensor[rows] for name, tensor in self._tensors().items()}
+        return self._from(parts, self.network)
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
         """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""
@@ -80,15 +87,51 @@ class Readings(ByLayer):
             except NACError as error:
                 raise NACError(f"the {what} readings: {error}") from None
 
+    def check_network(self, net: nn.Module) -> None:
+        """Refuse readings that are known to be of another network than `net`."""
+        if self.network and self.network != identity(net):
+            raise NACError(
+                "these readings are of another network, or of other weights. Read this network, or "
+                "use the one that was read."
+            )
+
+    def differs_from(self, other: Readings) -> str:
+        """Why both cannot be of one network and the same layers, in words; "" if they can."""
+        if list(self) != list(other):
+            return f"layers {list(self)}, not {list(other)}"
+        for name, reading in self.items():
+            mine, theirs = reading.activation.shape[1], other[name].activation.shape[1]
+            if mine != theirs:
+                return f"layer '{name}' has {mine} neurons, not {theirs}"
+        known = self.network and other.network
+        return "other weights" if known and self.network != other.network else ""
+
     @classmethod
-    def of_pass(cls, probed: Probed, label: Tensor) -> Readings:
-        """What a pass gave, on the CPU."""
-        read = cls(probed.by_layer, probed.logits.argmax(dim=1), label, probed.logits)
-        return cls._from({name: tensor.cpu() for name, tensor in read._tensors().items()})
+    def of_pass(cls, probed: Probed, label: Tensor, network: str = "") -> Readings:
+        """What a pass gave, on the device of the network; labels stay where they are."""
+        return cls(probed.by_layer, probed.logits.argmax(dim=1), label, probed.logits, network)
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Readings:
+        """The readings on a device; `non_blocking` is as in `torch.Tensor.to`."""
+        return self._changed(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def cpu(self) -> Readings:
+        """The readings on the CPU."""
+        return self.to(torch.device("cpu"))
+
+    def clone(self) -> Readings:
+        """A copy of everything."""
+        return self._changed(torch.clone)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Readings:
+        return self._from(
+            {name: change(tensor) for name, tensor in self._tensors().items()}, self.network
+        )
 
     def save(self, path: files.PathLike) -> None:
         """Write a safetensors file that `load` maps into memory instead of reading it whole."""
-        files.write(path, _KIND, _VERSION, self._tensors(), {"layers": list(self)})
+        about = {"layers": list(self), "network": self.network}
+        files.write_tensors(path, _KIND, _VERSION, self._tensors(), about)
 
     @classmethod
     def save_parts(cls, path: files.PathLike, parts: Iterable[Readings]) -> Readings:
@@ -96,27 +139,28 @@ class Readings(ByLayer):
 
         The same as `Readings.concatenate(parts).save(path)`, for sets that do not fit in memory.
         """
-        layers: list[str] = []
+        about: dict[str, Any] = {}
         with Spool(path) as spool:
             for part in parts:
-                layers = list(part)
+                about = {"layers": list(part), "network": part.network}
                 spool.add(part._tensors())
-            if not layers:
+            if not about:
                 raise _nothing()
-            spool.finish(_KIND, _VERSION, {"layers": layers})
+            spool.finish(_KIND, _VERSION, about)
         return cls.load(path)
 
     @classmethod
     def load(cls, path: files.PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
-        tensors, about = files.read(path, _KIND, _VERSION)
+        tensors, about = files.read_tensors(path, _KIND, _VERSION)
         try:
-            order = {
-                f"activation/{name}": tensors[f"activation/{name}"] for name in about["layers"]
-            }
-            return cls._from({**order, **tensors})
-        except (KeyError, TypeError) as error:
-            raise FileError(f"{path} is damaged: {error} is missing. Make it again.") from error
+            noted = from_values(_Noted, about)
+            check_stored(tensors, noted.layers)
+        except NACError as error:
+            told = str(error).rstrip(".")
+            raise FileError(f"{path} is damaged: {told}. Make it again.") from error
+        order = {f"activation/{name}": tensors[f"activation/{name}"] for name in noted.layers}
+        return cls._from({**order, **tensors}, noted.network)
 
     @classmethod
     def concatenate(cls, parts: list[Readings]) -> Readings:
@@ -124,17 +168,20 @@ class Readings(ByLayer):
         if not parts:
             raise _nothing()
         kept = [part._tensors() for part in parts]
-        return cls._from({name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]})
+        joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
+        networks = {part.network for part in parts}
+        return cls._from(joined, networks.pop() if len(networks) == 1 else "")
 
     @classmethod
-    def _from(cls, tensors: Mapping[str, Tensor]) -> Readings:
+    def _from(cls, tensors: Mapping[str, Tensor], network: str = "") -> Readings:
         """The inverse of `_tensors`."""
         names = [key.partition("/")[2] for key in tensors if key.startswith("activation/")]
         by_layer = {
             name: Reading(tensors[f"activation/{name}"], tensors.get(f"gradient/{name}"))
             for name in names
         }
-        return cls(by_layer, tensors["prediction"], tensors["label"], tensors.get("logits"))
+        answers = tensors["prediction"], tensors["label"], tensors.get("logits")
+        return cls(by_layer, *answers, network)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Everything by name; the order of the layers is kept."""
@@ -147,6 +194,14 @@ class Readings(ByLayer):
             tensors[f"activation/{name}"] = reading.activation
             tensors[f"gradient/{name}"] = reading.gradient
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What a file says beside its tensors; early ones do not name the network."""
+
+    layers: tuple[str, ...]
+    network: str = ""
 
 
 def _nothing() -> NACError:

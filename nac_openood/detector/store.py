@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +14,20 @@ from torch import Tensor, nn
 from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
+from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import PValues
+from nac_openood.core.restoring import stored_values
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import FileError, NACError
-from nac_openood.network.fingerprint import difference, fingerprint
+from nac_openood.network.fingerprint import difference
+from nac_openood.structure import from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.
 _KIND, _VERSION = "nac_openood detector", 2
+#: Names of the precisions that a network may be cast to.
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 #: What the rule's tensors begin with, and the scores that p-values are taken against.
 _RULE, _SCORES = "rule/", "calibration"
 
@@ -44,61 +52,138 @@ class Fitted:
     summary: FitSummary
     threshold: Optional[float]
     pvalues: Optional[PValues] = None
+    classes: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    autocast: Optional[torch.dtype] = None
 
 
-def save(path: files.PathLike, fitted: Fitted, net: nn.Module) -> None:
-    """Write `fitted` with the fingerprint of `net`."""
+def save(path: files.PathLike, fitted: Fitted, network: Mapping[str, str]) -> None:
+    """Write `fitted` with the fingerprint of its network."""
     about = {
         "nac_openood": __version__,
         "torch": str(torch.__version__),
         "rule": fitted.rule.name,
         "settings": fitted.rule.settings(),
-        "network": fingerprint(net),
+        "network": dict(network),
         "summary": asdict(fitted.summary),
         "threshold": fitted.threshold,
+        "classes": list(fitted.classes),
+        "notes": dict(fitted.notes),
+        "autocast": None if fitted.autocast is None else _DTYPES[fitted.autocast],
     }
     tensors = {f"{_RULE}{name}": tensor for name, tensor in fitted.rule.tensors().items()}
     if fitted.pvalues is not None:
         tensors[_SCORES] = fitted.pvalues.scores
-    files.write(path, _KIND, _VERSION, tensors, about)
+    files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
 
 def load(path: files.PathLike, net: nn.Module) -> Fitted:
     """Read what `save` wrote, if `net` is the network it was fitted on."""
-    tensors, about = files.read(path, _KIND, _VERSION)
+    return read_fitted(path, lambda network: _refuse_other_network(path, network, net))[0]
+
+
+def read_fitted(
+    path: files.PathLike, check: Callable[[Mapping[str, str]], None] = lambda network: None
+) -> tuple[Fitted, Mapping[str, str]]:
+    """Read what `save` wrote, and the fingerprint of its network, which `check` may refuse."""
+    tensors, about = files.read_tensors(path, _KIND, _VERSION)
     try:
-        differs = difference(about["network"], net)
-        if differs:
-            raise FileError(
-                f"{path} was fitted on another network: {differs}. Load the network it was fitted "
-                "on, or fit again."
-            )
-        rule = rule_named(about.get("rule", Coverage.name))
-        restored = rule.restore(_settings(about), _of_rule(about, tensors))
-        counted = {int(k): v for k, v in about["summary"]["class_counts"].items()}
-        summary = FitSummary(about["summary"]["n_samples"], counted)
-        pvalues = PValues(tensors[_SCORES]) if _SCORES in tensors else None
-        return Fitted(restored, summary, about["threshold"], pvalues)
-    except KeyError as error:
-        raise FileError(f"{path} is damaged: {error} is missing.") from error
+        noted = _noted(about)
+        check(noted.network)
+        own = _of_rule(about, {n: t for n, t in tensors.items() if n != _SCORES})
+        rule = rule_named(noted.rule).restore(noted.settings, own)
+        pvalues = PValues(stored_values(tensors, _SCORES, 1)) if _SCORES in tensors else None
+        summary = _summary_of(noted.summary)
+        precision = None if noted.autocast is None else _BY_NAME[noted.autocast]
+        fitted = Fitted(
+            rule, summary, noted.threshold, pvalues, noted.classes, noted.notes, precision
+        )
+        return fitted, noted.network
     except FileError:
         raise
     except NACError as error:
-        raise FileError(f"{path} is damaged: {error}") from error
+        raise _damaged(path, error) from error
 
 
-def _settings(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The rule's settings, which version 1 kept beside everything else."""
-    if "rule" in about:
-        return about["settings"]
-    return {"layers": about["layers"], "n_samples": about["n_samples"]}
+def notes_of(path: files.PathLike) -> Mapping[str, str]:
+    """The notes in a detector's file, read without the network."""
+    _, about = files.read_tensors(path, _KIND, _VERSION)
+    try:
+        return _noted(about).notes
+    except NACError as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: files.PathLike, error: NACError) -> FileError:
+    return FileError(f"{path} is damaged: {str(error).rstrip('.')}. Fit again.")
+
+
+@dataclass(frozen=True)
+class _NotedSummary:
+    """A `FitSummary` as it stands in a file, where names are texts."""
+
+    n_samples: int
+    class_counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What a file says beside its tensors; early ones have no classes, notes and precision."""
+
+    network: Mapping[str, str]
+    summary: _NotedSummary
+    threshold: Optional[float]
+    rule: str
+    settings: Mapping[str, Any]
+    nac_openood: str = ""
+    torch: str = ""
+    classes: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+    autocast: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if self.autocast is not None and self.autocast not in _BY_NAME:
+            raise NACError(f"'autocast' must be one of {list(_BY_NAME)}, got {self.autocast!r}.")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise NACError(f"'threshold' must be a finite number, got {self.threshold!r}.")
+
+
+def _noted(about: Mapping[str, Any]) -> _Noted:
+    """Check everything but the rule's own settings, which version 1 kept beside the rest."""
+    if "rule" not in about:
+        kept = {name: about[name] for name in ("layers", "n_samples") if name in about}
+        others = {name: value for name, value in about.items() if name not in kept}
+        about = {**others, "rule": Coverage.name, "settings": kept}
+    return from_values(_Noted, about)
+
+
+def _summary_of(noted: _NotedSummary) -> FitSummary:
+    counts = noted.class_counts
+    n_samples = whole_number("n_samples", noted.n_samples, 0)
+    if not all(re.fullmatch("[0-9]{1,9}", label) for label in counts) or not all(
+        0 <= count <= n_samples for count in counts.values()
+    ):
+        raise NACError("'class_counts' must be numbers of samples by class.")
+    return FitSummary(n_samples, {int(label): count for label, count in counts.items()})
+
+
+def _refuse_other_network(path: files.PathLike, saved: Mapping[str, str], net: nn.Module) -> None:
+    differs = difference(saved, net)
+    if differs:
+        raise FileError(
+            f"{path} was fitted on another network: {differs}. Load the network it was fitted "
+            "on, with the same weights (its checkpoint), or fit again."
+        )
 
 
 def _of_rule(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The rule's tensors, which version 1 kept without a prefix."""
     if "rule" not in about:
         return tensors
-    return {n[len(_RULE) :]: tensor for n, tensor in tensors.items() if n.startswith(_RULE)}
+    strange = [name for name in tensors if not name.startswith(_RULE)]
+    if strange:
+        raise NACError(f"unknown tensor {strange}.")
+    return {name[len(_RULE) :]: tensor for name, tensor in tensors.items()}
 
 
 def refuse_other_layers(path: files.PathLike, fitted: Rule, wanted: Mapping[str, Any]) -> None:

@@ -19,15 +19,19 @@ from nac_openood.core.coverage import not_finite
 from nac_openood.core.integral import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.core.reading import Reading
+from nac_openood.core.restoring import refuse_other_tensors, stored_tensor, stored_values
+from nac_openood.core.states import sigmoid
 from nac_openood.detector.batches import batches
+from nac_openood.detector.config import AUTO
 from nac_openood.errors import FileError, NACError
 from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.passes import AUTO, OneLayerReader
+from nac_openood.evaluation.passes import OneLayerReader
 from nac_openood.network.calling import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.sources.samples import Samples
 from nac_openood.spool import Spool
+from nac_openood.structure import from_values
 
 _KIND, _VERSION = "nac_openood checkpoint readings", 1
 _STATES = "z*g"
@@ -78,7 +82,7 @@ class CheckpointReadings:
                 )
         for part in self.product.split(_SLICE):
             for steepness in dict.fromkeys(key[0] for key in histograms):
-                states = torch.sigmoid(steepness * part)
+                states = sigmoid(steepness * part)
                 for (other, _), histogram in histograms.items():
                     if other == steepness:
                         histogram.update(states)
@@ -86,18 +90,44 @@ class CheckpointReadings:
 
     @classmethod
     def load(cls, path: files.PathLike) -> CheckpointReadings:
-        """Map a file that `extract` wrote."""
-        tensors, about = files.read(path, _KIND, _VERSION)
+        """Map a file that `extract_checkpoint` wrote."""
+        tensors, about = files.read_tensors(path, _KIND, _VERSION)
         try:
-            correct: dict[str, dict[str, Tensor]] = {}
-            for role, names in about["domains"].items():
-                correct[role] = {name: tensors[f"{role}/{name}"] for name in names}
-            return cls(about["layer"], tensors[_STATES], correct, about["made_with"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"{path} is damaged: {error} is missing. Delete it.") from error
+            noted = from_values(_Noted, about)
+            correct = {
+                role: {name: _flags(tensors, f"{role}/{name}") for name in names}
+                for role, names in noted.domains.items()
+            }
+            product = stored_values(tensors, _STATES, 2)
+            named = {f"{role}/{name}" for role, names in noted.domains.items() for name in names}
+            refuse_other_tensors(tensors, {_STATES, *named})
+            right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
+            if right != len(product) or "val" not in correct:
+                raise NACError("it does not hold all of the training and validation data.")
+        except NACError as error:
+            told = str(error).rstrip(".")
+            raise FileError(f"{path} is damaged: {told}. Delete it.") from error
+        return cls(noted.layer, product, correct, noted.made_with)
 
 
-def extract(
+@dataclass(frozen=True)
+class _Noted:
+    """What a file says beside its tensors: `domains` are names by role."""
+
+    layer: str
+    domains: Mapping[str, tuple[str, ...]]
+    made_with: Mapping[str, Any]
+
+
+def _flags(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Which predictions are right, uint8 `[samples]`, of a file."""
+    found = stored_tensor(tensors, name, torch.uint8, 1)
+    if not len(found) or int(found.max()) > 1:
+        raise NACError(f"the tensor '{name}' must be ones and zeros.")
+    return found
+
+
+def extract_checkpoint(
     path: files.PathLike,
     net: nn.Module,
     domains: Domains,

@@ -8,8 +8,9 @@ from torch import nn
 
 from nac_openood.core.integral import CoverageIntegral
 from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.evaluation.passes import AUTO, OneLayerReader
+from nac_openood.evaluation.passes import OneLayerReader
 
 
 def coverage_integral(
@@ -27,7 +28,7 @@ def coverage_integral(
     `nac_openood.rank_checkpoints`. Values of different layers, settings or training sets are not
     comparable.
 
-    Example:
+    Examples:
         >>> nac_openood.coverage_integral(net, train_loader)
         0.0208
         >>> nac_openood.coverage_integral(

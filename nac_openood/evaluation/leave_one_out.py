@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
@@ -11,15 +10,17 @@ import numpy as np
 from torch import nn
 
 from nac_openood import files
-from nac_openood.errors import FileError, NACError
+from nac_openood.detector.config import AUTO
+from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import standard_error
-from nac_openood.evaluation.passes import AUTO
 from nac_openood.evaluation.rank import rank_checkpoints
-from nac_openood.evaluation.ranking import Ranking
-from nac_openood.evaluation.runs import Run, split_domains
+from nac_openood.evaluation.ranking import Ranking, read_ranking
+from nac_openood.evaluation.runs import TrainingRun, split_domains
 from nac_openood.evaluation.space import Space
+from nac_openood.progress import Say
+from nac_openood.structure import from_values
 
-DOCUMENT = "results.json"
+RANKED_RUNS_FILE = "results.json"
 AVERAGE = "average"
 _FORMAT = 1
 
@@ -121,40 +122,29 @@ class RankedRuns:
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
         document = {
-            "format": _FORMAT,
             **{k: v for k, v in vars(self).items() if k != "runs"},
             "runs": [
                 {"target": run.target, "trial": run.trial, "ranking": run.ranking.to_dict()}
                 for run in self.runs
             ],
         }
-        path = Path(folder) / DOCUMENT
-        files.write_text(path, json.dumps(document, indent=1) + "\n")
-        return path
+        return files.write_document(Path(folder) / RANKED_RUNS_FILE, _FORMAT, document)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> RankedRuns:
         """Read what `save` wrote."""
-        path = Path(folder) / DOCUMENT
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document.pop("format") > _FORMAT:
-                raise FileError(f"{path} was written by a newer nac_openood. Upgrade it.")
-            runs = [
-                RankedRun(run["target"], run["trial"], Ranking.from_dict(run["ranking"]))
-                for run in document.pop("runs")
-            ]
-            for name in ("paper", "notes"):
-                document[name] = tuple(document[name])
-            return cls(tuple(runs), **document)
-        except FileNotFoundError:
-            raise FileError(f"there is no {path}: expected the folder of a ranking.") from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise FileError(f"{path} is damaged ({error!r}). Rank again.") from error
+
+        def parse(document: dict[str, Any]) -> RankedRuns:
+            found = from_values(cls, document)
+            if not found.runs:
+                raise NACError("it has no runs")
+            return found
+
+        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, parse)
 
 
 def rank_runs(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingRun],
     domains: Mapping[str, Any],
     load: Callable[[str], nn.Module],
     *,
@@ -164,14 +154,14 @@ def rank_runs(
     batch_size: int = 100,
     workers: int = 0,
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> RankedRuns:
     """Rank the checkpoints of every run, with splits seeded by its trial.
 
     The settings are chosen for each run by itself, from its source domains only. Repeat the call
     after an interruption to continue.
 
-    Example:
+    Examples:
         >>> folders = domain_folders("PACS")
         >>> classes = domain_classes(folders.values())
         >>> domains = {n: DomainFolder(p, classes, domainbed_transform(64))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Iterable, NamedTuple, Optional
 
-import torch
 from torch import nn
 
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig, whole_number
+from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.integral import coverage_integral
-from nac_openood.evaluation.passes import AUTO
 from nac_openood.network.replica import unwrap
 
 
@@ -25,7 +24,7 @@ class Measured(NamedTuple):
 class CoverageMonitor:
     """Measures the coverage of a network every n steps of any training loop.
 
-    Example:
+    Examples:
         >>> monitor = CoverageMonitor(train_loader, every=300, path="best.pt", patience=5)
         >>> for step, (x, y) in enumerate(batches, start=1):
         ...     ...  # a training step
@@ -83,8 +82,7 @@ class CoverageMonitor:
             return None
         found = self.measure(step, net)
         if self.path is not None and self.best == self.history[-1]:
-            with files.replacing(self.path) as temporary:
-                torch.save(unwrap(net).state_dict(), temporary)
+            files.write_weights(self.path, unwrap(net))
         return found
 
     def measure(self, step: int, net: nn.Module) -> float:

@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from nac_openood.core.reading import Probed
 from nac_openood.detector.batches import batches, check_labels
+from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import Layer, find_layer, known_layers, recognise
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.taps import read
+from nac_openood.network.tokens import with_layouts
 from nac_openood.progress import bar
 
-AUTO = "auto"
 
-
-def deepest_layer(net: nn.Module, x: Tensor, name: str = AUTO) -> Layer:
+def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
     """The layer that NAC-ME is computed at.
 
     Args:
@@ -95,9 +95,12 @@ class OneLayerReader:
         if empty:
             raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")
 
-    def _read(self, x: Tensor) -> tuple[Probed, Layer]:
+    def _read(self, x: Any) -> tuple[Probed, Layer]:
         if self._plan is None or self._layer is None:
             self._plan = PassPlan(self._net, x)
             found = deepest_layer(self._net, x, self._name)
             self._layer = Layer(found.alias, found.path, self._layout or found.layout)
+        if self._layer.layout is None:
+            watched = with_layouts(self._net, x, {"": self._layer})
+            self._layer = self._layer if watched is None else watched[""]
         return read(self._net, x, {self._layer.path: self._layer}, self._plan), self._layer

@@ -11,18 +11,20 @@ from torch import nn
 
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.detector.batches import batches
+from nac_openood.detector.config import AUTO
 from nac_openood.errors import FileError, NACError
 from nac_openood.evaluation.checkpoints import Networks, networks_of
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.extraction import CheckpointReadings, extract
-from nac_openood.evaluation.passes import AUTO
-from nac_openood.evaluation.ranking import Candidate, RankedCheckpoint, Ranking, choose
-from nac_openood.evaluation.space import Space, candidates
+from nac_openood.evaluation.extraction import CheckpointReadings, extract_checkpoint
+from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking, choose
+from nac_openood.evaluation.space import Space, integral_candidates
 from nac_openood.evaluation.volume import rc_by_volume
 from nac_openood.files import make_folder
-from nac_openood.network.calling import classify
+from nac_openood.locks import locked
+from nac_openood.network.calling import count_classes
 from nac_openood.network.fingerprint import fingerprint
+from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, training_step
 
 _READINGS = "readings"
@@ -42,7 +44,7 @@ def rank_checkpoints(
     batch_size: int = 100,
     workers: int = 0,
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Ranking:
     """Rank the checkpoints of a training run by their coverage on training data (NAC-ME).
 
@@ -50,7 +52,7 @@ def rank_checkpoints(
     best with validation accuracy over the checkpoints (Spearman's rank correlation). Target data,
     where it is given, only measures how well that worked.
 
-    Example:
+    Examples:
         >>> ranking = nac_openood.rank_checkpoints(
         ...     {"step_300": "run/step_300.pt", "step_600": "run/step_600.pt"},
         ...     load=lambda path: load_checkpoint(build("resnet18", 7), path),
@@ -89,7 +91,7 @@ def rank_checkpoints(
         NACError: there are fewer than two checkpoints, one does not fit the network or the data,
             or no setting can be chosen. Nothing is written then.
     """
-    configs = candidates(space)
+    configs = integral_candidates(space)
     runs, network = networks_of(checkpoints, load)
     domains = Domains(
         train, val, test or {}, oracle or {}, batch_size=batch_size, workers=workers,
@@ -99,15 +101,16 @@ def rank_checkpoints(
     if out is None:
         with tempfile.TemporaryDirectory(prefix="nac_rank_") as place:
             readings = _read(runs, network, domains, made_with, Path(place), layer, configs, say)
-            return assemble(runs, readings, configs, domains.sizes())
+            return assemble_ranking(runs, readings, configs, domains.sizes())
     folder = make_folder(out)
-    readings = _read(runs, network, domains, made_with, folder, layer, configs, say)
-    ranking = assemble(runs, readings, configs, domains.sizes())
-    ranking.save(folder)
+    with locked(folder):
+        readings = _read(runs, network, domains, made_with, folder, layer, configs, say)
+        ranking = assemble_ranking(runs, readings, configs, domains.sizes())
+        ranking.save(folder)
     return ranking
 
 
-def assemble(
+def assemble_ranking(
     runs: Sequence[Checkpoint],
     readings: Sequence[CheckpointReadings],
     configs: Sequence[IntegralConfig],
@@ -117,7 +120,7 @@ def assemble(
     val = [_share(each.accuracy("val")) for each in readings]
     coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
     tried = [
-        Candidate(config, tuple(values), rank_correlation(values, val))
+        IntegralCandidate(config, tuple(values), rank_correlation(values, val))
         for config, values in zip(configs, coverage.T.tolist())
     ]
     best, notes = choose(tried)
@@ -155,8 +158,7 @@ def _checked(
         net = network(run)
         if not identities:
             first = next(iter(domains.samples()))[2]
-            x = next(batches(first.loader())).data[:2]
-            domains.check(classify(net, x).shape[1])
+            domains.check(count_classes(net, next(batches(first.loader())).data))
             identities = domains.identities()
         made_with = {"network": fingerprint(net), "layer": layer, "layout": layout}
         found.append({**made_with, "data": identities})
@@ -181,32 +183,36 @@ def _read(
     folder: Path,
     layer: str,
     configs: Sequence[IntegralConfig],
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[CheckpointReadings]:
     """The readings of all checkpoints; those in the folder are used if nothing has changed."""
     target = make_folder(folder / _READINGS)
     found = []
     for number, (run, expected) in enumerate(zip(runs, made_with), start=1):
         path = target / f"{run.name}.safetensors"
-        known = _known(path, expected)
+        known = _known(path, expected, domains.sizes())
         if known is None:
             say(f"reading checkpoint {number} of {len(runs)}: {run.name}")
-            known = extract(
+            known = extract_checkpoint(
                 path, network(run), domains, expected, layer=layer, layout=configs[0].layout
             )
         found.append(known)
     return found
 
 
-def _known(path: Path, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
-    """Readings of an earlier call, if they were made with the same."""
+def _known(
+    path: Path, made_with: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]
+) -> Optional[CheckpointReadings]:
+    """Readings of an earlier call, if they were made with the same and are of all samples."""
     if not path.is_file():
         return None
     try:
         found = CheckpointReadings.load(path)
     except FileError:
         return None
-    return found if dict(found.made_with) == dict(made_with) else None
+    read = {role: {n: len(c) for n, c in names.items()} for role, names in found.correct.items()}
+    same = dict(found.made_with) == dict(made_with) and read == sizes
+    return found if same else None
 
 
 def _share(accuracy: Optional[float]) -> float:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.evaluation.volume import VolumePoint
+from nac_openood.structure import from_values
 
-DOCUMENT = "ranking.json"
+RANKING_FILE = "ranking.json"
 _FORMAT = 1
+_T = TypeVar("_T")
 #: The criteria by which a checkpoint can be chosen, with the names of the paper.
 CRITERIA: Mapping[str, str] = {
     "validation": "Validation",
@@ -51,7 +52,7 @@ class RankedCheckpoint:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class IntegralCandidate:
     """Settings that were tried.
 
     Args:
@@ -80,7 +81,7 @@ class Ranking:
     """
 
     checkpoints: tuple[RankedCheckpoint, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[IntegralCandidate, ...]
     config: IntegralConfig
     layer: str
     sizes: Mapping[str, Mapping[str, int]]
@@ -145,38 +146,28 @@ class Ranking:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Ranking:
         """Read what `to_dict` gave."""
-        found = dict(document)
-        found["checkpoints"] = tuple(RankedCheckpoint(**c) for c in found["checkpoints"])
-        found["candidates"] = tuple(
-            Candidate(IntegralConfig.from_dict(c["config"]), tuple(c["coverage"]), c["rc_val"])
-            for c in found["candidates"]
-        )
-        found["config"] = IntegralConfig.from_dict(found["config"])
-        found["volume"] = tuple(VolumePoint(**point) for point in found["volume"])
-        found["notes"] = tuple(found["notes"])
-        return cls(**found)
+        found = from_values(cls, document)
+        if not found.checkpoints or not found.candidates:
+            raise NACError("a ranking has checkpoints and settings that were tried, this one none")
+        return found
 
     def save(self, folder: Union[str, Path]) -> None:
         """Write `ranking.json` into a folder, atomically."""
-        document = {"format": _FORMAT, **self.to_dict()}
-        files.write_text(Path(folder) / DOCUMENT, json.dumps(document, indent=1) + "\n")
+        files.write_document(Path(folder) / RANKING_FILE, _FORMAT, self.to_dict())
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Ranking:
         """Read what `save` wrote."""
-        path = Path(folder) / DOCUMENT
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document.pop("format") > _FORMAT:
-                raise FileError(f"{path} was written by a newer nac_openood. Upgrade it.")
-            return cls.from_dict(document)
-        except FileNotFoundError:
-            raise FileError(f"there is no {path}: expected the folder of a ranking.") from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise FileError(f"{path} is damaged ({error!r}). Rank again.") from error
+        return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls.from_dict)
 
 
-def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, list[str]]:
+def read_ranking(path: Path, version: int, parse: Callable[[dict[str, Any]], _T]) -> _T:
+    """`files.read_document` for the files of rankings."""
+    missing = f"there is no {path}: expected the folder of a ranking"
+    return files.read_document(path, version, parse, missing=missing, again="Rank again")
+
+
+def choose(candidates: Sequence[IntegralCandidate]) -> tuple[IntegralCandidate, list[str]]:
     """The candidate whose G agrees best with validation accuracy, and notes about the choice.
 
     Raises:

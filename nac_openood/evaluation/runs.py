@@ -16,7 +16,7 @@ _TRIAL = re.compile(r"trial[_-]?(\d+)$")
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A training run without the target domain.
 
     Args:
@@ -35,7 +35,7 @@ class Run:
         return f"{self.target}/trial_{self.trial}"
 
 
-def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Run]:
+def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[TrainingRun]:
     """The runs in `folder/<target domain>/trial_<number>`, by domain and trial.
 
     Args:
@@ -64,7 +64,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Run]:
             number = _TRIAL.search(path.name)
             if number:
                 checkpoints = tuple(run_checkpoints([path]))
-                runs.append(Run(target.name, int(number[1]), checkpoints))
+                runs.append(TrainingRun(target.name, int(number[1]), checkpoints))
     if not runs:
         raise NACError(
             f"{root} holds no runs: expected folders such as {targets[0]}/trial_0 with checkpoints."

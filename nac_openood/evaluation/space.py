@@ -39,7 +39,7 @@ def space_named(name: str) -> str:
     return plain if plain in SPACES else "all"
 
 
-def candidates(space: Space) -> list[IntegralConfig]:
+def integral_candidates(space: Space) -> list[IntegralConfig]:
     """All settings of a space, in a fixed order; of equally good ones the first is chosen.
 
     Args:
@@ -50,7 +50,7 @@ def candidates(space: Space) -> list[IntegralConfig]:
     if isinstance(space, str):
         if space not in SPACES:
             raise NACError(f"`space` must be one of {list(SPACES)}, lists or a config: {space!r}.")
-        return candidates(SPACES[space])
+        return integral_candidates(SPACES[space])
     refuse_unknown(space, ("n_bins", "steepness", "full_count", "layout"), "setting")
     empty = [name for name, values in space.items() if isinstance(values, str) or not len(values)]
     if empty or not space:

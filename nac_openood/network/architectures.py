@@ -24,7 +24,8 @@ class Layer:
     Args:
         alias: the name users give. `{k}` stands for the number of a repeated block.
         path: dotted path of the module whose output is read.
-        layout: how its output is laid out, one of `LAYOUTS`; None chooses by its dimensions.
+        layout: how its output is laid out, one of `LAYOUTS`; None chooses by its dimensions and,
+            of tokens, by which of them the logits depend on (`network/tokens.py`).
         also: other spellings of the alias.
     """
 
@@ -189,13 +190,15 @@ def find_layer(net: nn.Module, name: str) -> Layer:
     Raises:
         ProbeError: listing what could have been meant.
     """
-    for layer in known_layers(net):
+    known = known_layers(net)
+    for layer in known:
         if name == layer.alias or name in layer.also:
             return layer
+    layouts = {layer.path: layer.layout for layer in known}
     modules = dict(net.named_modules())
     for prefix in _prefixes(modules):
         if name and prefix + name in modules:
-            return Layer(name, prefix + name)
+            return Layer(name, prefix + name, layouts.get(prefix + name))
     raise ProbeError(_unknown_layer(net, name))
 
 

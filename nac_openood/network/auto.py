@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, known_layers
 from nac_openood.network.axes import Look
-from nac_openood.network.calling import logits_of
+from nac_openood.network.calling import logits_of, prepare, returned_logits
 from nac_openood.network.flow import Call, record
+from nac_openood.network.inputs import as_arguments, token_mask
 from nac_openood.network.places import Place, layout_of
 from nac_openood.network.replica import unwrap
 from nac_openood.network.stages import STREAMS, Survey
+from nac_openood.network.tokens import token_layouts
 
 #: Windows and heads come in twos and fours, so three rows are the samples.
 _SAMPLES = 3
@@ -69,7 +71,8 @@ def auto_layers(
     Args:
         net: a classifier, also in DataParallel, DDP or torch.compile; paths include the wrapper.
         args: a batch as the network takes it, `net(*args, **kwargs)`: tensors `[batch, ...]`, also
-            in lists and dicts. The first samples are used.
+            in lists. A single tuple or dict is a batch of several inputs, as a detector takes it.
+            The first samples are used.
         run: called instead, as `run(net)`, with a network like `net` to pass a small batch to.
             Three samples suffice; with a single one, windows cannot be told from samples.
         kwargs: named inputs, as in `auto_layers(bert, input_ids=..., attention_mask=...)`.
@@ -79,14 +82,25 @@ def auto_layers(
     """
     inner = unwrap(net)
     if run is None:
+        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, Mapping)):
+            args, kwargs = as_arguments(prepare(inner, args[0]))
         args, kwargs = _few(inner, (args, kwargs))
-    flow = record(inner, run or (lambda network: network(*args, **kwargs)))
+    run = run or (lambda network: network(*args, **kwargs))
+    flow = record(inner, run)
     tensors = _tensors((args, kwargs)) or _tensors(flow.output)
     logits = logits_of(flow.output, tensors[0] if tensors else torch.empty(0))
-    sink = flow.look(logits)
+    returned = returned_logits(flow.output)
+    sink = None if returned is None else flow.look(returned)
     if sink is None:
         raise _nothing_found(net, "its logits do not depend on its input", flow.calls)
-    return _Choice(net, Survey(flow, sink.node, logits.shape[0])).layers()
+    found = _Choice(net, Survey(flow, sink.node, logits.shape[0])).layers()
+    if found.head_input.layout != "tokens":
+        return found
+    # the code between a layer and the head may take some of its tokens in ways that make no view
+    module = {"": net.get_submodule(found.head_input.path)}
+    mask = token_mask(inner, kwargs or args)
+    layout = token_layouts(inner, run, logits.shape[0], module, mask).get("")
+    return replace(found, head_input=replace(found.head_input, layout=layout or "tokens"))
 
 
 class _Choice:

@@ -3,18 +3,83 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Mapping
+from typing import Iterable, Mapping
 
 import torch
 from torch import nn
 
+from nac_openood.errors import NACError
+from nac_openood.network.module_settings import module_classes, module_settings
 from nac_openood.network.replica import unwrap
+from nac_openood.network.running_code import BYTECODE_OF, Reached, own_function
+
+#: What the names of settings begin with in a fingerprint.
+_SETTING = "setting "
+_SHORT = 16
 
 
 def fingerprint(net: nn.Module) -> dict[str, str]:
-    """Hashes of the `structure` (names, shapes, precision) and of the `weights` themselves."""
+    """Hashes that are equal for equal networks, in every process and on every device.
+
+    Returns:
+        `structure`: names, shapes and precision of parameters and buffers. `weights`: their
+        values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: what
+        modules compute by, such as stride and eps; see `module_settings`. `bytecode` and `source`:
+        the user's own code that `forward` runs; see `running_code`.
+    """
+    inner = unwrap(net)
+    code = _code(inner)
+    settings = module_settings(inner)
+    return {
+        **_tensors(inner),
+        "modules": _hash(module_classes(inner)),
+        **{f"{_SETTING}{name}": _hash(lines)[:_SHORT] for name, lines in settings.items()},
+        "bytecode": _hash(code.bytecode),
+        "bytecode_of": BYTECODE_OF,
+        "source": "" if code.source is None else _hash(code.source),
+    }
+
+
+def identity(net: nn.Module) -> str:
+    """A short text that tells weights apart, the same in all versions of Python and torch."""
+    found = _tensors(unwrap(net))
+    return _hash([found["structure"], found["weights"]])[:32]
+
+
+def difference(saved: Mapping[str, str], net: nn.Module) -> str:
+    """How `net` differs from the saved fingerprint, in words; "" if it does not.
+
+    Fingerprints of early versions have `structure` and `weights` only, and are compared by these.
+    """
+    if not {"structure", "weights"} <= set(saved):
+        raise NACError("its fingerprint of the network has no 'structure' and 'weights'.")
+    now = fingerprint(net)
+    if now["structure"] != saved["structure"]:
+        return "its parameters have other names, shapes or precision (another architecture)"
+    if now["weights"] != saved["weights"]:
+        return "it has the same architecture but other weights (another checkpoint)"
+    if now["modules"] != saved.get("modules", now["modules"]):
+        return "it has the same weights but other modules"
+    # a setting that only one of them has is new in another version of a library
+    other = [k for k in now if k.startswith(_SETTING) and now[k] != saved.get(k, now[k])]
+    if other:
+        return f"it has the same weights but another {other[0][len(_SETTING) :]}"
+    return "" if _same_code(saved, now) else "it has the same weights but another `forward`"
+
+
+def _same_code(saved: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether bytecode or source agree; true if neither can be compared."""
+    compared = []
+    if saved.get("bytecode_of") == now["bytecode_of"]:
+        compared.append(saved.get("bytecode") == now["bytecode"])
+    if saved.get("source") and now["source"]:
+        compared.append(saved["source"] == now["source"])
+    return any(compared) or not compared
+
+
+def _tensors(net: nn.Module) -> dict[str, str]:
     structure, weights = hashlib.sha256(), hashlib.sha256()
-    for name, tensor in sorted(unwrap(net).state_dict().items()):
+    for name, tensor in sorted(net.state_dict().items()):
         if not isinstance(tensor, torch.Tensor):
             continue  # a module may keep other extra state
         name = name.replace("_orig_mod.", "")
@@ -24,11 +89,18 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
     return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
 
 
-def difference(saved: Mapping[str, str], net: nn.Module) -> str:
-    """How `net` differs from the saved fingerprint, in words; "" if it does not."""
-    now = fingerprint(net)
-    if now["structure"] != saved["structure"]:
-        return "its parameters have other names, shapes or precision (another architecture)"
-    if now["weights"] != saved["weights"]:
-        return "it has the same architecture but other weights (another checkpoint)"
-    return ""
+def _hash(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _code(net: nn.Module) -> Reached:
+    """What the `forward` of all modules reaches."""
+    reached = Reached()
+    for module in net.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        for value in (type(module).forward, *vars(module).values()):
+            function = own_function(value)
+            if function is not None:
+                reached.add(function, type(module))
+    return reached

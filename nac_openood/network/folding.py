@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as everywhere
 
 from nac_openood.network.hooks import run_without_grad
+from nac_openood.network.inputs import Inputs
 
 
 class Foldable(NamedTuple):
@@ -122,12 +123,12 @@ class _Output(Tensor):
         return result
 
 
-def watch(net: nn.Module, x: Tensor) -> Watched:
+def watch(net: nn.Module, x: Inputs) -> Watched:
     """Run `net` on a sample and find what can be folded.
 
     Args:
         net: the network, without wrappers.
-        x: one sample, `[1, ...]`.
+        x: one sample, as a batch.
     """
     outputs: list[_Output] = []
     runs: Counter[nn.Module] = Counter()

@@ -37,7 +37,8 @@ class Head(nn.Module):
     """A classifier's linear layer, standing in for the network where features are the images.
 
     It has the interface of OpenOOD's networks. The layer is a frozen copy, so that nothing done to
-    it reaches the network.
+    it reaches the network. A layer with a single output gets a row of zeros before it, which makes
+    it a layer of two classes.
 
     Args:
         layer: from `head_of`.
@@ -45,7 +46,8 @@ class Head(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.fc = copy.deepcopy(layer).requires_grad_(False)
+        self.fc = (_of_two_classes if layer.out_features == 1 else copy.deepcopy)(layer)
+        self.requires_grad_(False)
         self.eval()
 
     def forward(
@@ -72,7 +74,7 @@ class Head(nn.Module):
         return weight.numpy(), bias.float().cpu().numpy()
 
 
-def head_of(net: nn.Module, sample: Tensor) -> tuple[str, nn.Linear]:
+def head_of(net: nn.Module, sample: Any) -> tuple[str, nn.Linear]:
     """The linear layer whose output is the logits, and its dotted path.
 
     Args:
@@ -86,7 +88,7 @@ def head_of(net: nn.Module, sample: Tensor) -> tuple[str, nn.Linear]:
     return found.path, found.layer
 
 
-def with_features(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> Featured:
+def with_features(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> Featured:
     """One forward pass in evaluation mode: the logits and the input of the head.
 
     Args:
@@ -98,7 +100,7 @@ def with_features(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -
     return Featured(logits, call.features)
 
 
-def _run(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> tuple[Tensor, _Call]:
+def _run(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> tuple[Tensor, _Call]:
     inner = unwrap(net)
     paths = {
         layer: path
@@ -120,7 +122,18 @@ def _run(net: nn.Module, x: Tensor, head: Optional[nn.Linear] = None) -> tuple[T
     for call in reversed(calls):
         if call.output.shape == logits.shape and _same(call.output, logits):
             return logits, call
+        # of one logit, `logits_of` makes two
+        if call.output.shape == (len(logits), 1) and _same(call.output, logits[:, 1:]):
+            return logits, call
     raise _no_head(inner, logits, calls)
+
+
+def _of_two_classes(layer: nn.Linear) -> nn.Linear:
+    two = nn.Linear(layer.in_features, 2, bias=layer.bias is not None).to(layer.weight)
+    with torch.no_grad():
+        for new, old in zip(two.parameters(), layer.parameters()):
+            new.copy_(torch.cat([torch.zeros_like(old), old]))
+    return two
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

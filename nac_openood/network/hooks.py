@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from nac_openood.network.inputs import Inputs, call, mapped
 from nac_openood.network.replica import replicate, unwrap
 
 #: Called as `observe(module, inputs)` before a module runs.
@@ -31,7 +32,7 @@ class EndOfPass(BaseException):
 
 def run(
     net: nn.Module,
-    x: Tensor,
+    x: Inputs,
     *,
     on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
     on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
@@ -44,7 +45,7 @@ def run(
 
     Args:
         net: the network; it is run without its DataParallel, DDP or torch.compile wrapper.
-        x: a batch as `prepare` gives it, `[batch, ...]`.
+        x: a batch as `prepare` gives it.
         on_input: as in `hooked`.
         on_output: as in `hooked`.
         adapt: as in `hooked`.
@@ -54,7 +55,7 @@ def run(
     """
     replica = hooked(net, on_input=on_input, on_output=on_output, adapt=adapt)
     try:
-        return replica(x.clone())
+        return call(replica, mapped(x, torch.clone))
     except EndOfPass:
         return None
 
@@ -65,6 +66,7 @@ def hooked(
     on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
     on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
     adapt: Optional[Adapt] = None,
+    frozen: bool = False,
 ) -> nn.Module:
     """A replica of `net`, in evaluation mode and without wrappers, with observers on its modules.
 
@@ -76,9 +78,10 @@ def hooked(
         on_input: pairs of a module of `net` and what to call with its inputs.
         on_output: pairs of a module of `net` and what to call with its output.
         adapt: is called with the replicas before they are hooked.
+        frozen: as in `nac_openood.network.replica.replicate`.
     """
     net = unwrap(net)
-    replicas = replicate(net)
+    replicas = replicate(net, frozen=frozen)
     if adapt is not None:
         adapt(replicas)
     # not register_forward_hook: the keys it hands out are not unique when threads register at once
@@ -89,7 +92,7 @@ def hooked(
     return replicas[net]
 
 
-def run_without_grad(net: nn.Module, x: Tensor, **observers: Any) -> Any:
+def run_without_grad(net: nn.Module, x: Inputs, **observers: Any) -> Any:
     """Like `run`, without a graph, also where the caller is in inference mode."""
     # in C, unlike torch.inference_mode: no interrupt can come between half of it and the rest
     with torch._C._InferenceMode(False):

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Collection, ContextManager, Mapping
+from typing import Any, Collection, ContextManager, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from nac_openood.network.calling import prepare
+from nac_openood.network.calling import explained, prepare
 from nac_openood.network.folding import fold, structure_of, watch
+from nac_openood.network.inputs import Inputs, mapped, rows, sample_count, tensors_in
 from nac_openood.network.random_state import kept_random_state, torch_states
 from nac_openood.network.replica import unwrap
 
@@ -41,16 +42,15 @@ class PassPlan:
             input; False once it was not.
     """
 
-    def __init__(self, net: nn.Module, x: Tensor, *, fast: bool = False) -> None:
+    def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
         net = unwrap(net)
-        x = prepare(net, x)
+        given, x = x, prepare(net, x)
         self._fast = fast
         self.try_closed_form = True
-        self._on_cpu = x.device.type == "cpu"
-        self._channels_last = fast and x.ndim == 4
-        with kept_random_state():
+        self._on_cpu = tensors_in(x)[0].device.type == "cpu"
+        with kept_random_state(), explained(given):
             before = torch_states()
-            self._watched = watch(net, x[:1])
+            self._watched = watch(net, rows(x, slice(1)))
             self._draws = not all(map(torch.equal, before, torch_states()))
 
     @property
@@ -58,17 +58,17 @@ class PassPlan:
         """What a pass folds, unless hooks or readings are in the way."""
         return [(f.conv, f.norm) for f in self._watched.foldable] if self._fast else []
 
-    def parts(self, x: Tensor) -> list[Tensor]:
+    def parts(self, x: Inputs) -> list[Any]:
         """The batch in the pieces and the memory layout that run fastest."""
         if not self._on_cpu:
             return [x]
-        # even pieces: a small last one would cost a whole pass of overhead
         largest = self._watched.largest
-        part = max(1, _LARGEST_BLOCK // largest) if largest else x.shape[0]
-        pieces = x.chunk(math.ceil(x.shape[0] / part))
-        if not self._channels_last:
-            return list(pieces)
-        return [piece.contiguous(memory_format=torch.channels_last) for piece in pieces]
+        n = sample_count(x)
+        most = max(1, _LARGEST_BLOCK // largest) if largest else n
+        # even pieces: a small last one would cost a whole pass of overhead
+        size = math.ceil(n / math.ceil(n / most))
+        pieces = [x] if size >= n else [rows(x, slice(i, i + size)) for i in range(0, n, size)]
+        return [mapped(piece, _channels_last) for piece in pieces] if self._fast else pieces
 
     def around_pass(self) -> ContextManager[None]:
         """A context for a pass: a network that draws even in eval mode leaves no trace of it."""
@@ -77,7 +77,7 @@ class PassPlan:
     def adapt(
         self,
         net: nn.Module,
-        x: Tensor,
+        x: Inputs,
         read: Collection[nn.Module],
         replicas: Mapping[nn.Module, nn.Module],
     ) -> None:
@@ -94,6 +94,10 @@ class PassPlan:
         structure = structure_of(replicas)
         watched = self._watched
         if watched.structure != structure:
-            watched = self._watched = watch(net, x[:1])
+            watched = self._watched = watch(net, rows(x, slice(1)))
         if watched.structure == structure:  # unless it is being changed right now
             fold(watched.foldable, read, replicas)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

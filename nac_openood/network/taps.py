@@ -19,8 +19,9 @@ from nac_openood.core.layouts import Pool, pooling_for
 from nac_openood.core.reading import Probed, Reading
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
-from nac_openood.network.calling import logits_of, prepare
+from nac_openood.network.calling import explained, logits_of, prepare
 from nac_openood.network.hooks import Adapt, OutputObserver, run
+from nac_openood.network.inputs import Inputs, sample_count, token_mask
 from nac_openood.network.penultimate import HeadWatch
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.replica import unwrap
@@ -53,7 +54,7 @@ class _Tap(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), None, None
 
 
-class _Taps:
+class Taps:
     """The taps of one pass.
 
     Args:
@@ -61,6 +62,7 @@ class _Taps:
         gradients: the names of the layers whose gradients are wanted.
         mean: whether to average over positions instead of summing.
         head: if given, the gradient of the only layer in `gradients` comes from it.
+        mask: bool `[batch, tokens]`, False for padding.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class _Taps:
         *,
         mean: bool,
         head: Optional[HeadWatch] = None,
+        mask: Optional[Tensor] = None,
     ) -> None:
         self._layers, self._wanted, self._mean, self._head = layers, gradients, mean, head
+        self._mask = mask
         self._anchor = torch.zeros((), requires_grad=True)
         self._activations: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
@@ -80,7 +84,9 @@ class _Taps:
     def observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
         """Read the output of layer `name`; see `nac_openood.network.hooks.run`."""
         self._check(name, module, output)
-        pool = pooling_for(self._layers[name].layout, output.shape, name, mean=self._mean)
+        pool = pooling_for(
+            self._layers[name].layout, output.shape, name, mean=self._mean, mask=self._mask
+        )
         self._activations[name] = pool(output.detach())
         if name not in self._wanted:
             return None
@@ -166,7 +172,7 @@ class _Taps:
 
 def read(
     net: nn.Module,
-    x: Tensor,
+    x: Any,
     layers: Mapping[str, Layer],
     plan: Optional[PassPlan] = None,
     *,
@@ -180,7 +186,8 @@ def read(
 
     Args:
         net: any classifier; wrappers of DataParallel, DDP and torch.compile are run from inside.
-        x: a batch, `[batch, ...]`; moved to the network's device.
+        x: a batch: a tensor `[batch, ...]`, or several in a tuple or dict; moved to the network's
+            device.
         layers: what to read, by name; see `nac_openood.network.architectures.find_layer`.
         plan: how to run it; None runs the batch in one piece.
         gradients: the names of the layers whose gradients to compute; True is all of them, False
@@ -195,24 +202,32 @@ def read(
             "can ever be computed. Build or load the network outside of it."
         )
     modules = {name: net.get_submodule(layer.path) for name, layer in layers.items()}
-    x = prepare(inner, x)
-    taps = partial(_Taps, layers, wanted, mean=mean)
-    if plan is None:
-        return _read(inner, x, taps, modules, None)
-    parts = []
-    for part in plan.parts(x):
-        adapt = partial(plan.adapt, inner, part, modules.values())
-        if len(wanted) == 1 and plan.try_closed_form:
-            try:
-                with plan.around_pass():
-                    head = HeadWatch(inner)
-                    parts.append(_read(inner, part, taps, modules, adapt, head))
-                continue
-            except _NoClosedForm:
-                plan.try_closed_form = False
-        with plan.around_pass():
-            parts.append(_read(inner, part, taps, modules, adapt))
+    taps = partial(Taps, layers, wanted, mean=mean)
+    with explained(x):
+        x = prepare(inner, x)
+        if plan is None:
+            return _read(inner, x, taps, modules, None)
+        parts = [_read_part(inner, part, taps, modules, plan, wanted) for part in plan.parts(x)]
     return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _read_part(
+    net: nn.Module,
+    x: Inputs,
+    taps: Callable[..., Taps],
+    modules: Mapping[str, nn.Module],
+    plan: PassPlan,
+    wanted: list[str],
+) -> Probed:
+    adapt = partial(plan.adapt, net, x, modules.values())
+    if len(wanted) == 1 and plan.try_closed_form:
+        try:
+            with plan.around_pass():
+                return _read(net, x, taps, modules, adapt, HeadWatch(net))
+        except _NoClosedForm:
+            plan.try_closed_form = False
+    with plan.around_pass():
+        return _read(net, x, taps, modules, adapt)
 
 
 def _wanted(layers: Mapping[str, Layer], gradients: Union[bool, Collection[str]]) -> list[str]:
@@ -229,8 +244,8 @@ def _wanted(layers: Mapping[str, Layer], gradients: Union[bool, Collection[str]]
 
 def _read(
     net: nn.Module,
-    x: Tensor,
-    new_taps: Callable[..., _Taps],
+    x: Inputs,
+    new_taps: Callable[..., Taps],
     modules: Mapping[str, nn.Module],
     adapt: Optional[Adapt],
     head: Optional[HeadWatch] = None,
@@ -238,7 +253,7 @@ def _read(
     cache = torch.is_autocast_cache_enabled()
     # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
     with torch._C._InferenceMode(False):
-        taps = new_taps(head=head)
+        taps = new_taps(head=head, mask=token_mask(net, x))
         observers: list[tuple[nn.Module, OutputObserver]] = [
             (module, partial(taps.observe, name)) for name, module in modules.items()
         ]
@@ -254,7 +269,7 @@ def _read(
         finally:
             torch.set_autocast_cache_enabled(cache)
         logits = logits.clone() if logits.is_inference() else logits.detach()
-    return Probed(logits, taps.readings(x.shape[0]))
+    return Probed(logits, taps.readings(sample_count(x)))
 
 
 def _join(parts: list[Probed]) -> Probed:

@@ -56,8 +56,8 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
     try:
         for patch in PATCHES:
             wanted = patch.needed() or (on_cpu and patch.name in _FOR_THE_CPU)
-            if patch.name not in _applied and wanted:
-                _applied[patch.name] = patch.apply()
+            if patch.name not in applied and wanted:
+                applied[patch.name] = patch.apply()
                 new.append(patch.name)
     except BaseException:
         remove_compat(new)
@@ -75,8 +75,8 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
             f"{', '.join(sorted(wanted - set(known)))}. Pass what apply_compat() returned."
         )
     for patch in reversed(PATCHES):
-        if patch.name in wanted and patch.name in _applied:
-            patch.undo(_applied.pop(patch.name))
+        if patch.name in wanted and patch.name in applied:
+            patch.undo(applied.pop(patch.name))
 
 
 @contextmanager
@@ -87,11 +87,6 @@ def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
         yield names
     finally:
         remove_compat(names)
-
-
-def applied_patches() -> tuple[str, ...]:
-    """The names of the patches that are applied now."""
-    return tuple(patch.name for patch in PATCHES if patch.name in _applied)
 
 
 def _no_gpu() -> bool:
@@ -275,4 +270,5 @@ PATCHES: tuple[Patch, ...] = (
 )
 
 _FOR_THE_CPU = frozenset({"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"})
-_applied: dict[str, Any] = {}
+#: The patches that are applied now, and what `undo` needs of each.
+applied: dict[str, Any] = {}

@@ -14,23 +14,26 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Iterable, Union
+from typing import TYPE_CHECKING, Iterable
 
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_tree
+
+if TYPE_CHECKING:
+    from nac_openood.files import PathLike
 
 OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
-_IMPORT = "from nac_openood.plugin.compat import apply_compat; apply_compat(); "
+# without the current folder, in which anything may be called torch.py
+_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
+_IMPORT += "from nac_openood.plugin.compat import apply_compat; apply_compat(); "
 _IMPORT += "import openood.evaluation_api"
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One line of the diagnosis.
 
     Attributes:
@@ -86,7 +89,7 @@ DEPENDENCIES: tuple[Dependency, ...] = (
 
 def examine(
     *, data_root: PathLike = "./data", results_root: PathLike = "./results", deep: bool = False
-) -> list[Finding]:
+) -> list[Check]:
     """Check everything that NAC inside OpenOOD needs.
 
     Args:
@@ -102,60 +105,60 @@ def examine(
     return [*found, *examine_data(data_root), examine_checkpoints(results_root)]
 
 
-def examine_platform() -> list[Finding]:
+def examine_platform() -> list[Check]:
     """Python, NumPy, torch and the GPU."""
-    found = [Finding("python", OK, platform.python_version()), examine_numpy()]
+    found = [Check("python", OK, platform.python_version()), examine_numpy()]
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not fit
         detail = f"cannot be imported: {error}"
-        return [*found, Finding("torch", MISSING, detail, f"{_PIP} torch torchvision")]
-    found.append(Finding("torch", OK, str(torch.__version__)))
+        return [*found, Check("torch", MISSING, detail, f"{_PIP} torch torchvision")]
+    found.append(Check("torch", OK, str(torch.__version__)))
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return [*found, Finding("GPU", OK, ", ".join(names))]
-    return [*found, Finding("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)]
+        return [*found, Check("GPU", OK, ", ".join(names))]
+    return [*found, Check("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)]
 
 
-def examine_numpy() -> Finding:
+def examine_numpy() -> Check:
     """NumPy, and whether it still has the names that OpenOOD uses."""
     version = metadata.version("numpy")
     if tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
-        return Finding("numpy", OK, version)
-    return Finding("numpy", WARNING, f"{version} lacks names that OpenOOD uses", _COMPAT)
+        return Check("numpy", OK, version)
+    return Check("numpy", WARNING, f"{version} lacks names that OpenOOD uses", _COMPAT)
 
 
-def examine_openood() -> Finding:
+def examine_openood() -> Check:
     """OpenOOD itself: installed, or a source tree named by OPENOOD_SRC."""
     try:
-        return Finding("OpenOOD", OK, str(openood_tree()))
+        return Check("OpenOOD", OK, str(openood_tree()))
     except NACError:
         named = os.environ.get("OPENOOD_SRC")
     detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
     # without its dependencies: it asks for a faiss-gpu that pip cannot find
     clone = "git clone https://github.com/Jingkang50/OpenOOD"
-    return Finding("OpenOOD", MISSING, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
+    return Check("OpenOOD", MISSING, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
 
 
-def examine_dependency(dependency: Dependency) -> Finding:
+def examine_dependency(dependency: Dependency) -> Check:
     """One package that OpenOOD imports."""
     if importlib.util.find_spec(dependency.module) is None:
         detail = f"not installed; needed for {dependency.use}"
-        return Finding(dependency.module, MISSING, detail, dependency.fix)
+        return Check(dependency.module, MISSING, detail, dependency.fix)
     version = _version(dependency.requirement.split("==")[0])
-    return Finding(dependency.module, OK, version or "installed by another package")
+    return Check(dependency.module, OK, version or "installed by another package")
 
 
-def examine_pytorch_ood() -> Finding:
+def examine_pytorch_ood() -> Check:
     """pytorch-ood, whose baselines are used where OpenOOD is not installed."""
     version = _version("pytorch-ood")
     if version is not None:
-        return Finding("pytorch-ood", OK, version)
+        return Check("pytorch-ood", OK, version)
     detail = "not installed; it provides baselines where OpenOOD is missing"
-    return Finding("pytorch-ood", WARNING, detail, f"{_PIP} 'nac-openood[baselines]'")
+    return Check("pytorch-ood", WARNING, detail, f"{_PIP} 'nac-openood[baselines]'")
 
 
-def examine_import(timeout: float = 300.0) -> Finding:
+def examine_import(timeout: float = 300.0) -> Check:
     """Import OpenOOD's evaluation API with compat in another process."""
     name = "import of OpenOOD"
     paths = [os.environ.get("OPENOOD_SRC", ""), os.environ.get("PYTHONPATH", "")]
@@ -166,53 +169,53 @@ def examine_import(timeout: float = 300.0) -> Finding:
             command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding(name, WARNING, f"took more than {timeout:.0f} s", "try it by hand")
+        return Check(name, WARNING, f"took more than {timeout:.0f} s", "try it by hand")
     if done.returncode == 0:
-        return Finding(name, OK, "works with compat")
+        return Check(name, OK, "works with compat")
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     fix = "install what is missing; if nothing is, report this line as a bug"
-    return Finding(name, MISSING, lines[-1], fix)
+    return Check(name, MISSING, lines[-1], fix)
 
 
-def examine_data(data_root: PathLike) -> list[Finding]:
+def examine_data(data_root: PathLike) -> list[Check]:
     """The data folders. OpenOOD downloads a missing one, many gigabytes, without asking."""
     found = []
     for name in ("benchmark_imglist", "images_classic", "images_largescale"):
         folder = Path(data_root) / name
         inside = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
         if inside:
-            found.append(Finding(f"data: {name}", OK, f"{folder}: {', '.join(inside)}"))
+            found.append(Check(f"data: {name}", OK, f"{folder}: {', '.join(inside)}"))
             continue
         detail = f"{folder} {'is empty' if folder.is_dir() else 'does not exist'}"
         # ImageNet is large, and the CIFAR benchmarks do not need it
         large = name == "images_largescale"
         what = f"--contents datasets --datasets {'imagenet-1k' if large else 'cifar-10'}"
         fix = _download(f"{what} --save_dir {shlex.quote(str(data_root))}")
-        found.append(Finding(f"data: {name}", WARNING if large else MISSING, detail, fix))
+        found.append(Check(f"data: {name}", WARNING if large else MISSING, detail, fix))
     return found
 
 
-def examine_checkpoints(results_root: PathLike) -> Finding:
+def examine_checkpoints(results_root: PathLike) -> Check:
     """Checkpoints in the layout that OpenOOD's evaluation script reads."""
     runs = sorted({path.parent.parent.name for path in Path(results_root).glob("*/s*/best.ckpt")})
     if runs:
-        return Finding("checkpoints", OK, f"{results_root}: {', '.join(runs)}")
+        return Check("checkpoints", OK, f"{results_root}: {', '.join(runs)}")
     detail = f"no */s*/best.ckpt in {results_root}"
     what = "--contents checkpoints --checkpoints cifar10_res18_v1.5"
     # the script wants a folder for data as well, though it does not use it here
     fix = _download(f"{what} --save_dir ./data {shlex.quote(str(results_root))}")
-    return Finding("checkpoints", MISSING, detail, fix)
+    return Check("checkpoints", MISSING, detail, fix)
 
 
-def render(findings: Iterable[Finding]) -> str:
-    """The findings as a table with aligned columns, and below it each fix once."""
-    findings = list(findings)
-    name = max((len(finding.name) for finding in findings), default=0)
-    lines = [f"{f.status:<7}  {f.name:<{name}}  {f.detail}" for f in findings]
+def checks_text(checks: Iterable[Check]) -> str:
+    """The checks as a table with aligned columns, and below it each fix once."""
+    checks = list(checks)
+    name = max((len(check.name) for check in checks), default=0)
+    lines = [f"{f.status:<7}  {f.name:<{name}}  {f.detail}" for f in checks]
     fixes: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding.fix:
-            fixes.setdefault(finding.fix, []).append(finding.name)
+    for check in checks:
+        if check.fix:
+            fixes.setdefault(check.fix, []).append(check.name)
     if fixes:
         lines += ["", "How to fix it:"]
     for fix, names in fixes.items():

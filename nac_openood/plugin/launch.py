@@ -12,6 +12,7 @@ from typing import Iterator, Optional, Sequence
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat as compat_patches
+from nac_openood.plugin.parallel import shared_evaluation
 from nac_openood.plugin.register import register, unregister
 
 
@@ -40,6 +41,7 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
             restored.enter_context(compat_patches.compat())
         restored.enter_context(_as_python_would(path, args))
         restored.enter_context(_registered())
+        restored.enter_context(shared_evaluation())
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as stop:

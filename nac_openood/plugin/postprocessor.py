@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.config import NACConfig, read_config
+from nac_openood.detector.config import NACConfig, checked_switch, read_config
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
 from nac_openood.errors import NACError, NotFittedError
@@ -60,7 +60,7 @@ class NACPostprocessor(BasePostprocessor):
         self._written = written(document)
         self._name = str(root.get("name") or "nac")
         self._id_name: Optional[str] = (document.get("dataset") or {}).get("name")
-        self.APS_mode = bool(root.get("APS_mode"))
+        self.APS_mode = checked_switch("APS_mode", root.get("APS_mode") or False)
         self.hyperparam_search_done = self.setup_flag = False
         self.args_dict = sweep_arguments(self._written) if self._written else {}
         self.search_result: Optional[SearchResult] = None

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Callable, Optional, Sequence, Union
 
 from nac_openood.benchmark.run.results import Value
-from nac_openood.report.words import NOTHING, number, quantity
+from nac_openood.report.words import NOTHING, quantity, value_text
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Cell:
     @classmethod
     def of_mean(cls, value: Optional[Value], rank: Optional[int] = None) -> Cell:
         """A mean with its standard deviation, two digits each."""
-        text, _, spread = number(value).partition(" ")
+        text, _, spread = value_text(value).partition(" ")
         return cls(text, spread, None if value is None else value.mean, rank)
 
     @classmethod

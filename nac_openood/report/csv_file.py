@@ -1,30 +1,37 @@
-"""`results.csv`: every number with all its digits, for further computation."""
+"""CSV files: every number with all its digits, for further computation."""
 
 from __future__ import annotations
 
 import csv
 import io
 from math import isfinite
-from typing import Any
+from typing import Any, Iterable, Sequence
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.words import metric
 
 
-def csv_table(results: Results) -> str:
+def results_csv(results: Results) -> str:
     """`Results.table`: a line for each method, run and dataset."""
     table = results.table()
-    lines = [[str(metric(name)) for name in table[0]]] if table else []
-    lines += [[cell_text(value) for value in line.values()] for line in table]
+    heads = [[str(metric(name)) for name in table[0]]] if table else []
+    return csv_text([*heads, *(list(line.values()) for line in table)])
+
+
+def csv_text(lines: Iterable[Sequence[Any]]) -> str:
+    """Lines of texts and numbers as CSV, for `None`, NaN and infinity an empty cell."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
+    csv.writer(out, lineterminator="\n").writerows(
+        [_text(value) for value in line] for line in lines
+    )
     return out.getvalue()
 
 
-def cell_text(value: Any) -> str:
-    """A number with all digits; nothing for None, NaN and infinity."""
+def _text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
     return repr(float(value)) if isfinite(value) else ""

@@ -8,10 +8,11 @@ from typing import Sequence
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Section
 from nac_openood.report.order import standings
-from nac_openood.report.sections.about import about, against_paper
+from nac_openood.report.sections.about import about
 from nac_openood.report.sections.gallery import gallery
 from nac_openood.report.sections.headline import Headline, headline
-from nac_openood.report.sections.layers import layers
+from nac_openood.report.sections.layers import layers_section
+from nac_openood.report.sections.paper import against_paper
 from nac_openood.report.sections.pictures import bars, distributions, rocs
 from nac_openood.report.sections.ranking import every_dataset, ranking
 from nac_openood.report.sections.settings import hyperparameters
@@ -36,7 +37,7 @@ def document(results: Results) -> Document:
         distributions(results, order),
         rocs(results, order),
         times(results, order),
-        layers(results, order),
+        layers_section(results, order),
         gallery(results),
         hyperparameters(results, order),
         against_paper(results, order),

@@ -138,6 +138,7 @@ def _texts(figure: Any, result: SearchResult, note: Optional[str], height: float
     """Title, result, axis label and legend."""
     best, guard = result.best, result.guard
     told = f"chosen layers together: AUROC {best.auroc:.2%}, {metric('FPR@95')} {best.fpr95:.2%}"
+    told += f", {metric('FPR@95_IN')} {best.fpr95_in:.2%}"
     told += "" if best.guard is None else f", guard {best.guard:.1%}"
     told += "" if note is None else f"   \u00b7   {note}"
     legend = "\u2605 chosen together with the other layers     \u25cb best for this layer alone"

@@ -78,7 +78,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def number(value: Optional[Value], digits: int = 2) -> str:
+def value_text(value: Optional[Value], digits: int = 2) -> str:
     """`91.23 ± 0.10`, or `91.23` after a single run."""
     if value is None:
         return NOTHING

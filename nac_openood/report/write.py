@@ -6,15 +6,15 @@ from pathlib import Path
 
 from nac_openood import files
 from nac_openood.benchmark.run.results import Results
-from nac_openood.report.csv_file import csv_table
+from nac_openood.report.csv_file import results_csv
 from nac_openood.report.markdown import markdown
 
 
 def write_tables(results: Results) -> list[Path]:
     """Write `results.csv` and `results.md`; neither needs matplotlib."""
     return [
-        _write(results, "results.csv", csv_table(results)),
-        _write(results, "results.md", markdown(results)),
+        files.write_text(results.folder / "results.csv", results_csv(results)),
+        files.write_text(results.folder / "results.md", markdown(results)),
     ]
 
 
@@ -26,9 +26,4 @@ def write_page(results: Results) -> Path:
     """
     from nac_openood.report.page import page
 
-    return _write(results, "report.html", page(results))
-
-
-def _write(results: Results, name: str, text: str) -> Path:
-    files.write_text(results.folder / name, text)
-    return results.folder / name
+    return files.write_text(results.folder / "report.html", page(results))

@@ -12,7 +12,7 @@ MARGIN = 0.01
 #: How far behind the best alternative NAC+ may be to be named in its place.
 _CLOSE = 0.01
 
-NAC, NAC_PLUS = "NAC", "NAC+"
+NAC_TITLE, NAC_PLUS_TITLE = "NAC", "NAC+"
 #: What the samples are that a detector has to tell from ID data.
 REAL, SURROGATE = "OOD validation data", "surrogates, not real OOD data"
 
@@ -94,12 +94,12 @@ def losing(
     if not ahead:
         return None
     best, by = next(iter(ahead.items()))
-    plus = ahead.get(NAC_PLUS)
-    use = NAC_PLUS if plus is not None and by.value - plus.value <= _CLOSE else best
-    instead = "rule='nac_plus'" if use == NAC_PLUS else use
+    plus = ahead.get(NAC_PLUS_TITLE)
+    use = NAC_PLUS_TITLE if plus is not None and by.value - plus.value <= _CLOSE else best
+    instead = "rule='nac_plus'" if use == NAC_PLUS_TITLE else use
     if use != best:
         instead += f" ({_percent(table[use].auroc.value)})"
-    if title == NAC and not searched:
+    if title == NAC_TITLE and not searched:
         instead += ", or search the settings"
     return (
         f"on {against}, {title} has AUROC {_percent(table[title].auroc.value)}, {best} "

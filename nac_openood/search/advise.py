@@ -23,8 +23,17 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
+from nac_openood.network.inputs import Inputs, shapes
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.search.advice import NAC, NAC_PLUS, REAL, SURROGATE, Advice, Compared, losing
+from nac_openood.search.advice import (
+    NAC_PLUS_TITLE,
+    NAC_TITLE,
+    REAL,
+    SURROGATE,
+    Advice,
+    Compared,
+    losing,
+)
 from nac_openood.search.alternatives import Known, alternatives, reader_for
 from nac_openood.search.split import few_of
 from nac_openood.search.surrogate import SurrogateLoader, can_distort
@@ -34,7 +43,7 @@ _LEAST, _MOST, _TRAIN = 20, 1000, 1000
 #: A part of the score tells nothing if its AUROC is less than this and either nearly all ID samples
 #: are alike, or this share of all samples is.
 _CHANCE, _SAME = 0.55, 0.9
-_TITLES = {"nac": NAC, "nac_plus": NAC_PLUS}
+_TITLES = {"nac": NAC_TITLE, "nac_plus": NAC_PLUS_TITLE}
 
 
 def advise(
@@ -49,7 +58,7 @@ def advise(
 ) -> Advice:
     """Compare a fitted detector with simpler methods, and say what is wrong with its settings.
 
-    Example:
+    Examples:
         >>> advice = nac_openood.advise(det, val_loader, train=train_loader)
         >>> print(advice)
         >>> advice.warnings
@@ -98,17 +107,18 @@ def _read(
     )
 
 
-def _first(loader: Iterable[Any]) -> Tensor:
+def _first(loader: Iterable[Any]) -> Inputs:
     for batch in batches(loader):
-        return batch.data
+        data: Inputs = batch.data
+        return data
     raise NACError("the ID validation loader yielded no batch: there is nothing to compare on.")
 
 
-def _not_compared(rule: Rule, sample: Tensor, seconds: float) -> Advice:
+def _not_compared(rule: Rule, sample: Inputs, seconds: float) -> Advice:
     title = _TITLES.get(rule.name, rule.name)
     note = (
         f"{title} was not compared with other methods: surrogates can only be made from square "
-        f"images, not from samples of shape {list(sample.shape[1:])}. To compare it, pass OOD "
+        f"images, not from batches of {shapes(sample)}. To compare it, pass OOD "
         "validation data (`ood_val`)"
     )
     wrong = tuple(rule.saturated().values())
@@ -146,8 +156,8 @@ def advise_on_readings(
     n_id, n_ood = (readings.n_samples for readings in pair)
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
-    others = alternatives(fit, pair[0], known, plus=title != NAC_PLUS)
-    wanted = {"KNN", NAC_PLUS} - {title}
+    others = alternatives(fit, pair[0], known, plus=title != NAC_PLUS_TITLE)
+    wanted = {"KNN", NAC_PLUS_TITLE} - {title}
     notes += _left_out(sorted(wanted - set(others)), fit)
     scores = {title: [rule.score(readings) for readings in mine]}
     scores.update({name: list(map(score, pair)) for name, score in others.items()})

@@ -26,6 +26,7 @@ from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.network.architectures import Layer
 from nac_openood.network.auto import AutoLayers, auto_layers
+from nac_openood.network.inputs import Inputs, rows
 from nac_openood.network.taps import read
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
@@ -61,7 +62,7 @@ class Known:
         return cls(note.get("head_input"), note.get("early") or {})
 
 
-def known_of(detector: LayerReader, x: Tensor) -> Known:
+def known_of(detector: LayerReader, x: Inputs) -> Known:
     """Find out which layers of a detector serve the alternatives, by running a few samples.
 
     Args:
@@ -78,11 +79,11 @@ def known_of(detector: LayerReader, x: Tensor) -> Known:
         if layer.path in names
     }
     all_read = len(places) == len(found.early)
-    early = _positions(detector, x[:_FEW], places) if all_read else {}
+    early = _positions(detector, rows(x, slice(_FEW)), places) if all_read else {}
     return Known(names.get(found.head_input.path), early)
 
 
-def reader_for(detector: LayerReader, x: Tensor) -> tuple[Optional[LayerReader], Known]:
+def reader_for(detector: LayerReader, x: Inputs) -> tuple[Optional[LayerReader], Known]:
     """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
 
     Args:
@@ -98,14 +99,14 @@ def reader_for(detector: LayerReader, x: Tensor) -> tuple[Optional[LayerReader],
     return reader, Known(found.head_input.path, early)
 
 
-def _automatic(detector: LayerReader, x: Tensor) -> Optional[AutoLayers]:
+def _automatic(detector: LayerReader, x: Inputs) -> Optional[AutoLayers]:
     try:
-        return auto_layers(detector.net, x[:_FEW])
+        return auto_layers(detector.net, rows(x, slice(_FEW)))
     except Exception:  # somebody's network may raise anything; then there are fewer alternatives
         return None
 
 
-def _positions(detector: LayerReader, x: Tensor, places: Mapping[str, Layer]) -> dict[str, float]:
+def _positions(detector: LayerReader, x: Inputs, places: Mapping[str, Layer]) -> dict[str, float]:
     """How many positions the activations of each layer are summed over; {} if that varies."""
     if rule_named(detector.rule)(detector.layers).needs.mean:
         return dict.fromkeys(places, 1.0)

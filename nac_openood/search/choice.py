@@ -12,7 +12,7 @@ from nac_openood.detector.config import NACConfig, read_config
 from nac_openood.detector.presets import preset, preset_for
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import known_layers, recognise
-from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.fingerprint import identity
 from nac_openood.search.space import Sweep, paper_space
 from nac_openood.search.stored import ReadingSet
 
@@ -38,7 +38,7 @@ def _samples(net: nn.Module, benchmark: str) -> Optional[int]:
 def about_network(net: nn.Module) -> dict[str, Any]:
     """What to note beside the readings of a network."""
     row = recognise(net)
-    return {"family": None if row is None else row[0].family, "network": fingerprint(net)}
+    return {"family": None if row is None else row[0].family, "network": identity(net)}
 
 
 def layers_and_lists(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from importlib.metadata import version  # imports nothing of what it tells of
 from pathlib import Path
@@ -53,7 +52,7 @@ def write_report(
             for p in result.landscape
         ],
     }
-    files.write_text(path, json.dumps(document, indent=1) + "\n")
+    files.write_json(path, document)
 
 
 def versions() -> dict[str, str]:
@@ -75,8 +74,9 @@ def _comments(result: SearchResult, about: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Chosen by nac_openood {__version__} search: {result.strategy}, {result.objective}, "
         f"{result.evaluated} joint points.",
-        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 (OOD found) "
-        f"{best.fpr95:.2%}, guard {_share(best.guard)} (near 50% is good).",
+        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%} "
+        f"(OOD found) and {best.fpr95_in:.2%} (ID kept), guard {_share(best.guard)} (near 50% is "
+        "good).",
     ]
     if result.surrogate:
         lines.append(f"Note: {SURROGATE_LABEL}.")
@@ -88,7 +88,7 @@ def _share(value: Optional[float]) -> str:
 
 
 def _numbers(entry: Any) -> dict[str, Optional[float]]:
-    names = ("objective", "auroc", "fpr95", "guard")
+    names = ("objective", "auroc", "fpr95", "fpr95_in", "guard")
     return {name: getattr(entry, name) for name in names if hasattr(entry, name)}
 
 

@@ -16,11 +16,12 @@ The plugin, `nac-openood search`, the comparison and the demo all take these ste
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
 from torch import nn
 
 from nac_openood.core.coverage import Coverage
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.batches import as_batch
@@ -28,11 +29,13 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
+from nac_openood.progress import Say
 from nac_openood.search.advice import REAL, SURROGATE, Advice
 from nac_openood.search.advise import advise, advise_on_readings
 from nac_openood.search.alternatives import Known, known_of
 from nac_openood.search.result import SearchResult
 from nac_openood.search.run import search
+from nac_openood.search.space import paper_space
 from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
@@ -83,7 +86,7 @@ def set_up(
 
     Args:
         net: the network.
-        config: settings and sweep; nothing is searched without `config.search` or a sweep.
+        config: settings and sweep, or automatic layers; see `is_searched`.
         train: batches of training data, under the test transform.
         id_val: batches of ID validation data; needed for a search.
         ood_val: batches of OOD validation data; None makes surrogates of `id_val`.
@@ -93,7 +96,7 @@ def set_up(
         progress: whether to show progress bars; None shows them on a terminal.
     """
     reader = NACDetector(net, config.layer_choice, rule=config.rule, fast=config.fast)
-    if not (config.search and config.sweep):
+    if not is_searched(config):
         reader.fit(train, config.n_samples, progress=progress)
         fitted = _calibrated(reader, id_val, progress)
         if id_val is None or isinstance(id_val, Iterator):  # which yields its batches only once
@@ -116,6 +119,12 @@ def set_up(
     return Outcome(detector, found, advise_after_search(detector.rule_, readings))
 
 
+def is_searched(config: NACConfig) -> bool:
+    """Whether there is a search to do: it is asked for, and there is something to search."""
+    automatic = not config.layers and config.rule == Coverage.name
+    return config.search and (bool(config.sweep) or automatic)
+
+
 def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
     return advise_on_readings(
@@ -135,16 +144,23 @@ def _calibrated(
 
 
 def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
-    """Search the sweep of `config`; the guard is reported, not enforced."""
+    """Search the sweep of `config`; the guard is reported, not enforced.
+
+    Automatic layers, which have no sweep, are searched layer by layer over the paper's space.
+    """
     if config.rule != Coverage.name:
         raise NACError(
             f"only rule '{Coverage.name}' can be searched, not '{config.rule}'. Turn the search "
             "off."
         )
+    layers, sweep = config.layers, config.sweep
+    if not layers:
+        layers = {name: LayerConfig() for name in readings.fit}
+        sweep = paper_space(list(layers), weights=False)
+        options = {**options, "strategy": "layerwise", "leave_out": False}
     return search(
         readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
-        layers=config.layers, sweep=config.sweep, guard=None, surrogate=readings.surrogate,
-        **options,
+        layers=layers, sweep=sweep, guard=None, surrogate=readings.surrogate, **options,
     )  # fmt: skip
 
 
@@ -160,7 +176,7 @@ def gather(
     names: Optional[Mapping[str, str]] = None,
     about: Optional[Mapping[str, Any]] = None,
     seed: int = 0,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
     progress: Optional[bool] = None,
 ) -> ReadingSet:
     """Read the fitting subset, both validation sets and held-out training samples.
@@ -230,7 +246,7 @@ class _First:
     def __iter__(self) -> Iterator[Any]:
         for item in self._loader:
             if self.samples is None:
-                self.samples = as_batch(item).data[:3]
+                self.samples = as_batch(item).rows(slice(3)).data
             yield item
 
 

@@ -17,7 +17,10 @@ class LayerPoint:
         layer: its name.
         config: its settings.
         auroc: ID against OOD validation.
-        fpr95: the same, OpenOOD's FPR@95.
+        fpr95: the same, OpenOOD's FPR@95: ID samples rejected when 95 % of the OOD samples are
+            found.
+        fpr95_in: the FPR@95 of most papers: OOD samples accepted when 95 % of the ID samples are
+            kept.
         guard: AUROC of held-out training against ID validation, near 0.5 where it does not
             overfit; None without held-out readings.
     """
@@ -26,6 +29,7 @@ class LayerPoint:
     config: LayerConfig
     auroc: float
     fpr95: float
+    fpr95_in: float
     guard: Optional[float]
 
 
@@ -37,6 +41,7 @@ class Candidate:
     objective: float
     auroc: float
     fpr95: float
+    fpr95_in: float
     guard: Optional[float]
 
 

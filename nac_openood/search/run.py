@@ -10,17 +10,20 @@ from typing import Mapping, Optional, Union
 import numpy as np
 import torch
 
-from nac_openood.core.layer_config import LayerConfig
-from nac_openood.core.ranking import joined_auroc, joined_fpr_at
+from nac_openood.core.layer_config import LayerConfig, whole_number
+from nac_openood.core.ranking import joined_auroc, joined_fpr_at, joined_fpr_in_at
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.progress import tqdm
 from nac_openood.search.joint import Joint, objective_named
 from nac_openood.search.leaderboard import Leaderboard
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
-from nac_openood.search.space import Sweep, candidates, paper_space
+from nac_openood.search.space import Sweep, layer_candidates, paper_space
 from nac_openood.search.strategies import STRATEGIES, Budget
 from nac_openood.search.tables import SearchData, score_layer
+
+#: In the order of `LayerPoint` and `Candidate`.
+_METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
 
 
 def search(
@@ -70,7 +73,7 @@ def search(
         raise NACError(f"unknown strategy '{strategy}'; expected one of {list(STRATEGIES)}.")
     limit = _guard_limit(guard, held_out, id_val)
     lists = paper_space(list(layers)) if sweep is None else sweep
-    points = candidates(
+    points = layer_candidates(
         layers, lists, leave_out=strategy != "grid" if leave_out is None else leave_out
     )
     scored = {"ID validation": id_val, "OOD validation": ood_val}
@@ -84,7 +87,8 @@ def search(
         tables = [score_layer(name, options, samples) for name, options in points.items()]
         joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
         board = Leaderboard(joint, metric, limit, top, tell=bar.update)
-        STRATEGIES[strategy](board, budget or Budget(), np.random.default_rng(seed))
+        rng = np.random.default_rng(whole_number("seed", seed, 0))
+        STRATEGIES[strategy](board, budget or Budget(), rng)
         return SearchResult(
             ranking=_ranking(board, limit),
             landscape=_landscape(joint),
@@ -136,13 +140,12 @@ def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...
         )
     choice = torch.from_numpy(board.choice)
     joint = board.joint
-    aurocs = joint.evaluate(choice, joined_auroc).tolist()
-    fprs = joint.evaluate(choice, joined_fpr_at).tolist()
+    numbers = [joint.evaluate(choice, metric).tolist() for metric in _METRICS]
     guards = _optional(joint.guard(choice), len(choice))
     return tuple(
-        Candidate(joint.configs(row), value, auroc, fpr95, held)
-        for row, value, auroc, fpr95, held in zip(
-            board.choice.tolist(), board.values.tolist(), aurocs, fprs, guards
+        Candidate(joint.configs(row), value, *found)
+        for row, value, *found in zip(
+            board.choice.tolist(), board.values.tolist(), *numbers, guards
         )
     )
 
@@ -151,13 +154,12 @@ def _landscape(joint: Joint) -> tuple[LayerPoint, ...]:
     found = []
     for layer, table in enumerate(joint.tables):
         first = dict(reversed([*zip(table.row.tolist(), table.points)]))
-        aurocs = joint.alone(layer, joined_auroc).tolist()
-        fprs = joint.alone(layer, joined_fpr_at).tolist()
-        guards = _optional(joint.alone_guard(layer), len(aurocs))
+        numbers = [joint.alone(layer, metric).tolist() for metric in _METRICS]
+        guards = _optional(joint.alone_guard(layer), len(numbers[0]))
         found += [
             # the weight makes no difference to a layer by itself
-            LayerPoint(table.name, dataclasses.replace(first[row], weight=1.0), *numbers)
-            for row, numbers in enumerate(zip(aurocs, fprs, guards))
+            LayerPoint(table.name, dataclasses.replace(first[row], weight=1.0), *values)
+            for row, values in enumerate(zip(*numbers, guards))
         ]
     return tuple(found)
 

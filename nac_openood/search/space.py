@@ -51,7 +51,7 @@ def paper_space(
     }
 
 
-def candidates(
+def layer_candidates(
     layers: Mapping[str, LayerConfig], sweep: Sweep, *, leave_out: bool = False
 ) -> dict[str, tuple[LayerConfig, ...]]:
     """Every layer's candidates, in the order of OpenOOD's sweep: the first list changes fastest.

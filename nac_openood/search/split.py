@@ -51,9 +51,8 @@ def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
         return reloaded(loader, Subset(source.dataset, _drawn(labels, np.arange(size), n).tolist()))
     taken: list[Batch] = []
     for batch in batches(loader):
-        label = None if batch.label is None else batch.label[:n]
-        taken.append(Batch(batch.data[:n], label))
-        n -= taken[-1].data.shape[0]
+        taken.append(batch.rows(slice(n)))
+        n -= taken[-1].size
         if n <= 0:
             break
     return taken

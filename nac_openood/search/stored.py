@@ -6,14 +6,15 @@ without it is not complete.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
 from nac_openood import files
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import FileError
+from nac_openood.errors import FileError, NACError
+from nac_openood.search.alternatives import Known
+from nac_openood.structure import from_values
 
 MANIFEST = "readings.json"
 _REQUIRED = ("fit", "id_val", "ood_val")
@@ -63,36 +64,84 @@ class ReadingSet:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         if not Path(path).exists():
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            roles, about, version = manifest["roles"], manifest["about"], manifest["format"]
-        except FileNotFoundError:
+        again = "Read the network and save its readings again"
+        noted = files.read_document(
+            folder / MANIFEST, _FORMAT, _manifest,
+            again=again, missing=f"{folder} holds no complete set of readings: {MANIFEST}, which "
+            f"is written last, is missing. {again}",
+        )  # fmt: skip
+        paths = {role: folder / f"{role}.safetensors" for role in noted.roles}
+        found = {role: Readings.load(path) for role, path in paths.items()}
+        moved = [r for r, seal in noted.checksums.items() if files.checksum_in(paths[r]) != seal]
+        if moved:
             raise FileError(
-                f"{folder} holds no complete set of readings: {MANIFEST}, which is written last, "
-                "is missing. Read the network and save its readings again."
-            ) from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise FileError(f"{folder / MANIFEST} is damaged ({error!r}).") from error
-        if version > _FORMAT:
-            raise FileError(
-                f"{folder} has format {version}; this nac_openood reads up to {_FORMAT}. Upgrade "
-                "it: pip install -U nac-openood."
+                f"{paths[moved[0]]} is not the file that was saved as '{moved[0]}'. {again}."
             )
-        found = {role: Readings.load(folder / f"{role}.safetensors") for role in roles}
-        lacking = [role for role in _REQUIRED if role not in found]
-        if lacking:
-            raise FileError(f"{folder / MANIFEST} is damaged: it does not name {lacking}.")
-        return cls(**found, about=about)
+        _refuse_strangers(folder, found)
+        return cls(**found, about=noted.about)
 
 
 def prepare_folder(folder: Union[str, Path]) -> Path:
     """Create a folder to keep readings in; a set that lies there counts as incomplete now."""
     target = files.make_folder(folder)
-    (target / MANIFEST).unlink(missing_ok=True)
+    files.remove(target / MANIFEST)
     return target
 
 
 def write_manifest(folder: Path, roles: list[str], about: Mapping[str, Any]) -> None:
     """Declare the set in `folder` complete."""
-    document = {"format": _FORMAT, "roles": roles, "about": dict(about)}
-    files.write_text(folder / MANIFEST, json.dumps(document, indent=2) + "\n")
+    checksums = {role: files.checksum_in(folder / f"{role}.safetensors") for role in roles}
+    document = {"roles": roles, "about": dict(about), "checksums": checksums}
+    files.write_document(folder / MANIFEST, _FORMAT, document)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """Roles, origin, and the checksums of the files by role; early ones have none."""
+
+    roles: tuple[str, ...]
+    about: Mapping[str, Any]
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _OodVal:
+    name: str = ""
+    surrogate: bool = False
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The entries of `about` that something depends on, where they are there."""
+
+    ood_val: _OodVal = field(default_factory=_OodVal)
+    known: Known = field(default_factory=Known)
+    samples: Mapping[str, int] = field(default_factory=dict)
+    accuracy: float = 0.0
+    id_data: Optional[str] = None
+    family: Optional[str] = None
+
+
+def _manifest(document: Mapping[str, Any]) -> _Manifest:
+    """What a manifest says, if it is one."""
+    found = from_values(_Manifest, document)
+    lacking = [role for role in _REQUIRED if role not in found.roles]
+    unknown = [role for role in found.roles if role not in (*_REQUIRED, "held_out")]
+    unknown += [role for role in found.checksums if role not in found.roles]
+    if lacking or unknown:
+        raise NACError(f"it does not name {lacking}" if lacking else f"unknown roles {unknown}")
+    noted = {f.name: found.about[f.name] for f in fields(_Origin) if f.name in found.about}
+    from_values(_Origin, noted, "about")
+    return found
+
+
+def _refuse_strangers(folder: Path, found: Mapping[str, Readings]) -> None:
+    """Raise if the files of a folder are readings of different layers or networks."""
+    first = next(iter(found))
+    for role, readings in found.items():
+        differs = readings.differs_from(found[first])
+        if differs:
+            raise FileError(
+                f"{folder}: {role}.safetensors is of another network than {first}.safetensors "
+                f"({differs}). Read the network and save its readings again."
+            )

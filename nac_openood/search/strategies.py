@@ -9,6 +9,7 @@ from typing import Callable, Iterator, Mapping, Optional
 
 import numpy as np
 
+from nac_openood.core.layer_config import whole_number
 from nac_openood.errors import NACError
 from nac_openood.search.leaderboard import Leaderboard
 
@@ -37,8 +38,12 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name in ("points", "restarts"):
-            if getattr(self, name) < 1:
-                raise NACError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        if self.seconds is None and max(self.points, self.restarts) > GRID_LIMIT:
+            raise NACError(
+                f"{self.points} points or {self.restarts} restarts would run for more than an "
+                "hour: set `seconds`, or try fewer."
+            )
         if self.seconds is not None and not self.seconds > 0:
             raise NACError(f"seconds must be above 0 or None, got {self.seconds}.")
 

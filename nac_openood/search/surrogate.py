@@ -7,6 +7,7 @@ Settings chosen with them are chosen against *these* images: docs/search.md has 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from nac_openood.detector.batches import Batch, batches
 from nac_openood.errors import NACError
+from nac_openood.network.inputs import Inputs, mapped, tensors_in
 
 #: Further apart than there are batches.
 _APART = 10**6
@@ -135,14 +137,15 @@ class SurrogateLoader:
         seed = options.pop("seed", 0)
         for number, batch in enumerate(batches(self._loader)):
             own = seed * _APART + number  # a different seed for every batch and every `seed`
-            spoiled = surrogate_ood(batch.data, batch.label, seed=own, **options)
-            yield Batch(spoiled, None)
+            spoil = partial(surrogate_ood, label=batch.label, seed=own, **options)
+            yield Batch(mapped(batch.data, spoil), None)
 
 
-def can_distort(samples: Tensor) -> bool:
+def can_distort(samples: Inputs) -> bool:
     """Whether surrogates can be made of a batch: square images, and not of tables or text."""
-    square = samples.ndim == 4 and samples.shape[2] == samples.shape[3]
-    return square and samples.is_floating_point()
+    tensors = tensors_in(samples)
+    square = all(x.ndim == 4 and x.shape[2] == x.shape[3] for x in tensors)
+    return square and len(tensors) == 1 and tensors[0].is_floating_point()
 
 
 def _partners(n: int, label: Optional[Tensor], draw: torch.Generator) -> Tensor:

@@ -45,7 +45,7 @@ class DomainFolder(Dataset[tuple[Any, int]]):
         transform: Optional[Transform] = None,
     ) -> None:
         self.path = Path(path)
-        found = _names_by_class(self.path)
+        found = names_by_class(self.path)
         self.classes = tuple(found if classes is None else classes)
         _check_classes(self.path, found, self.classes)
         names = [name for one in self.classes for name in found[one]]
@@ -87,7 +87,7 @@ def domain_folders(root: Union[str, Path]) -> dict[str, Path]:
 
 def domain_classes(folders: Iterable[Union[str, Path]]) -> tuple[str, ...]:
     """The names of all classes that occur in any of the domains, sorted."""
-    return tuple(sorted({name for folder in folders for name in _names_by_class(Path(folder))}))
+    return tuple(sorted({name for folder in folders for name in names_by_class(Path(folder))}))
 
 
 def domainbed_transform(size: int = 224) -> Transform:
@@ -137,8 +137,8 @@ def split_seed(trial: int, domain_index: int) -> int:
     return int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % 2**31
 
 
-def _names_by_class(path: Path) -> dict[str, list[str]]:
-    """The sorted names of a domain's images by class; the classes are sorted, too."""
+def names_by_class(path: Path) -> dict[str, list[str]]:
+    """The sorted names of the images in a folder by the subfolder of their class, in its order."""
     found: dict[str, list[str]] = {}
     for name in folder_images(path, _no_transform).names:
         folder, slash, _ = name.partition("/")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, Union
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
+from nac_openood.sources.decoding import ImageError, rgb_image
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -30,6 +32,7 @@ class FileImages(Dataset[dict[str, Any]]):
         root: folder of the images.
         transform: turns an RGB image into a tensor.
         origin: where the names come from, for errors.
+        classes: names of the classes in the order of their labels, where they are known.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class FileImages(Dataset[dict[str, Any]]):
         root: Path,
         transform: Transform,
         origin: str,
+        classes: Sequence[str] = (),
     ) -> None:
         self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
+        self.classes = tuple(classes)
         self.labels = np.asarray(labels, dtype=np.int64)
         self._identity: Optional[str] = None
 
@@ -53,7 +58,7 @@ class FileImages(Dataset[dict[str, Any]]):
     def picture(self, index: int) -> Image.Image:
         """The image, in RGB."""
         path = self.root / self.names[index]
-        reason = _opened(path)
+        reason = open_image(path)
         if isinstance(reason, Image.Image):
             return reason
         if not path.is_file():
@@ -69,7 +74,8 @@ class FileImages(Dataset[dict[str, Any]]):
         """The same images without some of them."""
         kept = np.setdiff1d(np.arange(len(self)), indices)
         names = [self.names[i] for i in kept]
-        return FileImages(names, self.labels[kept], self.root, self.transform, self.origin)
+        same = self.root, self.transform, self.origin, self.classes
+        return FileImages(names, self.labels[kept], *same)
 
     def identity(self) -> str:
         """A hash of the names, labels, sizes and times of change of all files and the transform.
@@ -77,13 +83,16 @@ class FileImages(Dataset[dict[str, Any]]):
         Computed once, since a million files take a while.
         """
         if self._identity is None:
-            # a function is identified by its name, not by its address in memory
-            transform = re.sub(r" at 0x[0-9a-f]+", "", repr(self.transform))
-            digest = hashlib.sha256(transform.encode())
+            digest = hashlib.sha256(transform_text(self.transform).encode())
             for name, label in zip(self.names, self.labels):
                 digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
             self._identity = digest.hexdigest()[:16]
         return self._identity
+
+
+def transform_text(transform: Transform) -> str:
+    """What a transform says it is; a function by its name, not by its address in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(transform))
 
 
 def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
@@ -91,13 +100,34 @@ def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
     root = Path(folder)
     if not root.is_dir():
         raise NACError(f"there is no folder {root}: expected a folder of images.")
-    found = [p for p in root.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file()]
-    names = sorted(p.relative_to(root).as_posix() for p in found)
+    found = [
+        Path(folder, name)
+        # not rglob, which leaves out folders that it may not read without a word
+        for folder, _, names in os.walk(root, onerror=_unreadable)
+        for name in names
+        if Path(name).suffix.lower() in _SUFFIXES
+    ]
+    names = sorted(p.relative_to(root).as_posix() for p in found if p.is_file())
     if not names:
         raise NACError(
             f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
         )
     return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+
+
+def _unreadable(error: OSError) -> None:
+    raise NACError(
+        f"the folder {error.filename} cannot be read ({error.strerror}). Allow it, or leave the "
+        "folder out."
+    ) from error
+
+
+def common_files(one: Any, other: Any) -> int:
+    """How many files two sets of images share; 0 where either is something else."""
+    if not isinstance(one, FileImages) or not isinstance(other, FileImages):
+        return 0
+    paths = ({(each.root / name).resolve() for name in each.names} for each in (one, other))
+    return len(set.intersection(*paths))
 
 
 def bad_images(
@@ -125,24 +155,16 @@ class _Checks(Dataset[str]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> str:
-        found = _opened(self.paths[index])
+        found = open_image(self.paths[index])
         return "" if isinstance(found, Image.Image) else found
 
 
-def _opened(path: Path) -> Union[Image.Image, str]:
+def open_image(path: Path) -> Union[Image.Image, str]:
     """The image in RGB, or the reason why it cannot be read."""
-    # importing OpenOOD makes Pillow fill truncated files with gray in the whole process
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except FileNotFoundError:
-        return "missing"
-    # what Pillow raises on broken files; a bomb is an image of absurd size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return str(error) or type(error).__name__
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
+        return rgb_image(path)
+    except ImageError as error:
+        return str(error)
 
 
 def _stamp(path: Path) -> str:

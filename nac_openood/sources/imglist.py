@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Union
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, why_unreadable
 from nac_openood.sources.images import FileImages, Transform
 
 
@@ -124,7 +125,7 @@ class ListedImages(FileImages):
                 f"there is no list {list_file}. Expected OpenOOD's layout: a `data_root` with "
                 "benchmark_imglist/ and the images. OpenOOD's scripts/download fetches both."
             )
-        lines = list_file.read_text(encoding="utf-8").splitlines()
+        lines = _lines(list_file)
         entries = [line.strip().partition(" ") for line in lines if line.strip()]
         if not entries:
             raise NACError(f"the list {list_file} is empty.")
@@ -135,9 +136,16 @@ class ListedImages(FileImages):
         super().__init__(names, labels, image_root, transform, str(list_file))
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
+
+
 def _is_entry(line: str) -> bool:
     _, _, label = line.partition(" ")
-    return label.lstrip("-").isdigit()
+    return re.fullmatch("-?[0-9]{1,9}", label) is not None
 
 
 def benchmark_named(name: str) -> Benchmark:

@@ -23,6 +23,7 @@ from nac_openood.detector.batches import as_batch, dataset_labels
 from nac_openood.detector.fitting import check_labels
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
+from nac_openood.sources.texts import collate_for
 
 
 class Samples(Dataset[Any]):
@@ -155,7 +156,7 @@ def _labels(loader: DataLoader[Any]) -> Optional[np.ndarray]:
 
 def _in_order(name: str, data: Any) -> tuple[Any, Any]:
     """A dataset and its `collate_fn`; a loader's shuffling and dropping is undone."""
-    collate = None
+    collate: Any = collate_for(data)
     if isinstance(data, DataLoader) and _is_indexed(data.dataset):
         if data.batch_size is None:
             raise NACError(

@@ -5,8 +5,9 @@ Everything here is imported when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nac_openood.lazy import lazy_names
 
 if TYPE_CHECKING:
     from nac_openood.training.algorithms import CORAL, ERM, Algorithm, Outputs, SelfReg
@@ -28,19 +29,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'nac_openood.training' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"nac_openood.training.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, imported or not."""
-    return sorted({*globals(), *_HOMES})
-
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 __all__ = [
     "CORAL",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from nac_openood.files import PathLike, make_folder, replacing
+from nac_openood.files import PathLike, make_folder, write_weights
 from nac_openood.network.replica import unwrap
 
 
@@ -31,6 +30,4 @@ class SaveCheckpoints:
     def __call__(self, step: int, net: nn.Module) -> None:
         """Save the network, without its DataParallel, DDP or torch.compile wrapper."""
         path = self.folder / f"step_{step:05d}.pt"
-        with replacing(path) as temporary:
-            torch.save(unwrap(net).state_dict(), temporary)
-        self.paths[step] = path
+        self.paths[step] = write_weights(path, unwrap(net))

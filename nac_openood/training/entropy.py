@@ -15,7 +15,7 @@ from nac_openood.network.hooks import attach
 from nac_openood.training.soft_bins import BinnedNeurons, histogram, soft_probability
 
 #: Forms of the entropy of one neuron, given the probability of its output.
-FORMS = ("paper", "surprisal")
+ENTROPY_FORMS = ("paper", "surprisal")
 
 
 class NACEntropy:
@@ -63,8 +63,8 @@ class NACEntropy:
         self.temperature = finite_number("temperature", temperature)
         if not self.temperature:
             raise NACError("temperature must be positive: at 0 there is no gradient.")
-        if form not in FORMS:
-            raise NACError(f"`form` must be one of {', '.join(FORMS)}; got {form!r}.")
+        if form not in ENTROPY_FORMS:
+            raise NACError(f"`form` must be one of {', '.join(ENTROPY_FORMS)}; got {form!r}.")
         self.net, self.layer, self.form = net, layer, form
         found = find_layer(net, layer)
         self._layout = layout or found.layout

@@ -17,6 +17,7 @@ from nac_openood.errors import NACError
 from nac_openood.network.calling import logits_of, prepare
 from nac_openood.network.head import head_of
 from nac_openood.network.hooks import attach
+from nac_openood.network.inputs import call, joined_inputs, rows, tensors_in
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.training.algorithms import ERM, Algorithm, Outputs
@@ -32,7 +33,7 @@ class Logged(NamedTuple):
 
 
 class _Minibatch(NamedTuple):
-    data: Tensor
+    data: Any
     labels: Tensor
     domains: Tensor
 
@@ -119,12 +120,10 @@ def train(
 class _Features:
     """Keeps the input of the network's last linear layer, where an algorithm needs it."""
 
-    def __init__(
-        self, net: nn.Module, algorithm: Algorithm, sample: Tensor, stack: ExitStack
-    ) -> None:
+    def __init__(self, net: nn.Module, algorithm: Algorithm, sample: Any, stack: ExitStack) -> None:
         self.last: Optional[Tensor] = None
         if algorithm.needs_features:
-            _, head = head_of(net, sample[:2])
+            _, head = head_of(net, rows(sample, slice(2)))
             algorithm.start(head.in_features)
             algorithm.to(head.weight.device).train()
             stack.callback(attach(head, on_input=self._observe).remove)
@@ -134,7 +133,7 @@ class _Features:
 
 
 def _outputs(net: nn.Module, batch: _Minibatch, features: _Features) -> Outputs:
-    logits = logits_of(net(batch.data), batch.data)
+    logits = logits_of(call(net, batch.data), batch.data)
     check_labels(batch.labels, logits.shape[1])
     return Outputs(logits, batch.labels, batch.domains, features.last)
 
@@ -143,14 +142,14 @@ def _minibatches(net: nn.Module, loaders: Sequence[Iterable[Any]]) -> Iterator[_
     """The minibatches of all domains, one after the other, as one batch per step."""
     streams = [_forever(number, loader) for number, loader in enumerate(loaders)]
     for parts in zip(*streams):
-        data = prepare(net, torch.cat([x for x, _ in parts]))
-        labels = torch.cat([y for _, y in parts]).to(data.device)
+        data = prepare(net, joined_inputs([x for x, _ in parts]))
+        labels = torch.cat([y for _, y in parts]).to(tensors_in(data)[0].device)
         sizes = torch.tensor([len(y) for _, y in parts])
         domains = torch.arange(len(parts)).repeat_interleave(sizes)
-        yield _Minibatch(data, labels, domains.to(data.device))
+        yield _Minibatch(data, labels, domains.to(labels.device))
 
 
-def _forever(number: int, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def _forever(number: int, loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
     """The batches of a loader, epoch after epoch."""
     while True:
         empty = True

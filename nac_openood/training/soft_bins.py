@@ -54,23 +54,8 @@ def histogram(samples: Tensor, n_bins: int) -> BinnedNeurons:
     return BinnedNeurons(edges, width, counts / len(samples))
 
 
-def hard_probability(z: Tensor, bins: BinnedNeurons) -> Tensor:
-    """The probability of the bin of each output, without a gradient.
-
-    Args:
-        z: outputs `[batch, neurons]`.
-        bins: the histograms.
-
-    Returns:
-        Probabilities `[batch, neurons]`; 1 for a neuron that never changed.
-    """
-    index = torch.searchsorted(bins.edges, z.detach().t().contiguous(), right=True)
-    found = bins.probabilities.gather(1, index).t()
-    return torch.where(bins.width > 0, found, torch.ones_like(found))
-
-
 def soft_probability(z: Tensor, bins: BinnedNeurons, temperature: float) -> Tensor:
-    """The same, smoothed, with a gradient with respect to `z`.
+    """The probability of each output, smoothed, with a gradient with respect to `z`.
 
     Args:
         z: outputs `[batch, neurons]`.

@@ -9,7 +9,7 @@ from typing import Callable, Optional, Sequence
 from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import (
-    AUTO,
+    AUTO_BACKEND,
     BACKENDS,
     OPENOOD,
     PYTORCH_OOD,
@@ -17,6 +17,7 @@ from nac_openood.benchmark.methods.table import (
     Method,
 )
 from nac_openood.errors import NACError
+from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
 
 _OPENGAN = "opengan"
@@ -26,7 +27,7 @@ _TITLES = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
 Make = Callable[[Method, Checkpoint], Scorer]
 
 
-def usable_backends(name: str, say: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
+def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
     """The backends that may be used here, the preferred one first.
 
     Args:
@@ -43,11 +44,11 @@ def usable_backends(name: str, say: Callable[[str], None] = lambda text: None) -
     if name == OPENOOD:
         with openood_ready():
             return (OPENOOD,)
-    found = (OPENOOD, PYTORCH_OOD) if name == AUTO and has_openood() else (PYTORCH_OOD,)
+    found = (OPENOOD, PYTORCH_OOD) if name == AUTO_BACKEND and has_openood() else (PYTORCH_OOD,)
     try:
         library.detectors()
     except Absent as error:
-        if name != AUTO:
+        if name != AUTO_BACKEND:
             raise
         if OPENOOD not in found:
             say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")

@@ -10,7 +10,7 @@ from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.outcomes import Scores
-from nac_openood.detector.presets import preset_for
+from nac_openood.detector.presets import preset_or_auto
 from nac_openood.errors import NACError
 from nac_openood.search import SearchResult, SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
@@ -20,7 +20,8 @@ class NACScorer:
     """`NACDetector` with a search over the settings' sweep.
 
     Args:
-        config: settings and sweep; None takes the shipped ones for the data and the network.
+        config: settings and sweep; None takes the shipped ones for the data and the network, or
+            automatic layers where nothing is shipped.
         strategy: of the search; "grid" walks the sweep as the authors do.
         layers: which of the settings' layers to use; None takes all.
         rule: one of `nac_openood.core.rules.RULES`.
@@ -46,7 +47,7 @@ class NACScorer:
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Read the network once, search without it; see `Scorer`."""
-        config = self.config or preset_for(given.net, given.id_name, self.rule)
+        config = self.config or preset_or_auto(given.net, given.id_name, self.rule)
         config = replace(_only(self.layers, config), search=given.search)
         if chosen is not None:
             config = _used_before(config, chosen)
@@ -74,6 +75,9 @@ def _only(names: Optional[Sequence[str]], config: NACConfig) -> NACConfig:
     """The settings of some layers."""
     if names is None:
         return config
+    if not config.layers:  # automatic, unless somebody names them
+        kind = rule_named(config.rule).layer_settings
+        return replace(config, layers={name: kind() for name in names})
     unknown = [name for name in names if name not in config.layers]
     if unknown:
         raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
@@ -94,6 +98,7 @@ def _told(found: SearchResult) -> dict[str, Any]:
         "objective": found.objective,
         "auroc": found.best.auroc,
         "fpr95": found.best.fpr95,
+        "fpr95_in": found.best.fpr95_in,
         "guard": found.best.guard,
         "guard_threshold": found.guard_limit,
         "surrogate": found.surrogate,

@@ -12,7 +12,7 @@ from nac_openood.progress import bar
 Point = dict[str, Any]
 
 
-class Found(NamedTuple):
+class BestPoint(NamedTuple):
     """The best point, its validation AUROC, and how many points were tried."""
 
     point: Point
@@ -30,7 +30,7 @@ def best_point(
     *,
     title: str = "search",
     progress: Optional[bool] = None,
-) -> Optional[Found]:
+) -> Optional[BestPoint]:
     """The first point with the highest AUROC, or None if no point has an AUROC above 0.
 
     Args:
@@ -39,14 +39,14 @@ def best_point(
         title: title of the progress bar.
         progress: None shows a progress bar on a terminal.
     """
-    best: Optional[Found] = None
+    best: Optional[BestPoint] = None
     for point in bar(points, title, progress):
         scores = [np.asarray(part) for part in validate(point)]
         if not all(np.isfinite(part).all() for part in scores):
             continue  # OpenOOD's ViM with more dimensions than there are, for one
         value = float(auroc(*scores))
         if value > (best.auroc if best else 0.0):
-            best = Found(point, value, len(points))
+            best = BestPoint(point, value, len(points))
     return best
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 NAC = "nac"
 #: Whose baselines run; "auto" takes OpenOOD's where it is installed, else pytorch-ood's.
-AUTO, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
-BACKENDS = (AUTO, OPENOOD, PYTORCH_OOD)
+AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
+BACKENDS = (AUTO_BACKEND, OPENOOD, PYTORCH_OOD)
 
 
 class Absent(NACError):

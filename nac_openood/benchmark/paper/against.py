@@ -14,7 +14,7 @@ from nac_openood.benchmark.paper.published import (
 )
 
 #: (mean, std or None) in percent, by method, by OOD set (or `nearood` or `farood`), and by metric.
-Measured = Mapping[str, Mapping[str, Mapping[str, tuple[float, Optional[float]]]]]
+MeasuredMetrics = Mapping[str, Mapping[str, Mapping[str, tuple[float, Optional[float]]]]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Against:
 
 
 def against(
-    measured: Measured,
+    measured: MeasuredMetrics,
     benchmark: str,
     architecture: str,
     *,

@@ -15,7 +15,7 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.gallery import hardest
 from nac_openood.benchmark.run.meter import Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import metrics_by_set
-from nac_openood.benchmark.run.results import Results, Row, Run, SetInfo
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.outcomes import Scores
 from nac_openood.search.output import versions
@@ -25,7 +25,7 @@ from nac_openood.sources.checkpoints import Checkpoint
 _UNFINISHED = "not finished: repeat the comparison to continue from here"
 
 
-def assemble(
+def assemble_results(
     study: Study, visited: Collection[tuple[str, str]], skipped: Mapping[str, int]
 ) -> Results:
     """Read every cell of the study and tabulate it.
@@ -37,7 +37,8 @@ def assemble(
     """
     seen = {run for run, _ in visited}  # cells of other runs may be of other weights
     runs = tuple(
-        Run(r.name, r.path, _accuracy(study, r) if r.name in seen else None) for r in study.runs
+        NetworkInfo(r.name, r.path, _accuracy(study, r) if r.name in seen else None)
+        for r in study.runs
     )
     rows = tuple(
         _row(study, run, m) if (run.name, m.name) in visited else _unfinished(run, m)
@@ -85,7 +86,7 @@ def _warnings(rows: Iterable[Row]) -> list[str]:
     return [f"{title} ({', '.join(runs)}): {text}" for (title, text), runs in found.items()]
 
 
-def _row(study: Study, run: Run, method: Method) -> Row:
+def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
     folder = cells.cell_folder(study.out, run.name, method.name)
     named = method.name, method.title, run.name
     failure = cells.read_error(folder)
@@ -117,7 +118,9 @@ def _row(study: Study, run: Run, method: Method) -> Row:
     )
 
 
-def _metrics(study: Study, scored: Mapping[str, Scores], run: Run) -> dict[str, dict[str, float]]:
+def _metrics(
+    study: Study, scored: Mapping[str, Scores], run: NetworkInfo
+) -> dict[str, dict[str, float]]:
     sets = study.sets
     near, far = ({n: scored[n] for n in names} for names in (sets.near, sets.far))
     inside = np.concatenate([scored[name].score for name in ("test", *sets.shifted)])
@@ -125,13 +128,12 @@ def _metrics(study: Study, scored: Mapping[str, Scores], run: Run) -> dict[str, 
     return metrics_by_set(inside, near, far, accuracy)
 
 
-def _unfinished(run: Run, method: Method) -> Row:
+def _unfinished(run: NetworkInfo, method: Method) -> Row:
     return Row(method.name, method.title, run.name, "", "failed", _UNFINISHED)
 
 
 def _accuracy(study: Study, run: Checkpoint) -> Optional[float]:
-    note = cells.read_note(study.out / "runs" / run.name / "run.json") or {}
-    return note.get("accuracy")
+    return cells.read_accuracy(study.out, run.name)
 
 
 def _newest(out: Path) -> str:

@@ -10,17 +10,20 @@ file that is damaged or was made with something else counts as missing.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional, Type
 
+import numpy as np
 import torch
 
 from nac_openood import files
 from nac_openood.benchmark.run.meter import Timing
+from nac_openood.benchmark.run.notes import ErrorNote, RunNote, SetupNote
 from nac_openood.detector.outcomes import Scores
-from nac_openood.errors import FileError
+from nac_openood.errors import FileError, NACError
+from nac_openood.seals import sealed, unsealed
+from nac_openood.structure import from_values
 
 _KIND = "nac_openood scores"
 _VERSION = 1
@@ -39,13 +42,13 @@ def write_scores(path: Path, scored: Scores, about: Mapping[str, Any]) -> None:
     arrays.update({_LAYER + name: values for name, values in scored.by_layer.items()})
     # copies, since safetensors refuses tensors that share memory
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    files.write(path, _KIND, _VERSION, tensors, about)
+    files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
 
 def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
     """Scores and what is known about them; None if the file is missing or damaged."""
     try:
-        tensors, about = files.read(path, _KIND, _VERSION)
+        tensors, about = files.read_tensors(path, _KIND, _VERSION)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
         scored = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
@@ -54,8 +57,9 @@ def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
     shape = (len(scored.label),) if scored.label.ndim else ()
     kinds = (scored.score, "f"), (scored.prediction, "iu"), (scored.label, "iu")
     whole = shape and all(array.shape == shape for array in (*scored[:3], *layers.values()))
-    right = all(array.dtype.kind in kind for array, kind in kinds) and isinstance(about, dict)
-    return (scored, about) if whole and right else None
+    right = all(array.dtype.kind in kind for array, kind in kinds)
+    right = right and all(layer.dtype.kind == "f" for layer in layers.values())
+    return (scored, about) if whole and right and bool(np.isfinite(scored.score).all()) else None
 
 
 def read_scores(out: Path, run: str, method: str, dataset: str) -> Optional[Scores]:
@@ -89,41 +93,46 @@ def cost_of(about: Mapping[str, Any]) -> Optional[Cost]:
 
 def read_setup(folder: Path) -> Optional[dict[str, Any]]:
     """A method's `setup.json`; None if it is missing or damaged."""
-    note = read_note(folder / "setup.json") or {}
-    kinds: dict[str, tuple[type, ...]] = {
-        "made_with": (dict,),
-        "hyperparameters": (dict,),
-        "search": (dict, type(None)),
-        "advice": (dict, type(None)),
-        "seconds": (int, float),
-        "peak_mb": (int, float, type(None)),
-    }
-    return note if all(isinstance(note.get(k, ()), kind) for k, kind in kinds.items()) else None
+    return _checked_note(folder / "setup.json", SetupNote)
 
 
 def read_error(folder: Path) -> Optional[dict[str, Any]]:
     """A method's `error.json`; None if it is missing or damaged."""
-    note = read_note(folder / "error.json") or {}
-    return note if all(isinstance(note.get(k), str) for k in ("status", "error")) else None
+    return _checked_note(folder / "error.json", ErrorNote)
+
+
+def read_accuracy(out: Path, run: str) -> Optional[float]:
+    """The accuracy in a network's `run.json`; None if that is missing or damaged."""
+    note = _checked_note(out / "runs" / run / "run.json", RunNote)
+    return None if note is None else note["accuracy"]
+
+
+def _checked_note(path: Path, kind: Type[Any]) -> Optional[dict[str, Any]]:
+    note = read_note(path)
+    try:
+        from_values(kind, note)
+    except NACError:
+        return None
+    return note
 
 
 def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:
     """Remove files that killed processes left half-written; newer ones may still be in use."""
     for path in out.glob("runs/*/*/.*"):
         if path.is_file() and time.time() - path.stat().st_mtime > older_than:
-            path.unlink(missing_ok=True)
+            files.remove(path)
 
 
 def write_note(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     files.make_folder(path.parent)
-    files.write_text(path, json.dumps(content, indent=1) + "\n")
+    files.write_json(path, sealed(content))
 
 
 def read_note(path: Path) -> Optional[dict[str, Any]]:
     """What `write_note` wrote; None if the file is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = files.read_json(path)
+        return unsealed(content) if isinstance(content, dict) else None
+    except (OSError, FileError):
         return None
-    return content if isinstance(content, dict) else None

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from nac_openood.benchmark.paper.against import against
 from nac_openood.benchmark.paper.published import PRINTED_METRICS
 from nac_openood.benchmark.run import cells
-from nac_openood.benchmark.run.assemble import assemble
+from nac_openood.benchmark.run.assemble import assemble_results
 from nac_openood.benchmark.run.metrics import FAR, NEAR
-from nac_openood.benchmark.run.results import DOCUMENT, Results
+from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 from nac_openood.benchmark.run.runner import run_study
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.vetting import vetted
-from nac_openood.files import make_folder
+from nac_openood.files import make_folder, remove
+from nac_openood.locks import locked
+from nac_openood.progress import Say
 
 
 def conduct(
@@ -22,7 +24,7 @@ def conduct(
     *,
     skip_bad: bool = False,
     paper: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Results:
     """Run the study, or what is left of it, and write `results.json`.
 
@@ -34,7 +36,12 @@ def conduct(
         paper: put the published numbers beside the measured ones.
         say: is told what is going on.
     """
-    out = make_folder(study.out)
+    with locked(make_folder(study.out)):
+        return _conduct(study, skip_bad=skip_bad, paper=paper, say=say)
+
+
+def _conduct(study: Study, *, skip_bad: bool, paper: bool, say: Say) -> Results:
+    out = study.out
     cells.clear_leftovers(out)
     study = _with_first_network(study)
     sets, skipped = vetted(
@@ -43,14 +50,14 @@ def conduct(
     study = replace(study, sets=sets)
     study.check()
     # an old table must not lie beside new scores
-    (out / DOCUMENT).unlink(missing_ok=True)
+    remove(out / RESULTS_FILE)
     visited: set[tuple[str, str]] = set()
     try:
         run_study(study, visited, say)
     finally:
-        results = assemble(study, visited, skipped)
+        results = assemble_results(study, visited, skipped)
         if paper:
-            results = replace(results, paper=tuple(_beside(results)))
+            results = replace(results, paper=tuple(beside_the_paper(results)))
         results.save()
     return results
 
@@ -63,7 +70,7 @@ def _with_first_network(study: Study) -> Study:
     return replace(study, network=lambda run: ready.pop(run) if run in ready else build(run))
 
 
-def _beside(results: Results) -> list[Mapping[str, Any]]:
+def beside_the_paper(results: Results) -> list[Mapping[str, Any]]:
     """Published numbers beside the means over runs."""
     names = [*results.names("near"), NEAR, *results.names("far"), FAR]
     measured = {

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from nac_openood import files
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run.meter import Meter, Timing
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import Batch
+from nac_openood.detector.dealing import dealt
+from nac_openood.distributed import agreed, in_turn
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.calling import classify
 from nac_openood.network.head import head_of, with_features
-from nac_openood.progress import bar
 from nac_openood.spool import Spool
 
 _KIND, _VERSION = "nac_openood features", 2
@@ -63,15 +64,18 @@ def features_of(
         progress: None shows a progress bar on a terminal.
         before: called before a pass.
     """
-    kept = _read(path, n_samples, made_with)
-    if kept is not None:
-        return kept
+    if not agreed(f"features {title}", lambda: _read(path, n_samples, made_with) is None):
+        return _read_again(path, n_samples, made_with)
     files.make_folder(path.parent)
     before()
     with Spool(path) as spool:
-        timing, headless = _run(spool, net, bar(loader, f"features {title}", progress))
+        timing, headless = _run(spool, net, loader, f"features {title}", progress)
         about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
         spool.finish(_KIND, _VERSION, about)
+    return _read_again(path, n_samples, made_with)
+
+
+def _read_again(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Features:
     found = _read(path, n_samples, made_with)
     if found is None:
         raise FileError(
@@ -81,26 +85,42 @@ def features_of(
     return found
 
 
-def _run(spool: Spool, net: nn.Module, loader: Iterable[Any]) -> tuple[Timing, str]:
+def _run(
+    spool: Spool, net: nn.Module, loader: Iterable[Any], title: str, progress: Optional[bool]
+) -> tuple[Timing, str]:
     """Write what the network makes of every batch; return the time, and why it has no head."""
     head: Optional[nn.Linear] = None
-    times: list[tuple[float, float]] = []
-    waited, headless = 0.0, ""
+    headless: Optional[str] = None
     device = next((p.device for p in net.parameters()), None)
-    stream = batches(loader)
-    while True:
-        with Meter(device, memory=False) as loading:
-            batch = next(stream, None)
-        if batch is None:
-            return Timing(times, 0.0, waited), headless
-        if not times:
-            head, headless = _head(net, batch.data)
+
+    def loaded() -> Iterator[tuple[Batch, Meter]]:
+        nonlocal head, headless
+        stream = dealt(loader, title, progress)
+        while True:
+            with Meter(device, memory=False) as loading:
+                each = next(stream, None)
+            if each is None:
+                return
+            if headless is None:
+                head, headless = _head(net, each.batch.data)
+            if each.mine:
+                yield each.batch, loading
+
+    def work(item: tuple[Batch, Meter]) -> tuple[dict[str, Tensor], float, float]:
+        batch, loading = item
         with Meter(device, memory=False) as running:
             rows = {name: rows.cpu() for name, rows in _rows(net, batch.data, head).items()}
+        waited = loading.waited + running.waited
+        return {**rows, "label": batch.labels()}, loading.seconds + running.seconds, waited
+
+    times: list[tuple[float, float]] = []
+    idle = 0.0
+    for rows, seconds, waited in in_turn("features", loaded(), work):
         # writing to disk is not part of the pass: a method that runs alone writes nothing
-        spool.add({**rows, "label": batch.labels()})
-        times.append((len(rows["prediction"]), loading.seconds + running.seconds))
-        waited += loading.waited + running.waited
+        spool.add(rows)
+        times.append((len(rows["prediction"]), seconds))
+        idle += waited
+    return Timing(times, 0.0, idle), headless or ""
 
 
 class FeatureBatches:
@@ -138,14 +158,14 @@ class FeatureBatches:
             yield {"data": found.feature[rows].clone(), "label": found.label[rows].clone()}
 
 
-def _head(net: nn.Module, x: Tensor) -> tuple[Optional[nn.Linear], str]:
+def _head(net: nn.Module, x: Any) -> tuple[Optional[nn.Linear], str]:
     try:
         return head_of(net, x)[1], ""
     except NACError as error:
         return None, str(error)
 
 
-def _rows(net: nn.Module, x: Tensor, head: Optional[nn.Linear]) -> dict[str, Tensor]:
+def _rows(net: nn.Module, x: Any, head: Optional[nn.Linear]) -> dict[str, Tensor]:
     if head is None:
         return {"prediction": classify(net, x).argmax(dim=1)}
     found = with_features(net, x, head)
@@ -155,7 +175,7 @@ def _rows(net: nn.Module, x: Tensor, head: Optional[nn.Linear]) -> dict[str, Ten
 def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
     """The features in a file; None if it is missing, damaged or made with something else."""
     try:
-        tensors, about = files.read(path, _KIND, _VERSION)
+        tensors, about = files.read_tensors(path, _KIND, _VERSION)
         if about["made_with"] != dict(made_with):
             return None
         feature, headless = tensors.get("feature"), str(about["headless"])

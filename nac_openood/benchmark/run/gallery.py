@@ -9,7 +9,7 @@ import numpy as np
 from nac_openood import files
 from nac_openood.benchmark.methods.table import NAC
 from nac_openood.benchmark.run import cells
-from nac_openood.benchmark.run.results import Example
+from nac_openood.benchmark.run.results import HardSample
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.outcomes import Scores
 
@@ -18,12 +18,12 @@ _SIDE = 96
 _INSIDE, _OUTSIDE = 8, 4
 
 
-def hardest(study: Study, run: str) -> tuple[Example, ...]:
+def hardest(study: Study, run: str) -> tuple[HardSample, ...]:
     """ID samples with the lowest and OOD samples with the highest scores.
 
     Pictures are saved in `gallery/`.
     """
-    examples: list[Example] = []
+    examples: list[HardSample] = []
     for name, role in study.sets.roles().items():
         scored = cells.read_scores(study.out, run, NAC, name)
         if scored is None or role == "csid":
@@ -37,7 +37,7 @@ def hardest(study: Study, run: str) -> tuple[Example, ...]:
 
 def _examples(
     study: Study, kind: str, dataset: str, scored: Scores, taken: np.ndarray
-) -> Iterator[Example]:
+) -> Iterator[HardSample]:
     samples = study.scored[dataset]
     for rank, index in enumerate(taken.tolist()):
         picture, file = samples.picture(index), None
@@ -49,4 +49,4 @@ def _examples(
                 picture.save(temporary, format="PNG")
         layers = {name: float(values[index]) for name, values in scored.by_layer.items()}
         name, score = samples.sample_name(index), float(scored.score[index])
-        yield Example(kind, dataset, name, score, layers, file)
+        yield HardSample(kind, dataset, name, score, layers, file)

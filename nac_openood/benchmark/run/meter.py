@@ -168,7 +168,7 @@ class TimedLoader:
             now = time.perf_counter()
             if samples:
                 self.batches.append((samples, now - start))
-            samples, start = len(as_batch(item).data), now
+            samples, start = as_batch(item).size, now
             yield item
         if samples:
             self.batches.append((samples, time.perf_counter() - start))

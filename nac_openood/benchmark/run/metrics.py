@@ -18,8 +18,8 @@ from typing import Mapping
 
 import numpy as np
 
+from nac_openood.core.ranking import fpr_in_at
 from nac_openood.detector.outcomes import Scores
-from nac_openood.detector.thresholds import threshold_at
 from nac_openood.errors import NACError
 
 METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
@@ -41,7 +41,7 @@ def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
     fpr, tpr, _ = roc_curve(is_ood, -score)
     found = {
         "FPR@95": fpr[np.argmax(tpr >= 0.95)],
-        "FPR@95_IN": (np.asarray(outside, float) >= threshold_at(inside, 0.95)).mean(),
+        "FPR@95_IN": fpr_in_at(inside, outside),
         "AUROC": auc(fpr, tpr),
     }
     for name, positive, sign in (("AUPR_IN", 1 - is_ood, 1), ("AUPR_OUT", is_ood, -1)):

@@ -6,7 +6,6 @@ Tables and pages are made from `Results` by `nac_openood.report`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Union
@@ -14,16 +13,30 @@ from typing import Any, Mapping, NamedTuple, Optional, Union
 import numpy as np
 
 from nac_openood import files
+from nac_openood.benchmark.paper.against import Against
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+from nac_openood.benchmark.run.notes import AdviceNote
 from nac_openood.detector.outcomes import Scores
-from nac_openood.errors import FileError
+from nac_openood.errors import NACError
+from nac_openood.structure import from_values
 
-__all__ = ["DOCUMENT", "FAR", "METRICS", "NEAR", "Example", "Results", "Row", "Run", "SetInfo"]
+__all__ = [
+    "FAR",
+    "METRICS",
+    "NEAR",
+    "RESULTS_FILE",
+    "HardSample",
+    "NetworkInfo",
+    "Results",
+    "Row",
+    "SetInfo",
+]
 __all__ += ["Value"]
 
-DOCUMENT = "results.json"
+RESULTS_FILE = "results.json"
 _FORMAT = 1
+_ROLES, _STATUS = ("id", "csid", "near", "far"), ("ok", "failed", "absent")
 
 
 class Value(NamedTuple):
@@ -44,7 +57,7 @@ class SetInfo:
 
 
 @dataclass(frozen=True)
-class Run:
+class NetworkInfo:
     """A network; `accuracy` is in percent, on the ID test set."""
 
     name: str
@@ -94,7 +107,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Example:
+class HardSample:
     """A hard sample: `kind` is "id-lowest" or "ood-highest".
 
     `file` is a PNG, relative to the results' folder, or None if the sample has no picture;
@@ -139,9 +152,9 @@ class Results:
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     sets: tuple[SetInfo, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[NetworkInfo, ...]
     rows: tuple[Row, ...]
-    gallery: tuple[Example, ...] = ()
+    gallery: tuple[HardSample, ...] = ()
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     surrogates: bool = False
@@ -191,10 +204,30 @@ class Results:
         """The scores of a dataset, or None if there are none."""
         return cells.read_scores(self.folder, run, method, dataset)
 
+    def _check(self) -> None:
+        """Raise if a file says what no comparison says.
+
+        Raises:
+            NACError: naming what is wrong.
+        """
+        for each in self.sets:
+            if each.role not in _ROLES or each.images < 1:
+                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
+        for row in self.rows:
+            if row.status not in _STATUS:
+                raise NACError(f"a row has the status {row.status!r}")
+            if row.advice is not None:
+                from_values(AdviceNote, row.advice, "advice")
+            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
+            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; NaN is neither
+                raise NACError(f"a metric of {row.method} is no percentage")
+        for number, entry in enumerate(self.paper):
+            from_values(Against, entry, f"paper[{number}]")
+
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""
-        document = {"format": _FORMAT, **{k: v for k, v in asdict(self).items() if k != "folder"}}
-        files.write_text(self.folder / DOCUMENT, json.dumps(document, indent=1) + "\n")
+        content = {name: value for name, value in asdict(self).items() if name != "folder"}
+        files.write_document(self.folder / RESULTS_FILE, _FORMAT, content)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Results:
@@ -204,23 +237,14 @@ class Results:
             FileError: there is no such file, or it is damaged or newer than this package.
         """
         folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
-        path = folder / DOCUMENT
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            version = content.pop("format")
-            if version > _FORMAT:
-                raise FileError(
-                    f"{path} has format {version}; this nac_openood reads up to {_FORMAT}. "
-                    "Upgrade it: pip install -U nac-openood."
-                )
-            parts = {"sets": SetInfo, "runs": Run, "rows": Row, "gallery": Example}
-            for name, kind in parts.items():
-                content[name] = tuple(kind(**entry) for entry in content[name])
-            content["paper"], content["notes"] = tuple(content["paper"]), tuple(content["notes"])
-            return cls(folder=folder, **content)
-        except FileNotFoundError:
-            raise FileError(
-                f"there is no {path}: expected the folder of a comparison (its `out`)."
-            ) from None
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise FileError(f"{path} is damaged ({error!r}). Repeat the comparison.") from error
+        path = folder / RESULTS_FILE
+
+        def parse(content: dict[str, Any]) -> Results:
+            found = from_values(cls, content, folder=folder)
+            found._check()
+            return found
+
+        return files.read_document(
+            path, _FORMAT, parse, again="Repeat the comparison",
+            missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
+        )  # fmt: skip

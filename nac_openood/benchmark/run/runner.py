@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.outcomes import Scores
+from nac_openood.distributed import agreed, together, world
 from nac_openood.errors import FileError, NACError
+from nac_openood.files import remove
+from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
-
-Say = Callable[[str], None]
 
 
 def run_study(study: Study, visited: set[tuple[str, str]], say: Say = lambda text: None) -> None:
@@ -45,10 +46,11 @@ def run_study(study: Study, visited: set[tuple[str, str]], say: Say = lambda tex
 def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     """Load a network and measure its accuracy; None, with a note per method, if that fails."""
     folder = study.out / "runs" / run.name
-    (folder / "run.json").unlink(missing_ok=True)
+    remove(folder / "run.json")
     try:
-        bench = Workbench(study, run, study.network(run))
-        accuracy = bench.accuracy()
+        with together(run.name):
+            bench = Workbench(study, run, study.network(run))
+            accuracy = bench.accuracy()
     except FileError:
         raise
     except Exception as error:
@@ -72,14 +74,16 @@ def _run_method(bench: Workbench, method: Method, say: Say) -> None:
     study, run = bench.study, bench.run
     folder = cells.cell_folder(study.out, run.name, method.name)
     try:
-        scorer = study.make(method, run)
-        made_with = bench.made_with(scorer)
-        pending = bench.pending(folder, made_with)
-        done = not pending and _known_setup(folder, made_with) is not None
-        say(f"({scorer.implementation})" + (": done before" if done else ""))
-        if not done:
-            _fill(bench, method, scorer, pending, made_with)
-        (folder / "error.json").unlink(missing_ok=True)
+        with together(method.name):  # a method that fails in one process fails in all of them
+            scorer = study.make(method, run)
+            made_with = bench.made_with(scorer)
+            pending = agreed("pending", lambda: bench.pending(folder, made_with))
+            known = agreed("known setup", lambda: _known_setup(folder, made_with))
+            done = not pending and known is not None
+            say(f"({scorer.implementation})" + (": done before" if done else ""))
+            if not done:
+                _fill(bench, method, scorer, pending, made_with, known)
+            remove(folder / "error.json")
     except Absent as error:
         say(f"is absent: {error}")
         _write_error(study, run, method, "absent", error)
@@ -108,23 +112,32 @@ def _say_of(say: Say, step: str, text: str) -> None:
 
 
 def _fill(
-    bench: Workbench, method: Method, scorer: Scorer, pending: list[str], made_with: dict[str, Any]
+    bench: Workbench,
+    method: Method,
+    scorer: Scorer,
+    pending: list[str],
+    made_with: dict[str, Any],
+    known: Optional[dict[str, Any]],
 ) -> None:
     folder = cells.cell_folder(bench.study.out, bench.run.name, method.name)
     given = bench.given(method.needs)
     if method.needs == "features":
         # before anything is measured: time and memory of the shared pass are its own
         bench.prepare_features(method)
-    _set_up(bench, scorer, folder, given, made_with)
+    _set_up(bench, scorer, folder, given, made_with, known)
     for name in pending:
         loader = bench.loader(name, method.needs)
         _score(bench, scorer, loader, folder, name, made_with)
 
 
 def _set_up(
-    bench: Workbench, scorer: Scorer, folder: Path, given: Given, made_with: dict[str, Any]
+    bench: Workbench,
+    scorer: Scorer,
+    folder: Path,
+    given: Given,
+    made_with: dict[str, Any],
+    known: Optional[dict[str, Any]],
 ) -> None:
-    known = _known_setup(folder, made_with)
     with Meter(bench.device) as meter:
         fit = scorer.setup(given, None if known is None else known["hyperparameters"])
     if known is not None:
@@ -152,7 +165,9 @@ def _score(
 ) -> None:
     timed = TimedLoader(loader)
     with Meter(bench.device) as meter:
-        scored = _checked(scorer.score(timed), len(bench.samples[name]), name)
+        # several processes share the batches, so that there is no time of a batch to record
+        batches = timed if world().size == 1 else loader
+        scored = _checked(scorer.score(batches), len(bench.samples[name]), name)
     shared = isinstance(loader, FeatureBatches)
     own, workers = timed.timing(meter), bench.study.workers
     cost = cells.Cost(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from nac_openood.benchmark.run import cells
 from nac_openood.errors import NACError
+from nac_openood.progress import Say
 from nac_openood.sources.images import FileImages, bad_images, told
 from nac_openood.sources.sets import Datasets
 
@@ -22,7 +23,7 @@ def vetted(
     skip_bad: bool = False,
     workers: int = 0,
     progress: Optional[bool] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> tuple[Datasets, dict[str, int]]:
     """The datasets without bad images, and how many were left out of each.
 

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import Any, Mapping, Optional
 
 import torch
@@ -21,8 +20,9 @@ from nac_openood.benchmark.run.features import FeatureBatches, Features, feature
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.batches import batches
 from nac_openood.network.calling import classify, unwrap
-from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.fingerprint import identity
 from nac_openood.network.head import Head, head_of
+from nac_openood.network.running_code import code_text
 from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
 
@@ -50,7 +50,7 @@ class Workbench:
         self._base = {
             "versions": versions(),
             "arch": study.arch,
-            "network": fingerprint(self.net),
+            "network": identity(self.net),
             "code": _code_of(self.net) if study.reuse else "",
             "device": self.device.type,
             "batch_size": study.batch_size,
@@ -158,12 +158,5 @@ def _is_torchs(kind: type) -> bool:
 
 def _function_code(value: Any) -> str:
     """What a function does, as a text that is the same in every process."""
-    code = value if isinstance(value, CodeType) else None
-    code = code or getattr(getattr(value, "__func__", value), "__code__", None)
-    if code is None:
-        return ""
-    constants = [
-        _function_code(c) or (sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))
-        for c in code.co_consts
-    ]
-    return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    return "" if code is None else code_text(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, Mapping, Sequence
 
 from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
@@ -13,16 +14,14 @@ from nac_openood.report.blocks import (
     Card,
     Cards,
     Cell,
-    Code,
     Column,
-    Facts,
-    Heading,
     Line,
     Pictures,
     Section,
     Table,
 )
 from nac_openood.report.document import Document
+from nac_openood.report.sections.about import about_section
 from nac_openood.report.sections.headline import Headline
 from nac_openood.report.words import NOTHING, count, set_title, settings
 
@@ -32,6 +31,11 @@ _ROLES = {
     "ood_val": "OOD validation",
     "held_out": "held-out training",
 }
+
+_SEVERAL = (
+    "Each section repeats tables or figures of the paper on this network and begins with what it "
+    "found."
+)
 
 
 def analysis_document(findings: Sequence[Finding]) -> Document:
@@ -55,16 +59,16 @@ def _headline(findings: Sequence[Finding], about: Mapping[str, Any]) -> Headline
         notes.append("NAC's settings were not searched.")
     return Headline(
         f"{set_title(about['id_name'])}: analyses of NAC", about["arch"],
-        " ".join(found.sentence for found in findings[:1]), facts, notes, [],
+        findings[0].sentence if len(findings) == 1 else _SEVERAL, facts, notes, [],
         topic="Analysis of NAC",
     )  # fmt: skip
 
 
 def _section(found: Finding) -> Section:
     blocks: list[Block] = [found.sentence]
-    if found.figures:
-        layout = "single" if any(f.type == "densities" for f in found.figures) else "wide"
-        blocks.append(Pictures(layout, [picture_of(figure) for figure in found.figures]))
+    for is_wide, figures in groupby(found.figures, lambda figure: figure.type == "densities"):
+        layout = "full" if is_wide else "wide"
+        blocks.append(Pictures(layout, [picture_of(figure) for figure in figures]))
     blocks += [table_block(table) for table in found.tables]
     if found.notes:
         blocks.append(Bullets(list(found.notes)))
@@ -120,12 +124,5 @@ def _about(about: Mapping[str, Any]) -> Section:
         for layer, given in about["settings"].items()
     ]
     versions = list(about["made_with"]["versions"].items())
-    return Section(
-        "about",
-        "About this analysis",
-        [
-            Heading("Command to reproduce it"),
-            Code("command", about["command"]),
-            Facts([("Data", samples), ("Settings of NAC", used), ("Versions", versions)]),
-        ],
-    )
+    facts = {"Data": samples, "Settings of NAC": used, "Versions": versions}
+    return about_section("analysis", about["command"], facts)

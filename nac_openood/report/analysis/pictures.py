@@ -32,7 +32,7 @@ from nac_openood.report.figures.canvas import (
 _COLORS = (OUR_COLOR, *OTHERS)
 _LINES_SIZE = (420, 300)
 _BAR_WIDTH, _BAR_ROW = 420, 17
-_PANEL = (156, 104)
+_PANEL = (172, 118)
 
 
 def picture_of(figure: Figure) -> Picture:
@@ -149,25 +149,27 @@ def _bar_key(axis: Any, names: Sequence[str]) -> None:
 
 def _densities(figure: Densities) -> Picture:
     columns, rows = len(figure.columns), len(figure.rows)
-    left, top, bottom = 96, 42, 36
+    left, top, bottom = 104, 48, 40
     width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
 
     def paint(canvas: Any) -> None:
         for r, (title, panels) in enumerate(figure.rows):
             for c, panel in enumerate(panels):
                 low = height - top - _PANEL[1] * (r + 1) + 26
-                box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 26, _PANEL[1] - 44)
+                box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 24, _PANEL[1] - 48)
                 axis = canvas.add_axes(
                     (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
                 )
                 _density(axis, panel)
                 if r == 0:
                     center = (box[0] + box[2] / 2) / width
-                    canvas.text(center, 1 - 32 / height, figure.columns[c], ha="center", fontsize=9)
+                    canvas.text(
+                        center, 1 - 38 / height, figure.columns[c], ha="center", fontsize=11
+                    )
             middle = (height - top - _PANEL[1] * (r + 0.5)) / height
-            canvas.text(4 / width, middle, title, va="center", fontsize=9, wrap=False)
+            canvas.text(4 / width, middle, title, va="center", fontsize=11, wrap=False)
         canvas.text(
-            (left + width) / 2 / width, 6 / height, figure.x_label, ha="center", fontsize=9.5
+            (left + width) / 2 / width, 6 / height, figure.x_label, ha="center", fontsize=11
         )
         _key(canvas, figure, width, height)
 
@@ -189,10 +191,10 @@ def _density(axis: Any, panel: Density) -> None:
     axis.set_ylim(bottom=0)
     axis.set_yticks([])
     axis.locator_params(axis="x", nbins=3)
-    axis.tick_params(labelsize=7.5)
+    axis.tick_params(labelsize=9)
     axis.spines["left"].set_visible(False)
     if panel.note:
-        axis.set_title(panel.note, fontsize=7.5, pad=3, loc="left")
+        axis.set_title(panel.note, fontsize=9.5, pad=3, loc="left")
 
 
 def _key(canvas: Any, figure: Densities, width: float, height: float) -> None:
@@ -204,7 +206,7 @@ def _key(canvas: Any, figure: Densities, width: float, height: float) -> None:
         Line2D([], [], color=OOD_COLOR, ls="--", lw=1.6, label=figure.outside),
     ]
     canvas.legend(
-        handles=keys, loc="upper left", ncols=2, fontsize=9, borderaxespad=0,
+        handles=keys, loc="upper left", ncols=2, fontsize=11, borderaxespad=0,
         bbox_to_anchor=(4 / width, 1 - 2 / height), bbox_transform=canvas.transFigure,
     )  # fmt: skip
 

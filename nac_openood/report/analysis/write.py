@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +11,24 @@ from typing import Iterator
 from nac_openood import files
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.table import KINDS
-from nac_openood.errors import FileError
+from nac_openood.errors import FileError, NACError
+from nac_openood.report.analysis.about import check_about
 from nac_openood.report.analysis.document import analysis_document, table_block
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import Line, Table
-from nac_openood.report.csv_file import cell_text
+from nac_openood.report.csv_file import csv_text
 from nac_openood.report.terminal import text_table
+from nac_openood.seals import sealed
 
 _WIDTH = 100
 
 
 def write_finding(found: Finding, folder: Path) -> list[Path]:
     """Write `<kind>.csv` and `<kind>.json`; neither needs matplotlib."""
-    text = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(sealed(found.to_dict()), indent=1, allow_nan=False) + "\n"
     return [
-        _write(folder / f"{found.kind}.csv", _csv(found)),
-        _write(folder / f"{found.kind}.json", text),
+        files.write_text(folder / f"{found.kind}.csv", _csv(found)),
+        files.write_text(folder / f"{found.kind}.json", text),
     ]
 
 
@@ -42,7 +42,7 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
 
     several = len(found.figures) > 1
     return [
-        _write(
+        files.write_text(
             folder / (f"{found.kind}-{figure.key}.svg" if several else f"{found.kind}.svg"),
             svg_file(picture_of(figure)),
         )
@@ -62,7 +62,7 @@ def write_analysis_page(folder: Path) -> Path:
 
     findings = list(_findings(folder))
     version = findings[0].about["made_with"]["versions"]["nac_openood"]
-    return _write(folder / "report.html", render(analysis_document(findings), version))
+    return files.write_text(folder / "report.html", render(analysis_document(findings), version))
 
 
 def finding_text(found: Finding) -> str:
@@ -96,20 +96,13 @@ def _findings(folder: Path) -> Iterator[Finding]:
 
 def _read(path: Path) -> Finding | None:
     try:
-        return Finding.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, FileError):  # missing or damaged: the kind can be run again
+        found = Finding.from_dict(files.read_json(path))
+        check_about(found)
+        return found
+    except (OSError, NACError):  # missing or damaged: the kind can be run again
         return None
 
 
 def _csv(found: Finding) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     names = list(dict.fromkeys(name for record in found.records for name in record))
-    writer.writerow(names)
-    writer.writerows([cell_text(record.get(name)) for name in names] for record in found.records)
-    return out.getvalue()
-
-
-def _write(path: Path, text: str) -> Path:
-    files.write_text(path, text)
-    return path
+    return csv_text([names, *([record.get(name) for name in names] for record in found.records)])

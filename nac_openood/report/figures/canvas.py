@@ -146,7 +146,8 @@ def _cleaned(text: str, picture: Picture) -> Markup:
     text = text.replace("xlink:href", "href")
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a pixel is enough
+    # a hundredth of a pixel is enough for coordinates; numbers that people read stay as they are
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var({variable})")
     text = re.sub(r">\s+<", "><", text)

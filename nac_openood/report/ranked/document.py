@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator, Optional
 
 from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRuns, Summary
-from nac_openood.report.blocks import Block, Code, Facts, Heading, Pictures, Section
+from nac_openood.report.blocks import Block, Pictures, Section
 from nac_openood.report.document import Document
 from nac_openood.report.ranked.figures import steps_picture, volume_picture
 from nac_openood.report.ranked.tables import (
@@ -14,7 +14,9 @@ from nac_openood.report.ranked.tables import (
     paper_table,
     settings_table,
 )
+from nac_openood.report.sections.about import about_section
 from nac_openood.report.sections.headline import Headline, Tile
+from nac_openood.report.sections.paper import paper_section
 from nac_openood.report.words import capital, count
 
 _TIES = (
@@ -40,7 +42,7 @@ def ranked_document(ranked: RankedRuns) -> Document:
     return Document(_headline(ranked), [s for s in sections if s is not None])
 
 
-def verdict(ranked: RankedRuns) -> str:
+def ranking_verdict(ranked: RankedRuns) -> str:
     """What came out, in one or two sentences."""
     if not ranked.has_test:
         names = [run.ranking.chosen().name for run in ranked.runs]
@@ -74,8 +76,8 @@ def _headline(ranked: RankedRuns) -> Headline:
     facts.append(f"layer {ranked.runs[0].ranking.layer}")
     tiles = [("", list(_tiles(ranked)))] if ranked.has_test else []
     return Headline(
-        f"{name or 'Your run'}: which checkpoint generalizes?", ranked.arch, verdict(ranked),
-        facts, ranked.notes, tiles, topic="Model evaluation",
+        f"{name or 'Your run'}: which checkpoint generalizes?", ranked.arch,
+        ranking_verdict(ranked), facts, ranked.notes, tiles, topic="Model evaluation",
     )  # fmt: skip
 
 
@@ -96,7 +98,7 @@ def _told(found: Summary) -> str:
 def _results(ranked: RankedRuns) -> Section:
     if not ranked.has_test:
         text = "Without data of target domains there is no test accuracy to compare with."
-        return Section("results", "Results", [verdict(ranked), text])
+        return Section("results", "Results", [ranking_verdict(ranked), text])
     trials = {run.trial for run in ranked.runs}
     error = "Mean \u00b1 standard error over trials. " if len(trials) > 1 else ""
     return Section("results", "RC and ACC", [error + _TIES, choice_table(ranked)])
@@ -109,7 +111,7 @@ def _paper(ranked: RankedRuns) -> Optional[Section]:
         "The paper fine-tunes networks that were pretrained on ImageNet, at 224 pixels, for 5000 "
         "steps with a checkpoint every 300. Other networks, sizes and training give other numbers."
     )
-    return Section("paper", "Measured and published results", [text, paper_table(ranked)])
+    return paper_section(text, paper_table(ranked))
 
 
 def _over_steps(ranked: RankedRuns) -> Section:
@@ -152,12 +154,4 @@ def _about(ranked: RankedRuns) -> Section:
     ]
     title = "Data" if len(ranked.runs) == 1 else f"Data of {first.name}"
     versions = [*ranked.versions.items(), ("created", ranked.created)]
-    return Section(
-        "about",
-        "About this ranking",
-        [
-            Heading("Command to reproduce it"),
-            Code("command", ranked.command),
-            Facts([(title, data), ("Versions", versions)]),
-        ],
-    )
+    return about_section("ranking", ranked.command, {title: data, "Versions": versions})

@@ -65,12 +65,12 @@ def _power(values: Sequence[float]) -> int:
     return int(np.floor(np.log10(largest))) if largest > 0 else 0
 
 
-Point = tuple[float, float, Optional[float]]
+_CurvePoint = tuple[float, float, Optional[float]]
 
 
-def volume_curves(runs: Sequence[RankedRun]) -> dict[str, list[Point]]:
+def volume_curves(runs: Sequence[RankedRun]) -> dict[str, list[_CurvePoint]]:
     """(share, mean RC times 100, standard deviation over runs) by criterion."""
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[_CurvePoint]] = {}
     for criterion in ("validation", "nac-me"):
         by_share: dict[float, list[float]] = {}
         for run in runs:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from typing import Any, Mapping, Optional
+from typing import Any
 
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
 from nac_openood.evaluation.ranking import CRITERIA
 from nac_openood.report.blocks import Cell, Column, Line, Table
-from nac_openood.report.words import NOTHING, capital, is_number
+from nac_openood.report.csv_file import csv_text
+from nac_openood.report.sections.paper import paper_columns, paper_line
+from nac_openood.report.words import capital
 
 _UNDEFINED = "undefined"
 _SHOWN = ("validation", "nac-me", "oracle")
@@ -54,25 +54,12 @@ def _delta(ours: Summary, theirs: Summary) -> Cell:
 
 def paper_table(ranked: RankedRuns) -> Table:
     """Measured and published numbers, one row each."""
-    columns = [
-        Column("Domain", "name"), Column("Criterion", "text"), Column("Metric", "text"),
-        Column("Measured"), Column("Published"), Column("Difference"),
-    ]  # fmt: skip
     lines = []
     for row in ranked.paper:
-        difference = row["difference"]
-        shown = f"{difference:+.2f}" if is_number(difference) else NOTHING
         texts = (title_of(row["domain"]), CRITERIA[row["criterion"]], row["metric"])
-        numbers = [_value(row, "measured"), _value(row, "published"), Cell(shown)]
-        lines.append(Line([*map(Cell, texts), *numbers], ours=row["criterion"] == "nac-me"))
-    return Table("", columns, lines)
-
-
-def _value(row: Mapping[str, Any], key: str) -> Cell:
-    mean = row[key]
-    if not is_number(mean):
-        return Cell(_UNDEFINED if key == "measured" else NOTHING)
-    return Cell.of_mean(Value(mean, row[f"{key}_error"]))
+        ours = row["criterion"] == "nac-me"
+        lines.append(paper_line(texts, row, "error", ours=ours, undefined=_UNDEFINED))
+    return Table("", paper_columns("Domain", "Criterion"), lines)
 
 
 def settings_table(ranked: RankedRuns) -> Table:
@@ -111,7 +98,7 @@ def checkpoints_table(run: RankedRun) -> Table:
     return Table(run.name if run.target else "", columns, lines, sortable=True)
 
 
-def csv_table(ranked: RankedRuns) -> str:
+def ranked_csv(ranked: RankedRuns) -> str:
     """A line for each checkpoint of each run, with all digits."""
     lines: list[list[Any]] = [
         ["target", "trial", "checkpoint", "step", "coverage", "validation", "test", "oracle",
@@ -124,14 +111,7 @@ def csv_table(ranked: RankedRuns) -> str:
         for each in run.ranking.checkpoints:
             by = " ".join(c for c, name in chosen.items() if name == each.name)
             lines.append(
-                [run.target, _text(run.trial), each.name, _text(each.step), repr(each.coverage),
-                 repr(each.val), _text(each.test), _text(each.oracle), config.n_bins,
-                 config.steepness, config.full_count, by]
+                [run.target, run.trial, each.name, each.step, each.coverage, each.val, each.test,
+                 each.oracle, config.n_bins, config.steepness, config.full_count, by]
             )  # fmt: skip
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
-    return out.getvalue()
-
-
-def _text(value: Optional[float]) -> str:
-    return "" if value is None else repr(value)
+    return csv_text(lines)

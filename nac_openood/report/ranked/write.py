@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Union
 
 from nac_openood import files
 from nac_openood.evaluation.leave_one_out import RankedRuns
 from nac_openood.report.markdown import render_markdown
-from nac_openood.report.ranked.document import ranked_document, verdict
-from nac_openood.report.ranked.tables import choice_table, csv_table, settings_table
+from nac_openood.report.ranked.document import ranked_document, ranking_verdict
+from nac_openood.report.ranked.tables import choice_table, ranked_csv, settings_table
 from nac_openood.report.terminal import text_table
 
 
-def write_ranked_tables(ranked: RankedRuns, folder: Union[str, Path]) -> list[Path]:
+def write_ranked_tables(ranked: RankedRuns, folder: Path) -> list[Path]:
     """Write `results.csv` and `results.md`; neither needs matplotlib."""
     return [
-        _write(folder, "results.csv", csv_table(ranked)),
-        _write(folder, "results.md", render_markdown(ranked_document(ranked))),
+        files.write_text(folder / "results.csv", ranked_csv(ranked)),
+        files.write_text(folder / "results.md", render_markdown(ranked_document(ranked))),
     ]
 
 
-def write_ranked_page(ranked: RankedRuns, folder: Union[str, Path]) -> Path:
+def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
     """Write `report.html`.
 
     Raises:
@@ -31,7 +30,7 @@ def write_ranked_page(ranked: RankedRuns, folder: Union[str, Path]) -> Path:
     from nac_openood.report.page import render
 
     version = ranked.versions.get("nac_openood", "")
-    return _write(folder, "report.html", render(ranked_document(ranked), version))
+    return files.write_text(folder / "report.html", render(ranked_document(ranked), version))
 
 
 def ranked_summary(ranked: RankedRuns) -> str:
@@ -40,11 +39,5 @@ def ranked_summary(ranked: RankedRuns) -> str:
     lines = [
         line for table in (*tables, settings_table(ranked)) for line in (*text_table(table), "")
     ]
-    texts = [verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
+    texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
     return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
-
-
-def _write(folder: Union[str, Path], name: str, text: str) -> Path:
-    path = Path(folder) / name
-    files.write_text(path, text)
-    return path

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Mapping, Sequence
 
-from nac_openood.benchmark.run.results import Results, Value
-from nac_openood.report.blocks import Cell, Code, Column, Facts, Heading, Line, Section, Table
-from nac_openood.report.order import Standing
-from nac_openood.report.words import count, is_number, metric, one_line, set_title
+from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Code, Facts, Heading, Section
+from nac_openood.report.words import count, one_line, set_title
 
 _ROLES = {
     "id": "in-distribution",
@@ -17,37 +16,28 @@ _ROLES = {
 }
 
 
-def against_paper(results: Results, order: Sequence[Standing]) -> Optional[Section]:
-    """Measured and published numbers side by side."""
-    if not results.paper:
-        return None
-    known = {s.method: s for s in order}
-    columns = [
-        Column("Method", "name"), Column("Dataset", "text"), Column("Metric", "text"),
-        Column("Measured"), Column("Published"), Column("Difference"),
-    ]  # fmt: skip
-    lines = []
-    for line in results.paper:
-        method, difference = str(line.get("method", "")), line.get("difference")
-        s = known.get(method)
-        texts = (s.title if s else method, set_title(str(line.get("dataset", ""))),
-                 str(metric(str(line.get("metric", "")))))  # fmt: skip
-        cells = [*map(Cell, texts), _mean(line, "measured"), _mean(line, "published")]
-        shown = Cell(f"{difference:+.2f}") if is_number(difference) else Cell()
-        lines.append(Line([*cells, shown], ours=s is not None and s.ours))
-    table = Table("", columns, lines)
-    return Section("paper", "Measured and published results", [table])
-
-
 def about(results: Results) -> Section:
     """The command, the data, the checkpoints, versions and the machine."""
+    return about_section("comparison", results.command, _facts(results))
+
+
+def about_section(
+    what: str, command: str, facts: Mapping[str, Sequence[tuple[str, str]]]
+) -> Section:
+    """The section that tells how to repeat something.
+
+    Args:
+        what: e.g. "comparison".
+        command: repeats it.
+        facts: names and values by heading; empty ones are left out.
+    """
     return Section(
         "about",
-        "About this comparison",
+        f"About this {what}",
         [
             Heading("Command to reproduce it"),
-            Code("command", results.command),
-            Facts([(title, pairs) for title, pairs in _facts(results).items() if pairs]),
+            Code("command", command),
+            Facts([(title, pairs) for title, pairs in facts.items() if pairs]),
         ],
     )
 
@@ -68,9 +58,3 @@ def _facts(results: Results) -> dict[str, list[tuple[str, str]]]:
         "Versions": [(k, str(v)) for k, v in results.versions.items()],
         "Machine": [*machine, ("created", results.created)],
     }
-
-
-def _mean(line: Mapping[str, Any], key: str) -> Cell:
-    mean: Any = line.get(key)
-    std = line.get(f"{key}_std")
-    return Cell.of_mean(Value(mean, std if is_number(std) else None) if is_number(mean) else None)

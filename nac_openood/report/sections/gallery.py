@@ -6,7 +6,7 @@ import io
 from base64 import b64encode
 from typing import Optional
 
-from nac_openood.benchmark.run.results import Example, Results
+from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.report.blocks import Card, Cards, Section
 from nac_openood.report.words import NOTHING, set_title
 
@@ -29,7 +29,7 @@ def gallery(results: Results) -> Optional[Section]:
     return Section("gallery", "Hardest samples", blocks) if blocks else None
 
 
-def _card(results: Results, example: Example, scale: float) -> Card:
+def _card(results: Results, example: HardSample, scale: float) -> Card:
     bars = []
     for name, value in example.layers.items():
         known = value == value
@@ -39,7 +39,7 @@ def _card(results: Results, example: Example, scale: float) -> Card:
     return Card(_embedded(results, example), title, example.name, score, bars)
 
 
-def _embedded(results: Results, example: Example) -> Optional[str]:
+def _embedded(results: Results, example: HardSample) -> Optional[str]:
     """The PNG as a data URL; None if there is none, or it is damaged or outside the folder."""
     if example.file is None:
         return None

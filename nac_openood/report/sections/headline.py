@@ -12,10 +12,10 @@ from nac_openood.report.words import (
     SHOWN,
     capital,
     count,
-    number,
     ordinal,
     quantity,
     set_title,
+    value_text,
 )
 
 
@@ -113,7 +113,7 @@ def _tiles(results: Results, s: Standing, order: Sequence[Standing]) -> Iterator
         title = capital(GROUP_TITLES[group])
         ranked = sum(other.value(group) is not None for other in order)
         yield Tile(f"{title} rank", ordinal(s.ranks[group]), f"of {ranked}", ["by AUROC"])
-        mean, _, spread = number(value).partition(" ")
+        mean, _, spread = value_text(value).partition(" ")
         others = [(m, s.value(group, k)) for k, m in SHOWN.items() if k != "AUROC"]
         below = [f"{m} {v.mean:.1f}" for m, v in others if v is not None]
         yield Tile(f"{title} AUROC", mean, spread, below)

@@ -21,29 +21,47 @@ from nac_openood.report.blocks import (
 )
 from nac_openood.report.figures import canvas
 from nac_openood.report.figures.sample import Sample, finite, sample_of
-from nac_openood.report.order import Standing
+from nac_openood.report.order import Standing, ood_sets
 from nac_openood.report.words import set_title
 
-Aurocs = Mapping[str, Mapping[str, float]]
+LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 
 
-def layers(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+def layers_section(results: Results, order: Sequence[Standing]) -> Optional[Section]:
     """AUROC and mean scores of each layer; None without scores by layer."""
     blocks: list[Block] = []
     ours = [s for s in order if s.ours]
     for s in ours:
         sample = sample_of(results, s.method)
         aurocs = layer_aurocs(sample) if sample is not None else {}
+        if sample is None and _has_scores(results, s.method):
+            blocks.append(
+                f"{s.title}: the scores of ID data are missing or damaged. Run the comparison "
+                "again to make them."
+            )
         if sample is not None and aurocs:
             blocks += [Heading(s.title)] if len(ours) > 1 else []
             blocks += _blocks(results, sample, aurocs)
     return Section("layers", "What each layer contributes", blocks) if blocks else None
 
 
-def _blocks(results: Results, sample: Sample, aurocs: Aurocs) -> Iterator[Block]:
+def _has_scores(results: Results, method: str) -> bool:
+    """Whether there are scores of any OOD set."""
+    runs = [row.run for row in results.rows if row.method == method and row.status == "ok"]
+    return any(results.scores(run, method, n) for run in runs for n in ood_sets(results))
+
+
+def _blocks(results: Results, sample: Sample, aurocs: LayerAurocs) -> Iterator[Block]:
     yield f"Checkpoint {sample.run}. {_finding(aurocs)}"
+    read = {*sample.shifted, *sample.outside}
+    lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
+    if lacking:
+        yield (
+            f"Without {', '.join(map(set_title, lacking))}: the scores are missing or damaged. Run "
+            "the comparison again to make them."
+        )
     yield Pictures("single", [auroc_picture(aurocs)])
     yield _table(aurocs)
     yield Pictures(
@@ -54,7 +72,7 @@ def _blocks(results: Results, sample: Sample, aurocs: Aurocs) -> Iterator[Block]
     )
 
 
-def _finding(aurocs: Aurocs) -> str:
+def _finding(aurocs: LayerAurocs) -> str:
     found = strongest(aurocs)
     if found is None:
         return ""
@@ -66,7 +84,7 @@ def _finding(aurocs: Aurocs) -> str:
     )
 
 
-def _table(aurocs: Aurocs) -> Table:
+def _table(aurocs: LayerAurocs) -> Table:
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
     lines = []
@@ -96,7 +114,7 @@ def layer_aurocs(sample: Sample) -> dict[str, dict[str, float]]:
     return found
 
 
-def strongest(aurocs: Aurocs) -> Optional[tuple[str, float, float]]:
+def strongest(aurocs: LayerAurocs) -> Optional[tuple[str, float, float]]:
     """The best single layer by mean AUROC: its name, its mean, and that of all layers together."""
     means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items() if v}
     together = means.pop(COMBINED, None)
@@ -106,7 +124,7 @@ def strongest(aurocs: Aurocs) -> Optional[tuple[str, float, float]]:
     return best, means[best], together
 
 
-def auroc_picture(aurocs: Aurocs) -> Picture:
+def auroc_picture(aurocs: LayerAurocs) -> Picture:
     """A row for each OOD dataset with a mark for each layer and one for all together."""
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     top = 28 + 16 * (len(aurocs) // 5)

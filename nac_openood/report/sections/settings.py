@@ -25,6 +25,7 @@ _TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
     ("seconds", "{} s", quantity),
     ("auroc", "validation AUROC {}", percent),
     ("fpr95", f"validation {metric('FPR@95')} {{}}", percent),
+    ("fpr95_in", f"validation {metric('FPR@95_IN')} {{}}", percent),
 )
 
 

@@ -14,7 +14,9 @@ from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
+from nac_openood.detector.dealing import over_batches
 from nac_openood.detector.outcomes import Scores
+from nac_openood.distributed import world
 from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
 from nac_openood.search.space import grid_points
@@ -98,8 +100,17 @@ class OpenOODScorer:
         return found.point, found.told()
 
     def _inference(self, loader: Any) -> Scores:
+        if world().size == 1:
+            return self._infer(loader, progress=shows_bars(self._given))
+        parts = over_batches(
+            self.method, loader, lambda batch: self._infer([batch], progress=False)
+        )
+        score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
+        return Scores(score, prediction, label)
+
+    def _infer(self, loader: Any, *, progress: bool) -> Scores:
         prediction, score, label = self._processor.inference(
-            self._net, OpenOODBatches(loader), progress=shows_bars(self._given)
+            self._net, OpenOODBatches(loader), progress=progress
         )
         return Scores(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
 

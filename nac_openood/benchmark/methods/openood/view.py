@@ -66,7 +66,7 @@ class NetworkView(nn.Module):
     def forward_threshold(self, x: Tensor, threshold: float) -> Tensor:
         """Logits of features that are clipped at `threshold`."""
         feature = self._run(x, entering={"feature": self.fc})[1]["feature"]
-        return self.fc(feature.clip(max=threshold))
+        return logits_of(self.fc(feature.clip(max=threshold)), feature)
 
     def get_fc(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias of the head."""

@@ -1,0 +1,139 @@
+"""NAC+'s evidence about activations as an outlier detector of scikit-learn."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Mapping, Optional, Union
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, OutlierMixin
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from nac_openood.core.layer_config import whole_number
+from nac_openood.core.layer_evidence import LayerEvidence
+from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.detector.thresholds import threshold_at
+from nac_openood.errors import NACError
+
+
+class NACOutlierDetector(OutlierMixin, BaseEstimator):
+    """Finds rows that are unlike the training data, with the interface of `IsolationForest`.
+
+    The features may be anything: activations of a network, embeddings, a table. They are
+    standardized, except for those that never vary. How well the values of a row are covered, each
+    alone, and how far the row is from the mean (Mahalanobis), both together, become p-values; the
+    score is the sum of their logarithms. The p-values rest on cross-fitting: every training row is
+    compared with rows of the other folds.
+
+    Args:
+        contamination: the share of outliers in the training data, above 0 and at most 0.5, which
+            sets `offset_`; "auto" takes the training data for clean and rejects about 5 % of new
+            data of its kind.
+        n_folds: number of folds of the cross-fitting.
+
+    Attributes:
+        offset_: `predict` calls rows with a lower score outliers.
+        n_features_in_: number of features.
+
+    Examples:
+        >>> detector = NACOutlierDetector().fit(train_features)
+        >>> detector.predict(features)  # 1 or -1
+    """
+
+    def __init__(self, *, contamination: Union[str, float] = "auto", n_folds: int = 5) -> None:
+        self.contamination = contamination
+        self.n_folds = n_folds
+
+    def fit(self, X: Any, y: Any = None) -> NACOutlierDetector:
+        """Fit on rows `[samples, features]`, at least 16 of them; `y` is ignored."""
+        X = validate_data(self, X, dtype=np.float64)
+        if len(X) < MIN_SAMPLES:
+            raise NACError(
+                f"expected at least {MIN_SAMPLES} samples to take p-values against, got "
+                f"{len(X)} sample(s)."
+            )
+        share, n_folds = self._checked()
+        self._scaler = StandardScaler().fit(X)
+        rows = self._standardized(X)
+        self._evidence = _evidence(rows)
+        held_out = _cross_fitted(rows, n_folds)
+        self._p_values = {name: PValues(part) for name, part in held_out.items()}
+        own = _total({name: p_values.left_out() for name, p_values in self._p_values.items()})
+        self._p_value_of_score = PValues(own)
+        if share is None:
+            self.offset_ = threshold_at(own)
+        else:
+            self.offset_ = float(np.percentile(self._scores(rows), 100 * share))
+        return self
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Scores `[samples]`; higher = more like the training data, 0 is the most."""
+        return self._scores(self._validated(X)).numpy()
+
+    def p_value(self, X: Any) -> np.ndarray:
+        """How unusual each row is, `[samples]`: about a share `p` of new data is below `p`."""
+        rows = self._validated(X)
+        return self._p_value_of_score(self._scores(rows)).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """`score_samples(X) - offset_`: negative for outliers."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """1 for inliers, -1 for outliers, `[samples]`."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def _checked(self) -> tuple[Optional[float], int]:
+        """The share of outliers, None for "auto", and the number of folds."""
+        share: Any = self.contamination
+        if share == "auto":
+            share = None
+        elif not isinstance(share, Real) or not 0 < float(share) <= 0.5:
+            raise NACError(
+                "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
+                f"{self.contamination!r}."
+            )
+        return share, whole_number("n_folds", self.n_folds, 2)
+
+    def _validated(self, X: Any) -> Tensor:
+        check_is_fitted(self)
+        return self._standardized(validate_data(self, X, dtype=np.float64, reset=False))
+
+    def _standardized(self, X: np.ndarray) -> Tensor:
+        return torch.from_numpy(self._scaler.transform(X))
+
+    def _scores(self, rows: Tensor) -> Tensor:
+        parts = _parts(self._evidence, rows)
+        return _total({name: self._p_values[name].log(part) for name, part in parts.items()})
+
+
+def _evidence(rows: Tensor) -> LayerEvidence:
+    evidence = LayerEvidence.empty(rows.shape[1], rows.device)
+    evidence.update(rows)
+    return evidence
+
+
+def _parts(evidence: LayerEvidence, rows: Tensor) -> dict[str, Tensor]:
+    """Coverage, and distance unless there are too many features for it, `[samples]` each."""
+    parts = {"coverage": evidence.coverage.score(rows)}
+    if evidence.gaussian is not None:
+        parts["distance"] = evidence.gaussian.score(rows)
+    return parts
+
+
+def _cross_fitted(rows: Tensor, n_folds: int) -> dict[str, Tensor]:
+    """The parts of every row, from evidence of the other folds only."""
+    fold = torch.arange(len(rows)) % n_folds
+    found: dict[str, Tensor] = {}
+    for k in range(min(n_folds, len(rows))):
+        mine = fold == k
+        for name, part in _parts(_evidence(rows[~mine]), rows[mine]).items():
+            found.setdefault(name, torch.empty_like(rows[:, 0]))[mine] = part
+    return found
+
+
+def _total(logs: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack(list(logs.values())).sum(dim=0)

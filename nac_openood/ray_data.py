@@ -1,0 +1,220 @@
+"""Fitting and scoring with Ray Data, for data that outgrows a machine; `ray[data]` is needed.
+
+A dataset's blocks go to a pool of actors, each with a detector of its own. What was fitted on a
+block travels as tensors and settings and is merged; what is said about a block becomes rows of a
+new dataset. Ray repeats blocks whose node was lost.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
+
+import numpy as np
+import safetensors.torch
+from PIL import Image
+
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.store import FitSummary
+from nac_openood.detector.verdicts import ALPHA, checked_alpha
+from nac_openood.errors import NACError
+from nac_openood.sources.decoding import ImageError, rgb_image
+from nac_openood.sources.fitted import Deployed
+from nac_openood.sources.image_paths import stacked
+from nac_openood.sources.judged import Judged, judge_batch
+
+try:
+    import pyarrow as pa
+    from ray.data import ActorPoolStrategy, Dataset
+except ImportError:
+    raise ImportError(
+        "this module needs Ray Data, which is not installed: pip install 'nac-openood[ray]'."
+    ) from None
+
+#: Makes a detector with its network and transform; called once in every actor.
+Load = Callable[[], Deployed]
+_Columns = Mapping[str, np.ndarray]
+
+_FIELDS = pa.schema(
+    [(name, pa.string() if isinstance(value, str) else pa.float64())
+     for name, value in Judged("").fields().items()]
+)  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """How the rows of a block become batches for a network."""
+
+    column: str
+    name: Optional[str]
+    batch_size: int
+
+    def parts(self, block: _Columns) -> Iterator[_Columns]:
+        """The block in slices of the batch size; which ones depends on nothing else."""
+        for name in filter(None, (self.column, self.name)):
+            if name not in block:
+                raise NACError(f"the dataset has no column '{name}'. It has {sorted(block)}.")
+        for start in range(0, len(block[self.column]), self.batch_size):
+            yield {key: column[start : start + self.batch_size] for key, column in block.items()}
+
+
+def fit_dataset(
+    dataset: Dataset,
+    load: Load,
+    *,
+    column: str = "image",
+    label: Optional[str] = None,
+    batch_size: int = 100,
+    workers: int = 2,
+    **options: Any,
+) -> NACDetector:
+    """Fit a detector on all rows of a dataset; calibrate it afterwards.
+
+    A block gives one set of counts, so large blocks mean less to send. The counts are those of
+    `fit` on the same batches, and those of every run with the same blocks.
+
+    Args:
+        dataset: rows of training data, e.g. of `ray.data.read_images`.
+        load: makes an unfitted detector and the transform of its inputs.
+        column: an image as bytes or uint8 array, or anything else that the transform takes.
+        label: column of the class, a whole number; None if there is none.
+        batch_size: samples per pass over the network.
+        workers: largest number of actors.
+        options: of `ray.data.Dataset.map_batches`, e.g. `num_gpus=1`.
+    """
+    rows = _Rows(column, label, batch_size)
+    states = _mapped(dataset, _Fit, (load, rows), workers, options)
+    made = load().detector
+    fitted: Optional[NACDetector] = None
+    for state in states.iter_rows():
+        shard = _restored(state, made)
+        fitted = shard if fitted is None else fitted.merge(shard)
+    if fitted is None:
+        raise NACError("the dataset has no rows: there is nothing to fit on.")
+    fitted.classes_, fitted.notes_ = made.classes_, dict(made.notes_)
+    return fitted
+
+
+def score_dataset(
+    dataset: Dataset,
+    load: Load,
+    *,
+    column: str = "image",
+    path: str = "path",
+    alpha: float = ALPHA,
+    unreadable: str = "raise",
+    batch_size: int = 100,
+    workers: int = 2,
+    **options: Any,
+) -> Dataset:
+    """Judge all rows of a dataset, when the result is used, e.g. by `write_parquet`.
+
+    Args:
+        dataset: rows to judge.
+        load: makes a calibrated detector and the transform of its inputs, e.g. a partial
+            `nac_openood.sources.fitted.load_fitted`.
+        column: an image as bytes or uint8 array, or anything else that the transform takes.
+        path: column that says which row it is.
+        alpha: p-values at or below it are out-of-distribution.
+        unreadable: what to do with bytes that are no image: "raise" an error, or "null" to leave
+            everything but the path empty.
+        batch_size: samples per pass over the network.
+        workers: largest number of actors.
+        options: of `ray.data.Dataset.map_batches`, e.g. `num_gpus=1`.
+
+    Returns:
+        A dataset with the columns of `nac-openood score`. Its order may differ.
+    """
+    checked_alpha(alpha)
+    if unreadable not in ("raise", "null"):
+        raise NACError(f"`unreadable` must be 'raise' or 'null', got {unreadable!r}.")
+    rows = _Rows(column, path, batch_size)
+    return _mapped(dataset, _Score, (load, rows, alpha, unreadable), workers, options)
+
+
+def _mapped(
+    dataset: Dataset, actor: type, given: tuple[Any, ...], workers: int, options: dict[str, Any]
+) -> Dataset:
+    """A block is a batch to Ray: batches across blocks would depend on which came first."""
+    pool = ActorPoolStrategy(min_size=1, max_size=workers)
+    return dataset.map_batches(
+        actor, fn_constructor_args=given, batch_size=None, batch_format="numpy",
+        **{"compute": pool, **options},
+    )  # fmt: skip
+
+
+class _Fit:
+    """An actor that counts blocks."""
+
+    def __init__(self, load: Load, rows: _Rows) -> None:
+        self._deployed, self._rows = load(), rows
+
+    def __call__(self, block: _Columns) -> dict[str, list[Any]]:
+        detector, label = self._deployed.detector, self._rows.name
+        detector.rule_ = detector.fit_summary_ = None
+        for part in self._rows.parts(block):
+            inputs = [_input(value, self._deployed) for value in part[self._rows.column]]
+            x = stacked(inputs, "this block")
+            detector.partial_fit(x if label is None else (x, part[label].copy()))
+        if detector.rule_ is None or detector.fit_summary_ is None:  # an empty block
+            return {"about": [], "tensors": []}
+        about = {
+            "rule": detector.rule_.name,
+            "settings": detector.rule_.settings(),
+            "summary": asdict(detector.fit_summary_),
+        }
+        tensors = {n: tensor.cpu().contiguous() for n, tensor in detector.rule_.tensors().items()}
+        return {"about": [json.dumps(about)], "tensors": [safetensors.torch.save(tensors)]}
+
+
+def _restored(state: Mapping[str, Any], made: NACDetector) -> NACDetector:
+    """A detector with the network of `made`, fitted on what an actor counted."""
+    about, tensors = json.loads(state["about"]), safetensors.torch.load(state["tensors"])
+    rule = rule_named(about["rule"]).restore(about["settings"], tensors)
+    shard = NACDetector.from_rule(made.net, rule, fast=made.fast)
+    shard.autocast = made.autocast
+    counts = {int(label): n for label, n in about["summary"]["class_counts"].items()}
+    shard.fit_summary_ = FitSummary(about["summary"]["n_samples"], counts)
+    return shard
+
+
+class _Score:
+    """An actor that judges blocks."""
+
+    def __init__(self, load: Load, rows: _Rows, alpha: float, unreadable: str) -> None:
+        self._deployed, self._rows = load(), rows
+        self._alpha, self._unreadable = alpha, unreadable
+
+    def __call__(self, block: _Columns) -> pa.Table:
+        judged = [row for part in self._rows.parts(block) for row in self._judged(part)]
+        return pa.Table.from_pylist(judged, schema=_FIELDS)
+
+    def _judged(self, part: _Columns) -> Iterator[dict[str, Any]]:
+        names, inputs = [], []
+        for name, value in zip(part[str(self._rows.name)].tolist(), part[self._rows.column]):
+            try:
+                inputs.append(_input(value, self._deployed))
+                names.append(str(name))
+            except ImageError as error:
+                if self._unreadable == "raise":
+                    raise NACError(
+                        f"cannot read {name} ({error}). Replace it, or pass `unreadable='null'`."
+                    ) from error
+                yield {"path": str(name)}
+        if inputs:
+            x = stacked(inputs, names[0])
+            for row in judge_batch(self._deployed, x, names, alpha=self._alpha):
+                yield row.fields()
+
+
+def _input(value: Any, deployed: Deployed) -> Any:
+    """What the network is given of one row."""
+    if isinstance(value, bytes):
+        return deployed.transform(rgb_image(io.BytesIO(value)))
+    if isinstance(value, np.ndarray):
+        value = value.copy()  # Ray's own is read-only
+        if value.dtype == np.uint8 and value.ndim in (2, 3):
+            return deployed.transform(Image.fromarray(value).convert("RGB"))
+    return deployed.transform(value)

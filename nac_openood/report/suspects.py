@@ -1,0 +1,94 @@
+"""A page with the most suspicious images of a batch job, and why they are suspicious."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+from nac_openood.__about__ import __version__
+from nac_openood.report.blocks import Bullets, Card, Cards, Section
+from nac_openood.report.document import Document
+from nac_openood.report.page import render
+from nac_openood.report.sections.headline import Headline
+from nac_openood.report.words import count
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An image, what the detector says about it, and why.
+
+    Args:
+        path: of the image.
+        image: a small picture as a data URL, if there is one.
+        label: the class that the network answers.
+        confidence: the softmax probability of that class.
+        p_value: how unusual the score is.
+        contributions: how much each layer (and the logits) adds to the score.
+        neurons: by layer, the numbers of the least covered neurons.
+    """
+
+    path: str
+    image: Optional[str]
+    label: str
+    confidence: float
+    p_value: float
+    contributions: Mapping[str, float]
+    neurons: Mapping[str, Sequence[int]]
+
+
+def suspects_page(
+    suspects: Sequence[Suspect], *, arch: str, n_images: int, n_out: int, alpha: float
+) -> str:
+    """The page as HTML, in one file that loads nothing else.
+
+    Args:
+        suspects: most suspicious first.
+        arch: name of the network.
+        n_images: how many images were judged.
+        n_out: how many of them are out-of-distribution.
+        alpha: p-values at or below it are.
+    """
+    verdict = f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
+    facts = [
+        f"{count(len(suspects), 'image')} with the lowest p-values",
+        f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
+    ]
+    head = Headline(
+        "Most suspicious images", arch, verdict, facts, [], [], topic="nac-openood score"
+    )
+    return render(Document(head, [_gallery(suspects), _reasons(suspects)]), __version__)
+
+
+def _gallery(suspects: Sequence[Suspect]) -> Section:
+    text = (
+        "The numbers are what each part of the network adds to the score: the lower, the more "
+        "suspicious. A bar compares a part that lowers the score with the one that lowers it most."
+    )
+    cards = [_card(suspect) for suspect in suspects]
+    return Section("gallery", "Images", [text, Cards("Lowest p-values first", cards)])
+
+
+def _card(suspect: Suspect) -> Card:
+    least = min(suspect.contributions.values(), default=0.0)
+    bars = [
+        (
+            name,
+            f"{added:.1f}" if least < 0 else f"{added:.2f}",
+            round(100 * max(0.0, added / least), 1) if least < 0 else 0.0,
+        )
+        for name, added in suspect.contributions.items()
+    ]
+    answer = f"{suspect.label}, {suspect.confidence:.0%} sure"
+    return Card(suspect.image, answer, suspect.path, f"p = {suspect.p_value:.2g}", bars)
+
+
+def _reasons(suspects: Sequence[Suspect]) -> Section:
+    """The least covered neurons of each image, for those who look into the network."""
+    lines = [
+        f"{suspect.path}: "
+        + "; ".join(f"{n} {', '.join(map(str, found))}" for n, found in suspect.neurons.items())
+        for suspect in suspects
+        if suspect.neurons
+    ]
+    text = "The neurons of each layer whose activations were seen least often in training:"
+    return Section("neurons", "Least covered neurons", [text, Bullets(lines)])

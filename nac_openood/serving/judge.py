@@ -1,0 +1,60 @@
+"""From the bytes of an image to an answer, without HTTP."""
+
+from __future__ import annotations
+
+import io
+from typing import Optional
+
+from PIL import Image
+from torch import Tensor
+
+from nac_openood.detector.verdicts import ALPHA, checked_alpha
+from nac_openood.errors import NACError
+from nac_openood.serving.limits import MAX_PIXELS
+from nac_openood.sources.decoding import COMMON_FORMATS, rgb_image
+from nac_openood.sources.fitted import Deployed
+from nac_openood.sources.judged import Judged, judge_batch
+
+
+class Judge:
+    """Judges images that somebody sends.
+
+    Args:
+        deployed: a fitted and calibrated detector, and the transform of its images.
+        alpha: the p-value at or below which an image is out-of-distribution.
+        max_pixels: the largest image that is decoded.
+    """
+
+    def __init__(
+        self, deployed: Deployed, *, alpha: float = ALPHA, max_pixels: int = MAX_PIXELS
+    ) -> None:
+        self.deployed, self.alpha, self.max_pixels = deployed, checked_alpha(alpha), max_pixels
+
+    def tensor(self, content: bytes) -> Tensor:
+        """Decode and transform an image; may be called from several threads.
+
+        Raises:
+            ImageError: the bytes are no image that is accepted.
+        """
+        image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=self.max_pixels)
+        made = self.deployed.transform(image)
+        if not isinstance(made, Tensor):
+            raise NACError(
+                f"`transform` must turn an image into a tensor, but returned "
+                f"{type(made).__name__}. End it with ToTensor()."
+            )
+        return made
+
+    def answers(self, batch: Tensor) -> list[Judged]:
+        """Judge transformed images `[batch, ...]` in one pass over the network."""
+        return judge_batch(self.deployed, batch, [""] * len(batch), alpha=self.alpha)
+
+    def warm_up(self) -> Optional[str]:
+        """Judge a gray image, so that the first request need not wait; why it failed, if it did."""
+        content = io.BytesIO()
+        Image.new("RGB", (64, 64), (128, 128, 128)).save(content, "PNG")
+        try:
+            self.answers(self.tensor(content.getvalue())[None])
+        except Exception as error:  # of somebody's transform or network
+            return str(error) or type(error).__name__
+        return None

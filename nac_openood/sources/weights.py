@@ -1,0 +1,105 @@
+"""Weights of a network out of a checkpoint file, without running code in it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, Mapping, Union
+
+import torch
+from torch import Tensor, nn
+
+from nac_openood.errors import NACError
+from nac_openood.sources.domainbed import allowed_content, plain_state
+
+#: Prefixes of the keys of a wrapped network.
+_PREFIXES = ("module.", "_orig_mod.")
+#: Where training scripts keep the state dict among other things.
+_PLACES = ("state_dict", "model_state_dict", "model_dict", "model", "net")
+_SHOWN = 4
+
+
+def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
+    """Load a checkpoint into `net`, in evaluation mode; code in the file is not run.
+
+    The file holds a state dict, alone or under `state_dict`, with or without the prefix `module.`
+    that `DataParallel` adds, as PyTorch or safetensors write it; or it is a checkpoint of DomainBed
+    with a linear classifier.
+
+    Raises:
+        NACError: the file is missing or damaged, or does not fit; the message names the keys.
+    """
+    state = {_bare(key): value for key, value in _read_state(Path(path)).items()}
+    wanted = net.state_dict()
+    state = dict(plain_state(state, wanted))
+    missing = [key for key in wanted if key not in state]
+    unexpected = [key for key in state if key not in wanted]
+    shapes = [
+        f"{key} {list(state[key].shape)} instead of {list(value.shape)}"
+        for key, value in wanted.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    found = [f"{what}: {_some(keys)}" for what, keys in problems.items() if keys]
+    if found:
+        raise NACError(
+            f"{path} does not fit {type(net).__name__}: {'; '.join(found)}. Expected weights of "
+            "this architecture with this number of classes: check `arch` and the data."
+        )
+    net.load_state_dict(state)
+    return net.eval()
+
+
+def _read_state(path: Path) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise NACError(f"there is no checkpoint {path}.")
+    content = _safetensors(path) if path.suffix == ".safetensors" else _pytorch(path)
+    for key in _PLACES:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
+        found = (
+            sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
+        )
+        raise NACError(
+            f"{path}: expected a state dict of tensors, or {{'state_dict': ...}}; got {found}."
+        )
+    return content
+
+
+def _pytorch(path: Path) -> Any:
+    try:
+        with allowed_content():
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise NACError(
+            f"{path} holds more than tensors and is not loaded, because it could run code. Save "
+            "net.state_dict() instead; of a DomainBed checkpoint that you trust, its 'model_dict' "
+            "alone."
+        ) from error  # whose own message advises to run the code
+    except Exception as error:  # on a broken file torch's reader may raise anything
+        raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
+
+
+def _safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
+
+
+def _bare(key: str) -> str:
+    while key.startswith(_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _some(keys: list[str]) -> str:
+    more = len(keys) - _SHOWN
+    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,53 @@
+"""A MkDocs hook: the pages of the site that are made while it is built, and so are never outdated.
+
+`mkdocs.yml` names this file; `make docs` builds the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from nac_openood.cli import build_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to those in docs/."""
+    pages = {
+        "command_line.md": command_line(),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep options such as `--arch` on one line: browsers break lines after hyphens."""
+    return re.sub(
+        r"(<code>)(--?[a-z][\w-]*)", r'\1<span style="white-space: nowrap">\2</span>', html
+    )
+
+
+def command_line() -> str:
+    """The help of `nac-openood` and of each of its commands, as a page."""
+    # argparse wraps its text to the width of the terminal, and colors it since Python 3.14.
+    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1"}):
+        parser, commands = build_parser()
+        parts = ["# Command line", _block(parser.format_help())]
+        for name, command in commands.items():
+            parts += [f"## nac-openood {name}", _block(command.format_help())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"

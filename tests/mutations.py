@@ -1,0 +1,188 @@
+"""Damage of all kinds: to bytes, to texts, to JSON and YAML values, to tensors.
+
+Each function takes a seeded `random.Random` and returns a changed copy; what it returns may be
+equal to what it was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from random import Random
+from typing import Any, Callable, Iterator
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nac_openood import files
+from nac_openood.seals import SEAL, SealedPart, sealed
+
+#: Values of the wrong type or size, for whatever stands in a document.
+ODD: list[Any] = [
+    None, True, False, "", "abc", "no", "False", "nan", "²", "--5", "-1", "1e400", "\u202e", "a" * 500,
+    0, -1, 1, 2, 2**31, 2**63, 10**40, -0.5, 0.5, 1e-320, 1e308, float("nan"), float("inf"),
+    [], {}, [1], ["a", None], {"a": 1}, {"": []}, [[[[[]]]]], [0.1, 0.2, 0.3], {"layers": None},
+]  # fmt: skip
+_TOKENS = ("\0", "\n", "\t", " ", ":", "- ", "{", "}", "[", "]", '"', "'", "#", ",", "&a ", "*a", "!!",
+           "---", "%", "é", "\ufeff", "\r", "0", "9" * 30, "null", "../", "/")  # fmt: skip
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+          torch.uint8, torch.bool)  # fmt: skip
+
+
+def bytes_mutated(rng: Random, content: bytes) -> bytes:
+    """Flipped, lost, repeated, moved and foreign bytes."""
+    found = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 8))):
+        size = len(found)
+        at, end = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
+        how = rng.randrange(9)
+        if how <= 2 and size:
+            place = rng.randrange(min(size, rng.choice((16, 400, size))))
+            found[place] ^= 1 << rng.randrange(8)
+        elif how == 3 and size:
+            found[rng.randrange(size)] = rng.randrange(256)
+        elif how == 4:
+            del found[at : min(end, at + rng.choice((1, 4, size)))]
+        elif how == 5:
+            found[at:at] = found[at : min(end, at + 64)]
+        elif how == 6:
+            found[at:at] = rng.randbytes(rng.choice((1, 3, 100)))
+        elif how == 7:
+            del found[rng.randrange(size + 1) :]
+        else:
+            found[at:end] = bytes(end - at)
+    return bytes(found)
+
+
+def text_mutated(rng: Random, text: str) -> str:
+    """Lines lost, repeated and swapped; characters and tokens that do not belong there."""
+    lines = text.split("\n")
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        how, line = rng.randrange(6), rng.randrange(len(lines))
+        place = rng.randrange(len(lines[line]) + 1)
+        if how == 0 and len(lines) > 1:
+            del lines[line]
+        elif how == 1:
+            lines.insert(rng.randrange(len(lines) + 1), lines[line])
+        elif how == 2:
+            other = rng.randrange(len(lines))
+            lines[line], lines[other] = lines[other], lines[line]
+        elif how == 3:
+            lines[line] = lines[line][:place] + rng.choice(_TOKENS) + lines[line][place:]
+        elif how == 4:
+            lines[line] = lines[line][:place] + lines[line][place + 1 :]
+        else:
+            words = lines[line].split(" ")
+            words[rng.randrange(len(words))] = str(rng.choice(ODD))
+            lines[line] = " ".join(words)
+    return "\n".join(lines)
+
+
+def value_mutated(rng: Random, value: Any) -> Any:
+    """A JSON value in which entries are of another type, missing, renamed, new or swapped."""
+    found = copy.deepcopy(value)
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        places = list(_places(found))
+        if not places:
+            return rng.choice(ODD)
+        parent, key = rng.choice(places)
+        how = rng.randrange(8)
+        if how <= 3:
+            parent[key] = copy.deepcopy(rng.choice(ODD))
+        elif how == 4:
+            del parent[key]
+        elif how == 5 and isinstance(parent, dict):
+            parent[f"{key}_"] = parent.pop(key)
+        elif how == 6:
+            other, name = rng.choice(places)
+            if name in other if isinstance(other, dict) else name < len(other):
+                parent[key] = copy.deepcopy(other[name])
+        elif isinstance(parent[key], (int, float)) and not isinstance(parent[key], bool):
+            parent[key] = -parent[key] * rng.choice((1, 2, 1e9))
+        else:
+            parent[key] = [parent[key]]
+    return found
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) in a JSON value."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
+
+
+def tensors_mutated(rng: Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors missing, new, renamed, swapped, of another type, shape, sign, or not finite."""
+    found = {name: tensor.clone() for name, tensor in tensors.items()}
+    name = rng.choice(sorted(found))
+    tensor = found[name]
+    how = rng.randrange(9)
+    if how == 0:
+        del found[name]
+    elif how == 1:
+        found[rng.choice(("extra", f"{name}/more", "rule/x"))] = tensor.clone()
+    elif how == 2:
+        other = rng.choice(sorted(found))
+        found[name], found[other] = found[other].clone(), tensor.clone()
+    elif how == 3:
+        found[name] = tensor.to(rng.choice(_TYPES))
+    elif how == 4:
+        found[name] = rng.choice(
+            (tensor[None], tensor.flatten(), tensor[:0] if tensor.ndim else tensor)
+        )
+    elif how == 5:
+        found[name] = tensor[: len(tensor) // 2].clone() if tensor.ndim else -tensor
+    elif how == 6:
+        found[name] = tensor * rng.choice((-1, 2, 0))
+    elif tensor.numel():
+        odd = (
+            [float("nan"), float("inf"), -1.0, 1e30] if tensor.is_floating_point() else [-1, 0, 99]
+        )
+        tensor.view(-1)[rng.randrange(tensor.numel())] = rng.choice(odd)
+    return {key: each.contiguous() for key, each in found.items()}
+
+
+def mutate_bytes(rng: Random, path: Path) -> None:
+    """Damage a file; what the machine or a program may do to it by accident."""
+    path.write_bytes(bytes_mutated(rng, path.read_bytes()))
+
+
+def mutate_document(rng: Random, path: Path) -> None:
+    """Change a JSON file on purpose, with a checksum that is right, or without one."""
+    document = json.loads(path.read_text())
+    checked = document.pop(SEAL, None) is not None
+    changed = value_mutated(rng, document)
+    if isinstance(changed, dict) and checked and rng.random() < 0.8:
+        changed = sealed(changed)
+    path.write_text(json.dumps(changed))
+
+
+def mutate_tensors(rng: Random, path: Path) -> None:
+    """Change tensors or metadata of a file on purpose, with a checksum that is right, or none."""
+    with safe_open(path, "pt") as opened:
+        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        metadata = opened.metadata()
+    about = json.loads(metadata["about"])
+    if rng.random() < 0.5:
+        tensors = tensors_mutated(rng, tensors)
+    else:
+        about = value_mutated(rng, about)
+    parts = {name: SealedPart.of(tensor) for name, tensor in tensors.items()}
+    changed = files.metadata_of(metadata["kind"], int(metadata["version"]), about, parts)
+    if rng.random() < 0.3:
+        del changed[SEAL]
+    save_file(tensors, path, metadata=changed)
+
+
+#: How a file can be changed, by what it holds.
+MUTATE: dict[str, Callable[[Random, Path], None]] = {
+    "bytes": mutate_bytes,
+    "document": mutate_document,
+    "tensors": mutate_tensors,
+}

@@ -1,0 +1,107 @@
+"""Somebody's own network, weights, transform and image folders, as the command line meets them.
+
+Four classes are four colors, OOD images are stripes; the network is trained for a second or two.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+COLORS = {
+    "bluejay": (40, 80, 220),
+    "cardinal": (220, 40, 50),
+    "goldfinch": (230, 210, 40),
+    "parrot": (40, 190, 60),
+}
+SIZES = {"train": 60, "val": 30, "test": 20}
+TRANSFORM = "resize: 36\ncrop: 32\nmean: [0.5, 0.5, 0.5]\nstd: [0.25, 0.25, 0.25]\n"
+CODE = """
+from torch import nn
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+
+def block(wide_in, wide):
+    return nn.Sequential(nn.Conv2d(wide_in, wide, 3, 2, 1), nn.BatchNorm2d(wide), nn.ReLU())
+
+
+class Net(nn.Module):
+    def __init__(self, n_classes):
+        super().__init__()
+        self.stem, self.middle, self.top = block(3, 8), block(8, 16), block(16, 16)
+        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        return self.head(self.pool(self.top(self.middle(self.stem(x)))).flatten(1))
+
+
+def make(n_classes):
+    return Net(n_classes)
+
+
+def four():
+    return Net(4)
+
+
+def broken(n_classes):
+    return Net(n_classes, depth=3)
+
+
+def to_tensor():
+    return transforms.Compose([transforms.Resize(32), transforms.ToTensor()])
+
+
+def birds(transform):
+    return ImageFolder("birds/train", transform)
+"""
+
+
+def fill(folder: Path) -> None:
+    """Write net.py, net.pt, transform.yml, birds/{train,val,test}/CLASS/*.png and stripes/."""
+    rng = np.random.default_rng(0)
+    (folder / "net.py").write_text(CODE)
+    (folder / "transform.yml").write_text(TRANSFORM)
+    for part, count in SIZES.items():
+        for name, color in COLORS.items():
+            place = folder / "birds" / part / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                noise = rng.normal(0, 30, (36, 36, 3)) + rng.normal(0, 25, 3)
+                _save(np.array(color) + noise, place / f"{number}.png")
+    (folder / "stripes").mkdir()
+    for number in range(20):
+        wave = 120 * np.sin(np.arange(36) * rng.uniform(0.8, 2.5))[:, None, None]
+        _save(128 + np.broadcast_to(wave, (36, 36, 3)), folder / "stripes" / f"{number}.png")
+    torch.save(_trained(folder).state_dict(), folder / "net.pt")
+
+
+def _save(pixels: np.ndarray, path: Path) -> None:
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+
+
+def _trained(folder: Path) -> torch.nn.Module:
+    from nac_openood.sources.image_settings import read_settings
+    from nac_openood.sources.labelled import labelled_samples
+    from nac_openood.sources.networks import build
+
+    images = labelled_samples(
+        folder / "birds/train", read_settings(folder / "transform.yml").transform()
+    )
+    x = torch.stack([images[i]["data"] for i in range(len(images))])
+    y = torch.from_numpy(images.labels)
+    torch.manual_seed(0)
+    net = build(f"{folder / 'net.py'}:make", len(COLORS)).train()
+    steps = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(40):
+        steps.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        steps.step()
+    for name in [name for name in sys.modules if name.startswith("nac_user_net_")]:
+        del sys.modules[name]  # the folder is renamed when it is complete
+    return net.eval()

@@ -1,0 +1,100 @@
+"""A small detector behind the service, images that it tells apart, and a server in a thread."""
+
+import http.client
+import io
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from conftest import SmallNet
+from PIL import Image
+from torchvision import transforms
+
+from nac_openood import NACDetector
+from nac_openood.serving.judge import Judge
+from nac_openood.serving.server import listening_socket, server
+from nac_openood.sources.fitted import Deployed
+
+SIDE = 12
+TRANSFORM = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
+CLASSES = ("ant", "bee", "cat", "dog")
+
+
+def picture(seed, side=SIDE):
+    """Noise whose colors depend on the seed."""
+    generator = np.random.default_rng(seed)
+    base = generator.uniform(0, 255, size=3)
+    noise = generator.normal(0, 40, size=(side, side, 3))
+    return Image.fromarray((base + noise).clip(0, 255).astype(np.uint8))
+
+
+def encoded(image, kind="PNG", **options):
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def toy_detector():
+    torch.manual_seed(0)
+    net = SmallNet().eval()
+    images = torch.stack([TRANSFORM(picture(seed)) for seed in range(400)])
+    labels = torch.arange(len(images)) % 4
+    detector = NACDetector(net, "auto", rule="nac_plus")
+    detector.fit([(images[:250], labels[:250])]).calibrate([images[250:]])
+    detector.classes_ = CLASSES
+    return detector
+
+
+def toy_judge(**options):
+    return Judge(Deployed(toy_detector(), TRANSFORM), **options)
+
+
+def with_transform(judge, transform, **options):
+    return Judge(Deployed(judge.deployed.detector, transform), **options)
+
+
+@contextmanager
+def running(judge, limits=None, access=None):
+    """The service on a real socket: (host, port) of it."""
+    opened = listening_socket("127.0.0.1", 0)
+    serving = server(judge, limits=limits, access=access)
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        yield opened.getsockname()[:2], serving
+    finally:
+        serving.should_exit = True
+        thread.join(20)
+        opened.close()
+        assert not thread.is_alive()
+
+
+@contextmanager
+def connected(address):
+    """An HTTP client on one connection."""
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def exchange(address, *pieces, half_close=False, timeout=10):
+    """Send pieces of bytes, numbers are pauses in seconds; everything that comes back."""
+    with socket.create_connection(address, timeout=timeout) as connection:
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                connection.sendall(piece)
+            else:
+                time.sleep(piece)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while True:
+            more = connection.recv(65536)
+            if not more:
+                return found
+            found += more

@@ -1,0 +1,139 @@
+"""Micro-batching alone: who gets what, when a batch starts, and how it ends."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+
+from nac_openood.serving.batcher import Batcher, ClosedError, FullError
+
+
+def numbers(*values):
+    return [torch.tensor([float(value)]) for value in values]
+
+
+class Work:
+    """Doubles numbers, notes the batches, waits at the gate, and cannot stand negative ones."""
+
+    def __init__(self, opened=True):
+        self.batches, self.gate = [], threading.Event()
+        if opened:
+            self.gate.set()
+
+    def __call__(self, batch):
+        assert self.gate.wait(30)
+        self.batches.append(len(batch))
+        if (batch < 0).any():
+            raise ValueError("negative")
+        return [2 * value for value in batch.flatten().tolist()]
+
+
+def run(work, test, **options):
+    async def main():
+        settings = {"max_batch": 4, "max_wait": 0.01, "max_queue": 20, **options}
+        batcher = Batcher(work, **settings)
+        await batcher.start()
+        try:
+            return await test(batcher)
+        finally:
+            work.gate.set()
+            await batcher.close()
+
+    return asyncio.run(main())
+
+
+def test_results_go_to_their_callers_in_order():
+    async def test(batcher):
+        calls = [batcher.results(numbers(*range(10 * n, 10 * n + 3))) for n in range(6)]
+        return await asyncio.gather(*calls)
+
+    work = Work()
+    found = run(work, test)
+    assert found == [[2.0 * v for v in range(10 * n, 10 * n + 3)] for n in range(6)]
+    assert sum(work.batches) == 18 and max(work.batches) == 4
+
+
+def test_nobody_fails_for_another():
+    async def test(batcher):
+        calls = [batcher.results(numbers(v)) for v in (1, -1, 3)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    good, bad, other = run(Work(), test)
+    assert (good, other) == ([2.0], [6.0]) and isinstance(bad, ValueError)
+
+
+def test_a_batch_waits_for_others_but_not_for_long():
+    async def test(batcher):
+        first = asyncio.create_task(batcher.results(numbers(1)))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(batcher.results(numbers(2)))
+        return await first, await second
+
+    together, apart = Work(), Work()
+    assert run(together, test, max_wait=5, max_batch=2) == ([2.0], [4.0])
+    assert together.batches == [2], "a full batch starts at once"
+    start = time.monotonic()
+    run(apart, test, max_wait=0.001)
+    assert apart.batches == [1, 1] and time.monotonic() - start < 5
+
+
+def test_who_gives_up_leaves_the_queue():
+    async def test(batcher):
+        first = asyncio.create_task(batcher.results(numbers(1)))
+        await asyncio.sleep(0.1)  # at work, behind the gate
+        second = asyncio.create_task(batcher.results(numbers(2, 3)))
+        third = asyncio.create_task(batcher.results(numbers(4)))
+        await asyncio.sleep(0.05)
+        assert len(batcher) == 3
+        second.cancel()
+        await asyncio.wait({second})
+        assert len(batcher) == 1
+        work.gate.set()
+        return await first, await third
+
+    work = Work(opened=False)
+    assert run(work, test) == ([2.0], [8.0]) and work.batches == [1, 1]
+
+
+def test_the_queue_has_an_end():
+    async def test(batcher):
+        first = asyncio.create_task(batcher.results(numbers(1)))
+        await asyncio.sleep(0.1)
+        rest = asyncio.create_task(batcher.results(numbers(*range(20))))
+        await asyncio.sleep(0)
+        with pytest.raises(FullError):
+            await batcher.results(numbers(1))
+        work.gate.set()
+        return len(await first + await rest)
+
+    work = Work(opened=False)
+    assert run(work, test) == 21
+
+
+def test_closing_answers_what_waits_and_takes_no_more():
+    async def main():
+        batcher = Batcher(Work(), max_batch=2, max_wait=5, max_queue=9)
+        with pytest.raises(ClosedError):
+            await batcher.results(numbers(1))
+        await batcher.start()
+        waiting = asyncio.create_task(batcher.results(numbers(1, 2, 3)))
+        await asyncio.sleep(0)
+        await batcher.close()
+        assert await waiting == [2.0, 4.0, 6.0]
+        with pytest.raises(ClosedError):
+            await batcher.results(numbers(1))
+
+    asyncio.run(main())
+
+
+def test_work_that_loses_a_result_is_an_error():
+    async def test(batcher):
+        return await asyncio.gather(batcher.results(numbers(1)), return_exceptions=True)
+
+    work = Work()
+    lossy = lambda batch: work(batch)[1:]  # noqa: E731
+    lossy.gate = work.gate
+    (found,) = run(lossy, test)
+    assert isinstance(found, RuntimeError) and "1 images got 0 results" in str(found)

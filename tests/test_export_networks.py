@@ -1,0 +1,92 @@
+"""Exported networks of all kinds: ONNX Runtime and torch.export give what Python gives."""
+
+import minibench
+import pytest
+import timm
+import torch
+from exported import FORMATS, check_equal, data, fitted, opened
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from nac_openood import NACDetector
+from nac_openood.detector.program import DetectorProgram
+from nac_openood.sources.small_networks import SmallResNet
+
+
+def small_resnet():
+    return SmallResNet(4)
+
+
+def torchvision_resnet():
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
+def timm_vit():
+    return timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=4,
+    )  # fmt: skip
+
+
+def check_same_function(detector, images):
+    """Before another runtime rounds anything, what is exported is the detector to the last bits."""
+    expected = detector.judge(images)
+    program = DetectorProgram(
+        detector.net, detector.places, detector.rule_, detector.pvalues_, alpha=0.05, portable=True
+    )
+    with torch.no_grad():
+        found = program(images)
+    for name in ("score", "p_value"):
+        wanted = getattr(expected, name)
+        assert torch.allclose(found[name], wanted, rtol=0, atol=1e-12, equal_nan=True), name
+    assert torch.equal(found["decision"], expected.out())
+
+
+@pytest.mark.parametrize(
+    ("build", "layers"),
+    [
+        (small_resnet, ["layer3"]),
+        (torchvision_resnet, ["avgpool", "layer2"]),
+        (timm_vit, ["blocks.2.norm2"]),
+    ],
+)
+def test_programs_equal_the_detector(build, layers, tmp_path):
+    torch.manual_seed(0)
+    net = build()
+    with torch.no_grad():
+        for module in net.modules():  # random weights that tell samples apart
+            if isinstance(module, nn.Linear):
+                module.weight.mul_(5)
+    detector = fitted(net, layers=layers)
+    images = torch.cat([x for x, _ in data(60, 2, (3, 32, 32))])
+    images[30:] *= 3  # some of them unusual
+    images[7, 0, 0, 0] = float("nan")
+    check_same_function(detector, images)
+    for suffix in FORMATS:
+        path = tmp_path / f"detector{suffix}"
+        detector.export(path, images[:4])
+        program = opened(path)
+        check_equal(program(images), detector, images, 0 if suffix == ".pt2" else 1)
+        assert len(program(images[:1])["score"]) == 1  # any batch size
+
+
+@pytest.mark.bench
+def test_a_trained_network(bench, tmp_path):
+    folder, root = bench
+
+    def thin(name, n):
+        images = minibench.loader(root, name).dataset
+        step = len(images) // n
+        return DataLoader(Subset(images, range(0, n * step, step)), batch_size=50)
+
+    detector = NACDetector(minibench.trained(folder), "auto", rule="nac_plus")
+    detector.fit(thin("train_cifar10", 60)).calibrate(thin("val_cifar10", 100))
+    images = torch.cat(
+        [batch["data"] for batch in (*thin("test_cifar10", 15), *thin("test_texture", 15))]
+    )
+    check_same_function(detector, images)
+    for suffix in FORMATS:
+        path = tmp_path / f"detector{suffix}"
+        detector.export(path, images[:4])
+        check_equal(opened(path)(images), detector, images, 0 if suffix == ".pt2" else 1)

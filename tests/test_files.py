@@ -1,0 +1,37 @@
+"""Documents: JSON files with a format, and what is said of those that cannot be read."""
+
+import pytest
+
+from nac_openood.benchmark.run.results import Results
+from nac_openood.errors import FileError
+from nac_openood.evaluation.leave_one_out import RankedRuns
+from nac_openood.evaluation.ranking import Ranking
+from nac_openood.files import read_document, write_json
+from nac_openood.search.stored import ReadingSet
+
+DOCUMENTS = {
+    Results: ("results.json", "expected the folder of a comparison", "Repeat the comparison"),
+    Ranking: ("ranking.json", "expected the folder of a ranking", "Rank again"),
+    RankedRuns: ("results.json", "expected the folder of a ranking", "Rank again"),
+    ReadingSet: ("readings.json", "holds no complete set of readings", "save its readings again"),
+}
+
+
+def test_a_document_is_read_without_its_format(tmp_path):
+    write_json(tmp_path / "x.json", {"format": 1, "a": [1, None]})
+    found = read_document(tmp_path / "x.json", 1, dict, missing="", again="")
+    assert found == {"a": [1, None]}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_read_is_told_with_a_way_out(kind, tmp_path):
+    name, missing, again = DOCUMENTS[kind]
+    with pytest.raises(FileError, match=missing):
+        kind.load(tmp_path)
+    for damaged in (b"{", b"[]", b"\xff", b"{}", b'{"format": 1}', b'{"format": "1"}'):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(FileError, match=rf"{name} is damaged \(.*\)\. .*{again}\."):
+            kind.load(tmp_path)
+    write_json(tmp_path / name, {"format": 9})
+    with pytest.raises(FileError, match="has format 9; this nac_openood reads up to 1. Upgrade it"):
+        kind.load(tmp_path)

@@ -1,0 +1,363 @@
+"""`nac-openood fit` and `nac-openood score`: from folders of images to decisions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from nac_openood import NACDetector
+from nac_openood.cli import main
+from nac_openood.detector.store import notes_of
+from nac_openood.sources.fitted import load_fitted
+from nac_openood.sources.networks import build, network_of
+
+NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
+DATA = ["--train", "birds/train", "--val", "birds/val"]
+HEADER = "path,class,confidence,score,p_value,decision"
+
+
+@pytest.fixture(scope="module")
+def place(own_place, tmp_path_factory):
+    """A copy of `own_place` with a detector, birds.nac."""
+    place = tmp_path_factory.mktemp("fitted") / "place"
+    shutil.copytree(own_place, place)
+    before = os.getcwd()  # noqa: PTH109
+    os.chdir(place)
+    try:
+        given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
+        assert main(["fit", *given, "--out", "birds.nac", "--device", "cpu"]) == 0
+    finally:
+        os.chdir(before)
+    return place
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    return place
+
+
+def fit(*arguments):
+    return main(["fit", *arguments, "--device", "cpu"])
+
+
+def score(*arguments):
+    return main(["score", "--detector", "birds.nac", *NETWORK, "--device", "cpu", *arguments])
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ---- fit
+
+
+def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
+    out = tmp_path / "any.extension"
+    given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
+    assert fit(*given, "--alpha", "0.1", "--out", str(out)) == 0
+    caught = capsys.readouterr()
+    lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
+    assert lines["layers"] == "stem.2, middle (found by running the network)"
+    assert lines["accuracy"] == "100.0% of 120 validation samples"
+    assert lines["threshold"].endswith("that is p <= 0.1") and caught.err == ""
+    assert "alarms  p <= 0.1: " in caught.out and "of 80 samples" in caught.out
+    det = NACDetector.load(out, network_of("net.py:make", 4, "net.pt"))
+    assert det.classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
+    assert det.rule == "nac_plus" and det.calibrated_
+    assert notes_of(out)["arch"] == "net.py:make"
+    assert notes_of(out)["transform"].startswith("resize: 36\ncrop: 32")
+    threshold = float(lines["threshold"].split("<= ")[1].split(",")[0])
+    p = det._p_values()
+    # what is printed is rounded, so it may be on the other side of one of 120 scores
+    assert p(torch.tensor(threshold).double()) == pytest.approx(0.1, abs=1 / 120)
+
+
+def test_fit_holds_out_validation_images(here, tmp_path, capsys):
+    given = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
+    assert fit(*given, "--rule", "nac", "--layers", "pool", "--out", str(tmp_path / "d")) == 0
+    caught = capsys.readouterr()
+    assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
+    assert "not measured: give --test" in caught.out
+    assert NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt")).rule == "nac"
+
+
+def test_suspicious_fits_are_told(here, tmp_path, capsys):
+    torch.manual_seed(3)
+    net = network_of("net.py:make", 4)
+    torch.save(net.state_dict(), tmp_path / "random.pt")
+    out = ["--out", str(tmp_path / "d"), "--transform", "transform.yml"]
+    given = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "random.pt")]
+    assert fit(*given, *DATA, *out) == 0
+    assert "no better than chance (25.0%). Check the weights" in capsys.readouterr().err
+
+    # the head's classes in another order than the folders
+    state = torch.load("net.pt", weights_only=True)
+    for name in ("head.weight", "head.bias"):
+        state[name] = state[name].roll(1, 0)
+    torch.save(state, tmp_path / "rolled.pt")
+    assert (
+        fit("--arch", "net.py:make", "--checkpoint", str(tmp_path / "rolled.pt"), *DATA, *out) == 0
+    )
+    told = capsys.readouterr().err
+    assert "right on 0.0% of validation samples, but would be on 100.0% if its classes" in told
+
+    # test images that are not like the validation images
+    given = [*NETWORK, *DATA, "--test", str(tmp_path / "odd")]
+    for name in ("bluejay", "cardinal"):
+        shutil.copytree("stripes", tmp_path / "odd" / name)
+    assert fit(*given, *out) == 0
+    assert "100.0% of test samples are called out-of-distribution, clearly more" in (
+        capsys.readouterr().err
+    )
+
+
+def test_validation_images_that_are_training_images_are_told(here, tmp_path, capsys):
+    given = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
+    assert fit(*given, "--val", "birds/../birds/train", "--out", str(tmp_path / "d")) == 0
+    assert "240 validation images are training images, too" in capsys.readouterr().err
+
+
+def test_fit_without_images_that_cannot_be_read(here, tmp_path, capsys):
+    shutil.copytree("birds/train", tmp_path / "train")
+    (tmp_path / "train/parrot/bad.png").write_text("no image")
+    given = [*NETWORK, "--transform", "transform.yml", "--train", str(tmp_path / "train")]
+    out = ["--val", "birds/val", "--out", str(tmp_path / "d")]
+    assert fit(*given, *out) == 1
+    assert "bad.png cannot be read" in capsys.readouterr().err
+    assert fit(*given, *out, "--skip-bad") == 0
+    told = capsys.readouterr().out
+    assert "left out of train: 1 of 241 images" in told and "fitted on     240" in told
+
+
+def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
+    for part, count in (("train", 8), ("val", 30)):
+        for name in ("bluejay", "cardinal"):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                shutil.copy(f"birds/{part}/{name}/{number}.png", folder)
+    given = ["--arch", "net.py:four", "--checkpoint", "net.pt", "--transform", "transform.yml"]
+    data = ["--train", str(tmp_path / "train"), "--val", str(tmp_path / "val")]
+    assert fit(*given, *data, "--out", str(tmp_path / "d")) == 0
+    told = capsys.readouterr().err
+    assert "the data has 2 classes and the network 4. Are these the images" in told
+    assert "2 of 2 classes have fewer than 10 fitting samples, as few as 8" in told
+    assert "calibrated on 60 samples only" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([*NETWORK, *DATA], "how images become the input of net.py:make: pass --transform"),
+        ([*NETWORK, *DATA, "--out", "no/folder/d"], "there is no folder no/folder"),
+        ([*NETWORK, *DATA, "--alpha", "5"], "--alpha must lie between 0 and 1, got 5.0"),
+        ([*NETWORK, *DATA, "--n-samples", "999"], "there are only 240 training samples"),
+        ([*NETWORK, *DATA, "--layers", "stemm"], "stemm"),
+        ([*NETWORK, "--train", "birds/train", "--val", "stripes"], "are in no class folder"),
+    ],
+)
+def test_errors_of_fit(here, tmp_path, arguments, told, capsys):
+    more = [] if "pass --transform" in told else ["--transform", "transform.yml"]
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "d")]
+    assert fit(*arguments, *more, *out) == 1
+    assert told in capsys.readouterr().err and not (tmp_path / "d").exists()
+
+
+# ---- score
+
+
+def test_a_table_and_nothing_else(here, capsys):
+    assert score("birds/test", "stripes") == 0
+    caught = capsys.readouterr()
+    assert caught.out.splitlines()[0] == HEADER and caught.err == ""
+    rows = table(caught.out)
+    paths = [row["path"] for row in rows]
+    assert len(rows) == 100 and paths[:80] == sorted(paths[:80])
+    det = NACDetector.load("birds.nac", network_of("net.py:make", 4, "net.pt"))
+    for row in rows:
+        assert (row["decision"] == "out") == (float(row["p_value"]) <= 0.05)
+        assert row["class"] in det.classes_ and 0 < float(row["confidence"]) <= 1
+    birds, stripes = rows[:80], rows[80:]
+    assert all(row["class"] in row["path"] for row in birds)
+    assert {row["decision"] for row in stripes} == {"out"}
+    assert sum(row["decision"] == "out" for row in birds) < 15
+    score_of = float(rows[0]["score"])
+    from nac_openood.sources.image_settings import read_settings
+    from nac_openood.sources.images import folder_images
+
+    images = folder_images("birds/test", read_settings("transform.yml").transform())
+    assert float(det.score(images[0]["data"][None])) == pytest.approx(score_of, rel=1e-5)
+
+
+def test_alpha_and_batch_size_and_workers(here, capsys):
+    def rows(*more):
+        assert score("birds/test", *more) == 0
+        return capsys.readouterr().out
+
+    plain = rows("--batch-size", "7")
+    assert rows("--batch-size", "7", "--workers", "2") == plain
+    strict = table(rows("--alpha", "0.9"))
+    assert [r["decision"] == "out" for r in strict] == [float(r["p_value"]) <= 0.9 for r in strict]
+    assert sum(r["decision"] == "out" for r in strict) > 40
+
+
+def test_json_lines_of_a_list_on_stdin(here, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("stripes/3.png\n\nbirds/test/parrot/1.png\r\n"))
+    assert score("--format", "jsonl", "stripes/1.png", "-") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["path"] for row in rows] == [
+        "stripes/1.png", "stripes/3.png", "birds/test/parrot/1.png",
+    ]  # fmt: skip
+    assert list(rows[0]) == HEADER.split(",") and rows[2]["class"] == "parrot"
+    assert isinstance(rows[0]["p_value"], float)
+
+
+def test_odd_names_are_quoted(here, tmp_path, capsys):
+    for name in ('a,"b.png', "line\nbreak.png", "ünï.png"):
+        shutil.copy("stripes/0.png", tmp_path / name)
+    assert score(str(tmp_path)) == 0
+    names = {os.path.basename(row["path"]) for row in table(capsys.readouterr().out)}  # noqa: PTH119
+    assert names == {'a,"b.png', "line\nbreak.png", "ünï.png"}
+
+
+def test_bad_files(here, tmp_path, capsys):
+    shutil.copy("stripes/0.png", tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:200])
+    (tmp_path / "c.png").write_text("no image")
+    given = [str(tmp_path), str(tmp_path / "missing.png")]
+    assert score(*given) == 1
+    told = capsys.readouterr().err
+    assert f"cannot read {tmp_path / 'b.png'} (" in told and "--skip-bad" in told
+    assert score(*given, "--skip-bad") == 0
+    caught = capsys.readouterr()
+    assert [row["path"] for row in table(caught.out)] == [str(tmp_path / "a.png")]
+    assert all(f"cannot read {tmp_path / name} (" in caught.err for name in ("b.png", "c.png"))
+    assert "missing.png (missing)" in caught.err
+    assert "left out 3 of 4 files, which cannot be read" in caught.err
+
+
+def test_what_the_users_code_prints_stays_out_of_the_table(here, tmp_path, capsys):
+    code = (here / "net.py").read_text() + "\nprint('hello from my code')\n"
+    (tmp_path / "loud.py").write_text(code)
+    given = ["--arch", f"{tmp_path}/loud.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
+    assert main(["score", "--detector", "birds.nac", *given, "stripes"]) == 0
+    caught = capsys.readouterr()
+    assert len(table(caught.out)) == 20 and caught.out.startswith(HEADER)
+    assert "hello from my code" in caught.err
+
+
+def test_a_closed_pipe_ends_quietly(here):
+    command = [sys.executable, "-m", "nac_openood", "score", "--detector", "birds.nac", *NETWORK]
+    with subprocess.Popen(
+        [*command, "--batch-size", "10", "--device", "cpu", "birds/train"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == f"{HEADER}\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0
+
+
+def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
+    page = tmp_path / "gallery.html"
+    assert score("birds/test", "stripes", "--gallery", str(page)) == 0
+    caught = capsys.readouterr()
+    rows = table(caught.out)
+    worst = sorted(rows, key=lambda row: float(row["score"]))[:24]
+    text = page.read_text()
+    places = [text.index(f'<div class="path">{row["path"]}</div>') for row in worst]
+    assert places == sorted(places) and text.count("data:image/png;base64,") == 24
+    out = sum(row["decision"] == "out" for row in rows)
+    assert f"{out} of 100 images are out-of-distribution (p &lt;= 0.05)" in text
+    assert "stem.2" in text and "Least covered neurons" in text
+    assert "24 most suspicious images" in caught.err
+
+
+# ---- the detector, its network and its transform belong together
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--checkpoint", "net.pt"], "a file cannot make code run"),
+        (["--arch", "net.py:make"], "was fitted on another network: it has the same architecture"),
+        ([*NETWORK, "--transform", "other.yml"], "was fitted with another transform than this one"),
+        ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with another transform"),
+        (["--arch", "resnet_embedded", "--checkpoint", "net.pt"], "does not fit SmallResNet"),
+        ([*NETWORK, "--alpha", "0"], "--alpha must lie between 0 and 1"),
+        ([*NETWORK, "--gallery", "no/folder/g.html"], "there is no folder no/folder"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(here, arguments, told, capsys):
+    (here / "other.yml").write_text("resize: 32\n")
+    given = ["score", "--detector", "birds.nac", "--device", "cpu", *arguments, "stripes"]
+    assert main(given) == 1
+    caught = capsys.readouterr()
+    assert told in caught.err and caught.out == ""
+
+
+def test_other_files_and_the_same_transform(here, tmp_path, capsys):
+    assert main(["score", "--detector", "net.pt", *NETWORK, "stripes"]) == 1
+    assert "net.pt is damaged or not a safetensors file" in capsys.readouterr().err
+    assert main(["score", "--detector", "nowhere", *NETWORK, "stripes"]) == 1
+    assert "there is no file nowhere" in capsys.readouterr().err
+    assert score("nowhere.png") == 1
+    assert "cannot read nowhere.png (missing)" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert score(str(tmp_path / "empty")) == 1
+    assert "holds no images" in capsys.readouterr().err
+    assert score("--transform", "transform.yml", "stripes/0.png") == 0
+
+
+def test_images_of_different_sizes(here, tmp_path, capsys):
+    (tmp_path / "loose.yml").write_text("resize: 32\n")
+    given = [*NETWORK, "--transform", str(tmp_path / "loose.yml"), *DATA]
+    assert fit(*given, "--out", str(tmp_path / "loose.nac")) == 0
+    Image.new("RGB", (80, 40)).save(tmp_path / "wide.png")
+    capsys.readouterr()
+    images = ["stripes/0.png", str(tmp_path / "wide.png")]
+    detector = ["score", "--detector", str(tmp_path / "loose.nac"), *NETWORK]
+    assert main([*detector, "--device", "cpu", *images]) == 1
+    assert (
+        "leaves images of different sizes, [3, 32, 32] and [3, 32, 64]" in capsys.readouterr().err
+    )
+
+
+def test_a_network_by_name_needs_no_arch(here, tmp_path, capsys):
+    torch.manual_seed(0)
+    torch.save(build("resnet_embedded", 4).state_dict(), tmp_path / "small.pt")
+    given = ["--checkpoint", str(tmp_path / "small.pt"), "--device", "cpu"]
+    out = str(tmp_path / "small.nac")
+    assert main(["fit", "--arch", "resnet_embedded", *given, *DATA, "--out", out]) == 0
+    capsys.readouterr()
+    assert main(["score", "--detector", out, *given, "stripes"]) == 0
+    assert len(table(capsys.readouterr().out)) == 20
+
+
+# ---- export
+
+
+def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
+    out = tmp_path / "birds.pt2"
+    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.1"]
+    assert main(["export", *given, "--out", str(out)]) == 0
+    assert "takes images [batch, 3, 32, 32]" in capsys.readouterr().out
+    program = torch.export.load(out).module()
+    deployed = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
+    with Image.open("stripes/3.png") as image:
+        x = deployed.transform(image.convert("RGB"))[None]
+    said, expected = program(x), deployed.detector.judge(x)
+    torch.testing.assert_close(said["p_value"], expected.p_value)
+    assert said["decision"].tolist() == [True]
+    assert main(["export", *given, "--out", "birds.pickle"]) == 1
+    assert "expected a name that ends in .onnx" in capsys.readouterr().err

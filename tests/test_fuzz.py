@@ -1,0 +1,128 @@
+"""Damaged inputs and files, a few of each kind; `scripts/fuzz.py` tries thousands."""
+
+import math
+import random
+
+import pytest
+from fuzz_case import FOREIGN, GOOD, HANG, OUTSIDE, REFUSED, Target, attempt
+from fuzz_targets import TARGETS
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import ODD, bytes_mutated, value_mutated
+
+from nac_openood.benchmark.run.results import Results
+from nac_openood.detector.config import NACConfig
+from nac_openood.errors import NACError
+from nac_openood.evaluation.ranking import Ranking
+from nac_openood.files import parse_json
+from nac_openood.seals import sealed, unsealed
+from nac_openood.structure import from_values
+from nac_openood.yaml_text import parse_yaml
+
+#: Cases per target, so that the whole file takes some seconds.
+CASES = {
+    "comparison, resumed": 1, "comparison, reported": 5, "analysis": 4, "ranking": 15,
+    "command line": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TARGETS, ids=lambda kind: kind.name)
+def test_damage_is_refused_healed_or_harmless(kind, tmp_path):
+    (tmp_path / "target").mkdir()
+    target = kind(tmp_path / "target")
+    for seed in range(CASES.get(kind.name, 40)):
+        outcome = attempt(target, seed, tmp_path / "cases" / str(seed))
+        assert outcome.verdict in GOOD, f"case {seed}: {outcome.verdict} {outcome.told}"
+
+
+class Wrong(Target):
+    """Does what no case may do."""
+
+    name, tried = "wrong", ""
+
+    def __init__(self, folder, do):
+        super().__init__(folder)
+        self.do = do
+
+    def case(self, rng, place):
+        return self.do(place)
+
+
+@pytest.mark.parametrize(
+    ("do", "verdict"),
+    [
+        (lambda place: 1 / 0, FOREIGN),
+        (lambda place: (place.parent / "elsewhere").write_text("x"), OUTSIDE),
+        (lambda place: (place.parent / "folder").mkdir(), OUTSIDE),
+        (lambda place: __import__("subprocess").run(["true"]), OUTSIDE),
+        (lambda place: __import__("pickle").loads(b"cos\nsystem\n."), OUTSIDE),
+        (lambda place: exec("while True: pass"), HANG),
+        (lambda place: parse_yaml("{"), REFUSED),
+        (lambda place: (place / "inside").write_text("x") and GOOD[1], GOOD[1]),
+    ],
+)
+def test_the_judge_can_be_strict(tmp_path, do, verdict, monkeypatch):
+    monkeypatch.setattr("fuzz_case.SECONDS", 0.2)
+    assert attempt(Wrong(tmp_path, do), 0, tmp_path / "case").verdict == verdict
+
+
+def test_a_seed_gives_the_same_damage():
+    first, again = (bytes_mutated(random.Random(3), b"abcdefgh" * 9) for _ in range(2))
+    assert first == again != b"abcdefgh" * 9
+
+
+# ---- anything at all, from hypothesis
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+JSON = st.recursive(
+    PLAIN | st.sampled_from(ODD),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_values_are_structures_or_refused(value):
+    for kind in (Results, Ranking):
+        with pytest.raises(NACError):
+            from_values(kind, value)
+
+
+@given(st.dictionaries(st.sampled_from(["postprocessor", "name", "APS_mode", "x"]), JSON))
+def test_configs_of_anything(document):
+    try:
+        found = NACConfig.from_dict(document)
+    except NACError:
+        return
+    assert NACConfig.from_dict(found.to_dict()) == found
+
+
+@given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
+def test_texts_of_anything(text):
+    for parse in (parse_json, parse_yaml):
+        try:
+            parse(text)
+        except NACError as error:
+            assert str(error)
+
+
+@given(st.dictionaries(st.text(), JSON), st.integers(0, 10**6))
+def test_a_seal_notices_every_change(document, seed):
+    document.pop("sha256", None)
+    whole = sealed(document)
+    changed = value_mutated(random.Random(seed), whole)
+    if not isinstance(changed, dict) or "sha256" not in changed or _same(changed, whole):
+        return
+    with pytest.raises(NACError, match="does not match its checksum"):
+        unsealed(changed)
+
+
+def _same(one, other):
+    """Equal, where NaN equals itself and 1 is not True."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return type(one) is type(other) and one == other and str(one) == str(other)

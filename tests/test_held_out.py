@@ -1,0 +1,122 @@
+"""Which training samples NAC+ sets aside, however the training set was dealt out."""
+
+import pytest
+import torch
+
+from nac_openood import NACError
+from nac_openood.core import held_out
+from nac_openood.core.held_out import MOST, HeldOut
+from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.plus import NACPlus
+from nac_openood.core.reading import Probed, Reading
+
+LAYERS = {"a": LayoutConfig()}
+
+
+def samples(n, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn(n, 4, generator=draw)
+    return Probed(torch.randn(n, 3, generator=draw), {"a": Reading(a)})
+
+
+def cut(whole, size):
+    """Batches with the number of their first sample."""
+    return [
+        (start, Probed(whole.logits[start : start + size],
+                       {"a": Reading(whole["a"].activation[start : start + size])}))
+        for start in range(0, len(whole.logits), size)
+    ]  # fmt: skip
+
+
+def fitted(numbered, seek=True):
+    rule = NACPlus(LAYERS)
+    for start, batch in numbered:
+        if seek:
+            rule.seek(start)
+        rule.update(batch)
+    return rule
+
+
+def same(one, other):
+    first, second = one.tensors(), other.tensors()
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def merged(rules):
+    total = NACPlus(LAYERS)
+    for rule in rules:
+        total.merge(rule)
+    return total
+
+
+def test_every_tenth_sample_is_set_aside_until_there_are_enough():
+    whole = samples(10 * MOST)
+    rule = fitted(cut(whole, 999), seek=False)
+    assert rule._held.n_samples == MOST and rule.n_samples == 10 * MOST
+    assert torch.equal(rule._held.readings.logits, whole.logits[9::10])
+    assert torch.equal(rule.tensors()["held/number"], torch.arange(9, 10 * MOST, 10))
+
+
+@pytest.mark.parametrize("n", [95, 10 * MOST + 30, 23_456])
+@pytest.mark.parametrize("world", [2, 5])
+def test_dealt_out_equals_one_pass(n, world):
+    batches = cut(samples(n), 37 if n < 1000 else 1500)
+    one = fitted(batches, seek=False)
+    ranks = [fitted(batches[rank::world]) for rank in range(world)]
+    assert same(merged(ranks), one) and same(merged(ranks[::-1]), one)
+    assert same(fitted(batches[::-1]), one)
+    assert one.n_samples == n and one._held.n_samples == min(n // 10, MOST)
+
+
+def test_many_samples_are_chosen_from_all_over_the_training_set(monkeypatch):
+    monkeypatch.setattr(held_out, "MOST", 50)
+    number = fitted(cut(samples(5000), 250)).tensors()["held/number"]
+    per_fifth = torch.histc(number.double(), 5, 0, 5000)
+    assert len(number) == 50 and (number % 10 == 9).all() and (per_fifth >= 4).all()
+
+
+def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
+    monkeypatch.setattr(held_out, "MOST", 30)
+    shards = [fitted(cut(samples(200, seed), 64), seek=False) for seed in range(4)]
+    one, other = merged(shards), merged(shards[::-1])
+    first, second = merged(shards[:2]), merged(shards[2:])
+    first.merge(second)
+    assert same(one, other) and same(one, first)
+    assert one._held.n_samples == 30 and one.n_samples == 800
+
+
+def test_merged_shards_go_on_counting():
+    batches = cut(samples(300), 50)
+    one, first, second = fitted(batches), fitted(batches[:2]), fitted(batches[2:4])
+    first.merge(second)
+    for _, batch in batches[4:]:
+        first.update(batch)
+    assert same(one, first)
+
+
+def test_a_restored_rule_goes_on_counting():
+    batches = cut(samples(300), 33)
+    begun = fitted(batches[:4])
+    again = NACPlus.restore(begun.settings(), begun.tensors())
+    for _, batch in batches[4:]:
+        again.update(batch)
+    assert same(again, fitted(batches))
+
+
+def test_broken_samples_of_a_shard_are_not_lost():
+    bad = samples(20)
+    bad.logits[3] = float("nan")
+    with pytest.raises(NACError, match="1 of 40 fitting samples have NaN or Inf"):
+        merged([fitted(cut(samples(20), 20)), fitted(cut(bad, 20))]).check()
+
+
+def test_files_without_numbers_and_damaged_ones():
+    tensors = fitted(cut(samples(100), 100))._held.tensors()
+    old = {name: tensor for name, tensor in tensors.items() if name != "held/number"}
+    assert torch.equal(
+        HeldOut.restore(old, LAYERS).tensors()["held/number"], tensors["held/number"]
+    )
+    for name in tensors:
+        with pytest.raises(NACError, match="do not fit together"):
+            HeldOut.restore({**tensors, name: tensors[name][1:]}, LAYERS)

@@ -1,0 +1,254 @@
+"""Everything that writes, interrupted at each step: the old file is whole, or the new one is."""
+
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from conftest import SmallNet
+from interruptions import ctrl_c, fault, full_disk, in_a_child, kill, small_files
+from PIL import Image
+from test_analysis import example
+
+from nac_openood import NACDetector, files
+from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
+from nac_openood.core.layer_config import IntegralConfig, LayerConfig
+from nac_openood.core.reading import Reading
+from nac_openood.demo.domains import DigitDomain, write_domains
+from nac_openood.demo.embedded import EmbeddedImages
+from nac_openood.demo.embedded_files import write_openood
+from nac_openood.demo.trained import _keep
+from nac_openood.detector.outcomes import Scores
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import FileError
+from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
+from nac_openood.evaluation.monitor import CoverageMonitor
+from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
+from nac_openood.report.analysis.write import write_finding
+from nac_openood.report.landscape import draw_landscape
+from nac_openood.report.ranked.write import write_ranked_tables
+from nac_openood.report.write import write_tables
+from nac_openood.search.output import write_config, write_report
+from nac_openood.search.result import Candidate, LayerPoint, SearchResult
+from nac_openood.search.stored import ReadingSet
+from nac_openood.sources.sets import Datasets
+from nac_openood.training import SaveCheckpoints
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and limits of the system")
+
+
+def net(number):
+    torch.manual_seed(number)
+    return SmallNet().eval()
+
+
+def pictures(number):
+    return torch.randn(20, 3, 9, 9, generator=torch.Generator().manual_seed(number))
+
+
+def readings(number):
+    rows = torch.full((6, 3), float(number))
+    return Readings({"a": Reading(rows, rows.clone())}, torch.arange(6) % 2, torch.arange(6) % 2)
+
+
+def results(folder, number):
+    row = Row("toy", "Toy", "s0", "toy 1", "ok", metrics={"tin": {"AUROC": 90.0 + number}})
+    sets = SetInfo("cifar10", "id", 9), SetInfo("tin", "near", 9)
+    runs = (NetworkInfo("s0", "x", 90.0),)
+    return Results(folder, "cifar10", "net", "c", "2026", {}, {}, sets, runs, (row,))
+
+
+def ranking(number):
+    config = IntegralConfig()
+    checkpoints = tuple(RankedCheckpoint(f"s{n}", "x", n, n * number, 0.1 * n) for n in (1, 2))
+    return Ranking(
+        checkpoints, (IntegralCandidate(config, (1.0, 2.0), 1.0),), config, "fc", {"val": {"a": 5}}
+    )
+
+
+def search(number):
+    layers = {"a": LayerConfig(full_count=number)}
+    numbers = 0.9, 0.1, 0.1, None
+    point = LayerPoint("a", layers["a"], *numbers)
+    best = Candidate(layers, 0.9, *numbers)
+    return SearchResult((best,), (point,), "grid", "auroc", None, None, False, 1, 10)
+
+
+def images(number):
+    pixels = np.full((2, 32, 32, 3), number, np.uint8)
+    return EmbeddedImages(pixels, np.array([0, 1]), ["d/0", "d/1"], ["x", "x"])
+
+
+def sets(number):
+    return Datasets("embedded", 8, *(images(number) for _ in range(4)), {}, {}, {}, (1.0, 1.0, 1.0))
+
+
+def monitor(folder, number):
+    seen = CoverageMonitor(
+        [(pictures(1), torch.zeros(20).long())], every=1, path=folder / "best.pt"
+    )
+    seen(1, net(number))
+
+
+#: By name: writes something with a number in it into a folder.
+WRITERS = {
+    "text": lambda folder, n: files.write_text(folder / "x", f"{n}" * 9000),
+    "json": lambda folder, n: files.write_json(folder / "x", [n] * 900),
+    "document": lambda folder, n: files.write_document(folder / "x", 1, {"a": [n] * 900}),
+    "tensors": lambda folder, n: files.write_tensors(
+        folder / "x", "k", 1, {"a": torch.full((900,), n)}, {"n": n}
+    ),
+    "spool": lambda folder, n: Readings.save_parts(folder / "x", [readings(n), readings(n)]),
+    "readings": lambda folder, n: readings(n).save(folder / "x"),
+    "detector": lambda folder, n: NACDetector(net(n), ["avgpool"]).fit([pictures(n)]).save(folder / "x"),
+    "set of readings": lambda folder, n: ReadingSet(*(readings(n) for _ in range(3))).save(folder),
+    "scores": lambda folder, n: cells.write_scores(
+        folder / "x", Scores(np.full(9, float(n)), np.arange(9), np.arange(9)), {"n": n}
+    ),
+    "note": lambda folder, n: cells.write_note(folder / "x.json", {"n": [n] * 99}),
+    "results": lambda folder, n: results(folder, n).save(),
+    "tables": lambda folder, n: write_tables(results(folder, n)),
+    "ranking": lambda folder, n: ranking(n).save(folder),
+    "runs": lambda folder, n: RankedRuns((RankedRun("a", 0, ranking(n)),)).save(folder),
+    "tables of runs": lambda folder, n: write_ranked_tables(
+        RankedRuns((RankedRun("a", 0, ranking(n)),)), folder
+    ),
+    "finding": lambda folder, n: write_finding(example(title=f"T{n}"), folder),
+    "config": lambda folder, n: write_config(folder / "nac.yml", search(n), {}),
+    "search": lambda folder, n: write_report(folder / "search.json", search(n), {}, {}),
+    "landscape": lambda folder, n: draw_landscape(folder / "x.png", search(n)),
+    "checkpoint": lambda folder, n: SaveCheckpoints(folder)(1, net(n)),
+    "monitor": monitor,
+    "cached network": lambda folder, n: _keep(folder / "x", net(n)),
+}  # fmt: skip
+#: These replace whole folders, or remove a note before they begin.
+IN_PARTS = {
+    "set of readings": "readings.json",
+    "embedded images": "benchmark_imglist/embedded/manifest.json",
+    "domains": "domains/.manifest.json",
+}
+FOLDERS = {
+    "embedded images": lambda folder, n: write_openood(folder, sets(n)),
+    "domains": lambda folder, n: write_domains(
+        folder / "domains",
+        {"a": DigitDomain(np.full((1, 32, 32, 3), n, np.uint8), np.zeros(1, np.int64))},
+    ),
+}
+
+
+def content(folder):
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Writes version 1 into a folder; returns the folder and what versions 1 and 2 look like."""
+
+    def begin(write):
+        expected = []
+        for number in (2, 1):  # in one folder, as names of files may be in the content
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            (tmp_path / "out").mkdir()
+            write(tmp_path / "out", number)
+            expected.insert(0, content(tmp_path / "out"))
+        assert expected[0] != expected[1] and expected[0].keys() == expected[1].keys()
+        return tmp_path / "out", *expected
+
+    return begin
+
+
+def begun_again(folder, old):
+    shutil.rmtree(folder)
+    for name, whole in old.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(whole)
+
+
+def check(folder, old, new, name, *, litter=False):
+    """Every file is the old or the new one, whole, and there is no other."""
+    found = content(folder)
+    if litter:  # of a process that was killed; nobody takes these for results
+        found = {n: whole for n, whole in found.items() if not any(
+            part.startswith(".") and part != ".manifest.json" for part in n.split("/"))}  # fmt: skip
+    for path, whole in found.items():
+        assert whole in (old.get(path), new.get(path)), path
+    lost = set(old) - set(found)
+    assert not lost or name in IN_PARTS, lost
+    if lost or (any(found[path] != old[path] for path in found) and name in IN_PARTS):
+        # parts of both: without its last file it counts as incomplete
+        assert found in (new, old) or IN_PARTS[name] not in found
+
+
+@pytest.mark.parametrize("strike", [full_disk, ctrl_c], ids=["full disk", "ctrl-c"])
+@pytest.mark.parametrize("name", [*WRITERS, *FOLDERS])
+def test_a_fault_at_every_step(start, name, strike):
+    write = {**WRITERS, **FOLDERS}[name]
+    folder, old, new = start(write)
+    for step in range(1, 60):
+        begun_again(folder, old)
+        told = (FileError, KeyboardInterrupt, UserWarning)  # a cache only warns
+        try:
+            with fault(folder, step, strike) as armed:
+                write(folder, 2)
+        except told:
+            check(folder, old, new, name)
+            continue
+        if armed.left <= 0:  # cleaning up what is no longer needed may fail
+            check(folder, old, new, name, litter=strike is ctrl_c)
+            continue
+        assert content(folder) == new and step > 2
+        return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("name", ["text", "tensors", "spool", "scores", "results", *FOLDERS])
+def test_a_process_killed_at_every_step(start, name):
+    write = {**WRITERS, **FOLDERS}[name]
+    folder, old, new = start(write)
+    for step in range(1, 60):
+        begun_again(folder, old)
+
+        def work(step=step):
+            with fault(folder, step, kill):
+                write(folder, 2)
+
+        code = in_a_child(work)
+        if code == 0:
+            assert content(folder) == new and step > 2
+            return
+        assert code == -signal.SIGKILL
+        check(folder, old, new, name, litter=True)
+        write(folder, 2)  # and the next one succeeds
+        assert {k: v for k, v in content(folder).items() if k in new} == new
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_disk_that_is_nearly_full(start, name):
+    folder, old, new = start(WRITERS[name])
+    largest = max(map(len, new.values()))
+    for most in (0, 1, largest // 2, largest - 1):
+        begun_again(folder, old)
+        with (
+            pytest.raises((FileError, UserWarning), match="cannot|File too large"),
+            small_files(most),
+        ):
+            WRITERS[name](folder, 2)
+        check(folder, old, new, name)
+
+
+def test_faults_do_strike(tmp_path):
+    """A file that is not written atomically fails these tests."""
+    (tmp_path / "x").write_text("old")
+    with pytest.raises(OSError, match="No space left"), fault(tmp_path, 1, full_disk):
+        (tmp_path / "x").write_text("new")
+    with pytest.raises(OSError, match="File too large"), small_files(2):
+        (tmp_path / "x").write_text("new")
+    assert (tmp_path / "x").read_text() == "ne"
+    Image.new("RGB", (2, 2)).save(tmp_path / "x.png")
+    assert in_a_child(lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL

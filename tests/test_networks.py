@@ -1,0 +1,271 @@
+"""Networks by description: code of one's own, exported programs, timm, Hugging Face."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from nac_openood import NACDetector
+from nac_openood.errors import NACError
+from nac_openood.sources.code import is_code
+from nac_openood.sources.networks import kind_of, network_of
+
+X = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def batches(n=25, labels=4):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(20, 3, 32, 32, generator=generator), torch.arange(20) % labels)
+        for _ in range(n)
+    ]
+
+
+# ---- code
+
+
+@pytest.mark.parametrize("name", ["make", "four", "Net"])
+def test_a_factory_in_a_file(own_place, name):
+    net = network_of(f"{own_place / 'net.py'}:{name}", 4, str(own_place / "net.pt"))
+    expected = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+    assert not net.training and torch.equal(net(X), expected(X))
+
+
+def test_a_factory_in_a_module_of_the_current_folder(own_place, monkeypatch):
+    monkeypatch.chdir(own_place)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own_place))])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    assert network_of("net:make", 7)(X).shape == (5, 7)
+
+
+def test_a_factory_with_other_names_and_defaults(tmp_path):
+    code = (
+        "from torch import nn\n"
+        "def named(width=3, num_classes=2): return nn.Linear(width, num_classes)\n"
+        "def single(k): return nn.Linear(3, k)\n"
+        "def defaults(width=3): return nn.Linear(width, 2)\n"
+        "ready = nn.Linear(3, 9)\n"
+    )
+    (tmp_path / "mine.py").write_text(code)
+    made = [network_of(f"{tmp_path}/mine.py:{n}", 5) for n in ("named", "single", "defaults")]
+    assert [net.out_features for net in made] == [5, 5, 2]
+    assert network_of(f"{tmp_path}/mine.py:ready", 5).out_features == 9
+
+
+def test_a_file_imports_its_neighbors(tmp_path):
+    (tmp_path / "neighbor_of_mine.py").write_text("from torch import nn\nLAYER = nn.Linear(2, 3)\n")
+    (tmp_path / "a.py").write_text(
+        "import neighbor_of_mine\ndef f(): return neighbor_of_mine.LAYER"
+    )
+    assert network_of(f"{tmp_path}/a.py:f", 3).out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "told"),
+    [
+        (
+            "def f(): return 1 / 0",
+            "f",
+            r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision",
+        ),
+        ("import no_such_package", "f", r"a.py failed in .*a.py, line 1: ModuleNotFoundError"),
+        ("def f(:", "f", "SyntaxError"),
+        ("raise SystemExit(3)", "f", "SystemExit: 3"),
+        ("def g(): pass\nh = 3", "f", r"has no 'f'. It has g\."),
+        ("def f(): return 3", "f", "returned a int, expected a network"),
+        ("f = 3", "f", "is a int, expected a function or class"),
+        ("def f(a, b): pass", "f", "must take `n_classes` or nothing, but it needs a, b"),
+        ("def f(n_classes, width): pass", "f", "but it needs width"),
+        ("def f(*, depth): pass", "f", "but it needs depth"),
+    ],
+)
+def test_errors_of_the_users_code(tmp_path, code, name, told):
+    (tmp_path / "a.py").write_text(code)
+    with pytest.raises(NACError, match=told) as caught:
+        network_of(f"{tmp_path}/a.py:{name}", 3)
+    failed = "failed" in str(caught.value)
+    assert (caught.value.__cause__ is not None) == failed
+
+
+def test_code_that_is_not_there(tmp_path):
+    with pytest.raises(NACError, match=r"there is no file .*nowhere.py"):
+        network_of(f"{tmp_path}/nowhere.py:f", 3)
+    with pytest.raises(NACError, match="there is no module 'no_such.module'. Install it, run the"):
+        network_of("no_such.module:f", 3)
+
+
+def test_what_is_code():
+    assert is_code("a.b:c") and is_code("x/y.py:c.d") and is_code("net:make")
+    assert not any(map(is_code, ("resnet50", "a/b", "a/b.yml", "a:b/c", "x.py", ":f", "a b:c")))
+
+
+# ---- exported programs
+
+
+def export(net, path, **more):
+    torch.export.save(torch.export.export(net, (X,), **more), path)
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_an_exported_program_is_read_like_its_network(own_place, tmp_path):
+    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+    dynamic = ({0: torch.export.Dim("batch")},)
+    path = export(net, tmp_path / "net.pt2", dynamic_shapes=dynamic)
+    program = network_of(path, 4)
+    layers = ["stem", "middle", "pool"]
+    for rule in ("nac", "nac_plus"):
+        here = NACDetector(program, layers, rule=rule).fit(batches()).calibrate(batches(6))
+        there = NACDetector(net, layers, rule=rule).fit(batches()).calibrate(batches(6))
+        torch.testing.assert_close(here.score(X), there.score(X))
+        assert NACDetector(program, "auto", rule=rule).fit(batches()).calibrate(batches(6)).score(
+            X[:1]
+        ).shape == (1,)
+    here.save(tmp_path / "det")
+    torch.testing.assert_close(
+        NACDetector.load(tmp_path / "det", network_of(path, 4)).score(X), here.score(X)
+    )
+    with pytest.raises(NACError, match="has its weights in it: leave out the checkpoint"):
+        network_of(path, 4, str(own_place / "net.pt"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_programs_that_cannot_be_used(own_place, tmp_path):
+    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+    with pytest.raises(NACError, match="was exported for batches of 5 only. Export the network"):
+        network_of(export(net, tmp_path / "fixed.pt2"), 4)
+    with pytest.raises(NACError, match=r"there is no program nowhere.pt2"):
+        network_of("nowhere.pt2", 4)
+    (tmp_path / "bad.pt2").write_bytes(b"no program")
+    with pytest.raises(NACError, match=r"bad.pt2 is damaged or not a program"):
+        network_of(str(tmp_path / "bad.pt2"), 4)
+    with pytest.raises(NACError, match="holds weights, not a network. Pass it as the checkpoint"):
+        network_of(str(own_place / "net.pt"), 4)
+
+
+def saved_script(script, path):
+    torch.jit.save(script, str(path))
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
+@pytest.mark.parametrize("rule", ["nac", "nac_plus"])
+def test_the_operations_of_torchscript_can_be_read(own_place, tmp_path, make, rule):
+    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+    loaded = network_of(saved_script(make(net), tmp_path / "script.pt"), 4)
+    torch.testing.assert_close(loaded(X[:3]), net(X[:3]))
+    images = torch.randn(120, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    data = [(images, torch.arange(120) % 4)]
+    both = (NACDetector(n, "auto", rule=rule).fit(data) for n in (net, loaded))
+    here, there = (detector.calibrate(data) for detector in both)
+    assert len(there.layers) >= len(here.layers) > 0
+    if rule == "nac":  # the head's input is the first layer of both
+        first = [next(iter(d.layers)) for d in (here, there)]
+        alone = [NACDetector(d.net, [n]).fit(data) for d, n in zip((here, there), first)]
+        torch.testing.assert_close(alone[1].score(X), alone[0].score(X))
+    there.save(tmp_path / "det")
+    again = NACDetector.load(tmp_path / "det", network_of(str(tmp_path / "script.pt"), 4))
+    assert torch.equal(again.score(images), there.score(images))
+
+
+class _Recurrent(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool(x.sum() > 1):
+            x = x / 2
+        return x.mean(dim=(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torchscript_that_cannot_be_read(tmp_path):
+    table = saved_script(torch.jit.script(nn.Linear(5, 3)), tmp_path / "table.pt")
+    with pytest.raises(NACError, match=r"takes no images of a usual size .* Export the network"):
+        network_of(table, 3)
+    loop = saved_script(torch.jit.script(_Recurrent()), tmp_path / "loop.pt")
+    with pytest.raises(NACError, match="is TorchScript, which runs outside of Python, and PyTorch"):
+        network_of(loop, 3)
+
+
+# ---- libraries
+
+
+def test_timm_with_a_checkpoint_and_its_transform(tmp_path):
+    timm = pytest.importorskip("timm")
+    from PIL import Image
+
+    torch.manual_seed(0)
+    net = timm.create_model("test_resnet", num_classes=3).eval()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    x = kind_of("timm:test_resnet").transform("timm:test_resnet", None)(Image.new("RGB", (99, 80)))
+    loaded = network_of("timm:test_resnet", 3, str(tmp_path / "net.pt"))
+    assert x.shape == net.default_cfg["input_size"]
+    assert torch.equal(loaded(x[None]), net(x[None]))
+    with pytest.raises(NACError, match="timm has no model 'resnet0'"):
+        network_of("timm:resnet0", 3)
+
+
+@pytest.fixture(scope="module")
+def hugging_face(tmp_path_factory):
+    """A folder with a small ViT, its image processor and the names of its classes."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("hf") / "vit"
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
+        intermediate_size=64, id2label=dict(enumerate(("cat", "bird", "ant"))),
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    size = {"height": 32, "width": 32}
+    processor = transformers.ViTImageProcessor(
+        size=size, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.2, 0.2]
+    )
+    processor.save_pretrained(folder)
+    return folder
+
+
+def test_hugging_face_from_a_folder(hugging_face):
+    from PIL import Image
+
+    arch = f"hf:{hugging_face}"
+    kind, net = kind_of(arch), network_of(arch, 3)
+    assert kind.classes(arch, None) == ("cat", "bird", "ant")
+    x = kind.transform(arch, None)(Image.new("RGB", (64, 64), (255, 0, 51)))
+    assert x.shape == (3, 32, 32)
+    expected = [(1 - 0.4) / 0.2, -0.5 / 0.2, (0.2 - 0.6) / 0.2]
+    torch.testing.assert_close(x.mean((1, 2)), torch.tensor(expected), atol=1e-4, rtol=0)
+    assert net(x[None]).logits.shape == (1, 3)
+    det = NACDetector(net, "auto", rule="nac_plus").fit(batches(labels=3)).calibrate(batches(6))
+    assert det.score(X).shape == (5,)
+
+
+def test_hugging_face_errors(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NACError, match=r"of transformers failed: .*Expected a folder written by"):
+        network_of(f"hf:{tmp_path}/empty", 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "arch", "extra"),
+    [("timm", "timm:resnet18", "timm"), ("transformers", "hf:some/net", "hf")],
+)
+def test_what_to_install(module, arch, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)  # import then fails
+    told = rf"'{arch}' needs {module}, which is not installed: pip install 'nac-openood\[{extra}\]'"
+    with pytest.raises(NACError, match=told):
+        network_of(arch, 3)
+
+
+def test_an_unknown_name_lists_the_forms():
+    with pytest.raises(
+        NACError, match=r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"
+    ):
+        network_of("resnet0", 3)
+    with pytest.raises(NACError, match=r"expected a name after the file net\.py: .*net\.py:make"):
+        network_of("net.py", 3)
+    with pytest.raises(NACError, match=r"which weights of resnet18\? torchvision publishes"):
+        network_of("resnet18", 3)

@@ -1,0 +1,70 @@
+"""Commands on a network and images of one's own: compare, search."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nac_openood.benchmark.run.results import Results
+from nac_openood.cli import main
+from nac_openood.search.stored import ReadingSet
+
+
+@pytest.fixture
+def here(own_place, monkeypatch):
+    """The folder of `own_place` as the current one."""
+    monkeypatch.chdir(own_place)
+    return own_place
+
+
+NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--transform", "transform.yml"]
+DATA = ["--train", "birds/train", "--val", "birds/val"]
+
+
+def test_compare(here, tmp_path, capsys):
+    arguments = [*NETWORK, *DATA, "--test", "birds/test", "--far", "stripes=stripes"]
+    methods = ["--methods", "nac", "nac_plus", "--out", str(tmp_path), "--device", "cpu"]
+    with pytest.warns(UserWarning, match="fitting set is uneven"):
+        assert main(["compare", *arguments, *methods]) == 0
+    told = capsys.readouterr().out
+    assert "- transform: resize: 36, crop: 32" in told and "searched against surrogate OOD" in told
+    results = Results.load(tmp_path)
+    assert {row.status for row in results.rows} == {"ok"}
+    rows = {row.method: row for row in results.rows}
+    assert set(rows["nac"].hyperparameters["layers"]) == {"pool", "middle", "stem.2"}
+    assert results.value("nac_plus", "farood", "AUROC").mean > 90
+
+
+def test_search(here, tmp_path, capsys):
+    kept = ["--save-readings", str(tmp_path / "kept"), "--out", str(tmp_path), "--restarts", "1"]
+    assert main(["search", *NETWORK, *DATA, *kept]) == 0
+    assert "searched against surrogate OOD" in capsys.readouterr().out
+    readings = ReadingSet.load(tmp_path / "kept")
+    assert readings.about["id_data"] == "birds" and readings.id_val.n_samples == 120
+    assert json.loads((tmp_path / "search.json").read_text())["data"]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--arch", "net.py:make"], "expected one of --id-data and --train to say which images"),
+        ([*NETWORK, *DATA, "--id-data", "cifar10"], "got --id-data and --train"),
+        ([*NETWORK, *DATA, "--fsood"], "--fsood goes with --id-data only"),
+        ([*NETWORK, "--id-data", "cifar10", "--val", "x"], "--val goes with --train only"),
+        (
+            [*NETWORK, *DATA, "--image-size", "32"],
+            "--image-size and --transform exclude each other",
+        ),
+        ([*NETWORK[:4], *DATA], "how images become the input of net.py:make: pass --transform, a"),
+        (
+            ["--arch", "net.py:broken", *NETWORK[2:], *DATA],
+            "--arch: your code net.py:broken failed",
+        ),
+        ([*NETWORK, "--train", "stripes"], "are in no class folder"),
+        ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for a set of images"),
+    ],
+)
+def test_errors_name_options(here, tmp_path, arguments, told, capsys):
+    assert main(["compare", *arguments, "--methods", "nac", "--out", str(tmp_path)]) == 1
+    assert told in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Arithmetic for other runtimes: the same results in fewer kinds of operations."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nac_openood.core.activation_coverage import ActivationCoverage
+from nac_openood.core.fine_counts import FineCounts
+from nac_openood.core.portable import Portable, searchsorted
+from nac_openood.core.pvalues import PValues
+
+NUMBERS = st.lists(st.sampled_from([-3.0, -1.5, 0.0, 0.1, 0.5, 2.0, float("inf")]), min_size=1)
+
+
+@given(NUMBERS, NUMBERS, st.booleans())
+def test_searchsorted_equals_torch(numbers, values, right):
+    ordered = torch.tensor(numbers, dtype=torch.float64).sort().values
+    x = torch.tensor(values, dtype=torch.float64)
+    expected = torch.searchsorted(ordered, x, right=right)
+    assert torch.equal(searchsorted(ordered, x, right=right), expected)
+    with Portable():
+        assert torch.equal(torch.searchsorted(ordered, x, right=right), expected)
+        assert torch.equal(torch.bucketize(x, ordered, right=right), expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 99, 100, 101, 5000])
+def test_every_length_and_shape(n):
+    draw = torch.Generator().manual_seed(n)
+    ordered = torch.randn(n, generator=draw, dtype=torch.float64).sort().values
+    x = torch.cat([torch.randn(300, generator=draw, dtype=torch.float64), ordered[:60]])
+    x = x[: len(x) // 3 * 3].reshape(3, -1)
+    assert torch.equal(searchsorted(ordered, x), torch.searchsorted(ordered, x.contiguous()))
+
+
+def test_p_values_stay_what_they_are():
+    held = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([torch.linspace(-6, 6, 200), torch.tensor([float("nan")])]).double()
+    expected = PValues(held)(x)
+    with Portable():
+        found = PValues(held)(x)
+    assert torch.equal(found[:-1], expected[:-1]) and found[-1].isnan()
+
+
+def test_numbers_become_tensors_without_changing_the_type():
+    x = torch.tensor([0.3, -0.2])
+    with Portable():
+        found = (0.1 * x + 0.2).clamp(min=0.19) / 0.7
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, (0.1 * x + 0.2).clamp(min=0.19) / 0.7)
+
+
+def test_numbers_beside_whole_numbers():
+    x = torch.tensor([3, 5])
+    with Portable():
+        found = {"sum": x + 0.5, "quotient": 0.1 / x, "beside a float": x + 0.1 * x.double()}
+    wanted = {"sum": x + 0.5, "quotient": 0.1 / x, "beside a float": x + 0.1 * x.double()}
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+
+
+def test_coverage_stays_what_it_is_to_the_last_bit():
+    # activations often have exactly the coverage of a calibration sample, and the slightest
+    # difference would put them on another step of the p-values
+    draw = torch.Generator().manual_seed(0)
+    counts = FineCounts.empty(30, torch.device("cpu"))
+    few_values = (4 * torch.randn(400, 30, generator=draw)).round() / 4
+    counts.update(few_values * torch.linspace(0.1, 3, 30))
+    x = torch.randn(50, 30, generator=draw)
+    expected = ActivationCoverage(counts).neurons(x)
+    with Portable():
+        assert torch.equal(ActivationCoverage(counts).neurons(x), expected)

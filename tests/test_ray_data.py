@@ -1,0 +1,274 @@
+"""Ray Data on a real cluster: several nodes on this machine, some of which are killed."""
+
+import io
+import math
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import threading
+import time
+import uuid
+from collections import Counter, OrderedDict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_docs import DOCS, blocks
+from torch import nn
+
+from nac_openood import NACDetector, NACError
+from nac_openood.sources.fitted import Deployed
+from nac_openood.sources.image_paths import judge_images
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.data")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from nac_openood.ray_data import _Fit, _restored, _Rows, _Score, score_dataset  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what Ray does is not ours
+
+N, BATCH = 60, 10
+RULES = {"nac": ["pool"], "nac_plus": ["conv"]}
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
+SMALL = {"batch_size": BATCH, "num_cpus": 0.5}
+
+
+# -- what every actor makes ----------------------------------------------------------------
+
+
+def network():
+    torch.manual_seed(0)
+    net = OrderedDict(conv=nn.Conv2d(3, 6, 3), act=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(OrderedDict(**net, flat=nn.Flatten(), head=nn.Linear(6, 4))).eval()
+
+
+def transform(image, marks=None):
+    """An image as a tensor; slowly, and with a mark that it was done, if there is a folder."""
+    if marks is not None:
+        step = "fitting" if (marks / "fitting").is_dir() else "scoring"
+        node = ray.get_runtime_context().get_node_id()
+        (marks / step / f"{node}-{os.getpid()}-{uuid.uuid4()}").touch()
+        time.sleep(0.05)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+def unfitted(rule="nac"):
+    return Deployed(NACDetector(network(), RULES[rule], rule=rule), transform)
+
+
+def fitted(path):
+    return Deployed(NACDetector.load(path, network()), transform)
+
+
+# -- data ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sixty images, and a detector that was fitted on them."""
+    root, draw = tmp_path_factory.mktemp("ray"), np.random.RandomState(0)
+    (root / "images").mkdir()
+    for number in range(N):
+        pixels = draw.randint(0, 256, (9, 9, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "images" / f"{number:02d}.png")
+    detector = local_fit(root, "nac")
+    detector.calibrate(batches(root)).save(root / "detector")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in Ray's workers: rounding may depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def paths(folder):
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def batches(root):
+    x = torch.stack([transform(Image.open(path)) for path in paths(root / "images")])
+    return list(zip(x.split(BATCH), (torch.arange(N) % 4).split(BATCH)))
+
+
+def local_fit(root, rule):
+    return unfitted(rule).detector.fit(batches(root))
+
+
+def local_scores(root):
+    found = judge_images(fitted(root / "detector"), paths(root / "images"), batch_size=BATCH)
+    return [judged.fields() for judged in found]
+
+
+def table(root):
+    """The images in a table, with labels."""
+    content = [Path(path).read_bytes() for path in paths(root / "images")]
+    labels = [number % 4 for number in range(N)]
+    return pa.table({"path": paths(root / "images"), "image": content, "label": labels})
+
+
+def by_path(rows, name=lambda path: path):
+    return sorted(({**row, "path": name(row["path"])} for row in rows), key=lambda r: r["path"])
+
+
+def same(one, other):
+    first, second = one.rule_.tensors(), other.rule_.tensors()
+    equal = first.keys() == second.keys() and all(map(torch.equal, first.values(), second.values()))
+    return equal and one.fit_summary_ == other.fit_summary_
+
+
+# -- the cluster ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A node that only conducts, and two that work."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=nodes.address, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
+    for _ in range(2):
+        nodes.add_node(**NODE)
+    nodes.wait_for_nodes()
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+class Killer(threading.Thread):
+    """Kills a node with all its processes, in the middle of a block."""
+
+    def __init__(self, cluster, marks):
+        super().__init__(daemon=True)
+        while len(cluster.worker_nodes) < 2:
+            cluster.add_node(**NODE)
+        self.cluster, self.marks, self.done_before = cluster, marks, None
+        marks.mkdir()
+        self.start()
+
+    def run(self):
+        while self.done_before is None:
+            time.sleep(0.01)
+            workers = Counter(tuple(mark.split("-")[:2]) for mark in self.done())
+            for (name, process), done in workers.items():
+                if 0 < done % BATCH < 4:  # and so at least six images are left of a block
+                    self.done_before = sum(workers.values())
+                    os.kill(int(process), signal.SIGKILL)
+                    node = next(n for n in self.cluster.worker_nodes if n.node_id == name)
+                    self.cluster.remove_node(node, allow_graceful=False)
+                    return
+
+    def done(self):
+        return [mark.name for mark in self.marks.iterdir()]
+
+    def check(self):
+        self.join(10)
+        assert self.done_before is not None and self.done_before < N, "it was killed too late"
+        assert len(self.done()) > N, "nothing was done twice"
+
+
+class Between:
+    """Batches to calibrate on; whoever reads them has fitted, and scores next."""
+
+    def __init__(self, work, killers, given):
+        self.work, self.killers, self.given = work, killers, given
+
+    def __iter__(self):
+        self.killers[0].check()
+        self.killers.append(Killer(self.killers[0].cluster, self.work / "scoring"))
+        (self.work / "fitting").rename(self.work / "fitted")
+        return iter(self.given)
+
+
+def test_the_page_with_a_node_lost_in_fitting_and_in_scoring(cluster, folder, tmp_path):
+    (tmp_path / "train").mkdir()
+    for start in range(0, N, BATCH):
+        part = table(folder)[start : start + BATCH]
+        pq.write_table(part, tmp_path / "train" / f"{start}.parquet")
+    shutil.copytree(folder / "images", tmp_path / "new")
+    killers = [Killer(cluster, tmp_path / "fitting")]
+    names = {"__name__": "scale.md", "shared": tmp_path, "network": network,
+             "transform": partial(transform, marks=tmp_path),
+             "val_loader": Between(tmp_path, killers, batches(folder))}  # fmt: skip
+    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    for block in blocks(page[page.index("## Ray Data") :]):
+        exec(compile(block, "scale.md", "exec"), names)
+    killers[1].check()
+    here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
+    assert same(names["det"], here.calibrate(batches(folder)))
+    told = pq.read_table(tmp_path / "scores").to_pylist()
+    found = judge_images(Deployed(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
+    assert by_path(told) == [judged.fields() for judged in found]
+    assert list(told[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
+
+
+def test_webdataset(cluster, folder):
+    for number, part in enumerate(np.array_split(paths(folder / "images"), 3)):
+        with tarfile.open(folder / f"shard-{number}.tar", "w") as archive:
+            for path in part:
+                archive.add(path, Path(path).name)
+    shards = ray.data.read_webdataset(
+        [str(folder / f"shard-{n}.tar") for n in range(3)], override_num_blocks=3
+    )
+    load = partial(fitted, folder / "detector")
+    told = score_dataset(shards, load, column="png", path="__key__", **SMALL).take_all()
+    assert by_path(told) == by_path(local_scores(folder), lambda path: Path(path).stem)
+
+
+# -- the actors, without a cluster ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_counts_of_blocks_add_up(folder, rule):
+    actor = _Fit(partial(unfitted, rule), _Rows("image", "label", BATCH))
+    blocks = [
+        {name: np.array(column, dtype=object if name == "image" else None)
+         for name, column in table(folder)[start : start + 20].to_pydict().items()}
+        for start in range(0, N, 20)
+    ]  # fmt: skip
+    shards = []
+    for block in blocks:
+        state = actor(block)
+        row = {name: column[0] for name, column in state.items()}
+        shards.append(_restored(row, unfitted(rule).detector))
+    merged = shards[2].merge(shards[0]).merge(shards[1])
+    fitted_here = local_fit(folder, rule)
+    calibration = batches(folder)
+    assert same(merged.calibrate(calibration), fitted_here.calibrate(calibration))
+    assert actor({name: column[:0] for name, column in blocks[0].items()})["about"] == []
+
+
+def test_what_cannot_be_read(folder):
+    content = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(content, "PNG")
+    given = [b"no image", content.getvalue()]
+    block = {"path": np.array(["x", "y"]), "image": np.array(given, dtype=object)}
+    load, rows = partial(fitted, folder / "detector"), _Rows("image", "path", BATCH)
+    bad, good = _Score(load, rows, 0.05, "null")(block).to_pylist()
+    assert bad == {**dict.fromkeys(good), "path": "x"}
+    assert good["path"] == "y" and math.isfinite(good["score"])
+    with pytest.raises(NACError, match=r"cannot read x \(not an image\).*unreadable='null'"):
+        _Score(load, rows, 0.05, "raise")(block)
+    with pytest.raises(NACError, match=r"no column 'bytes'. It has \['image', 'path'\]"):
+        _Score(load, rows._replace(column="bytes"), 0.05, "raise")(block)
+
+
+def test_bad_arguments_are_refused_before_anything_runs():
+    with pytest.raises(NACError, match="`unreadable` must be 'raise' or 'null', got 'skip'"):
+        score_dataset(None, unfitted, unreadable="skip")
+    with pytest.raises(NACError, match="`alpha` must lie between 0 and 1"):
+        score_dataset(None, unfitted, alpha=5)

@@ -1,0 +1,152 @@
+"""`nac-openood serve` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
+from service_toy import connected
+from test_fit_score import NETWORK, here, place, score, table  # noqa: F401
+
+from nac_openood.cli import main
+from nac_openood.serving import server as server_module
+
+TOKEN = "a-token-of-some-length"
+
+
+def serve(*arguments):
+    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--port", "0"]
+    return main(["serve", *given, *arguments])
+
+
+def use(monkeypatch, capsys, work, *arguments):
+    """Serve in this thread, as signals want it, while another thread uses the service."""
+    found, opened = [], threading.Event()
+    real = server_module.listening_socket
+
+    def listening(host, port):
+        made = real(host, port)
+        found.append(made.getsockname()[:2])
+        opened.set()
+        return made
+
+    def client():
+        assert opened.wait(60)
+        try:
+            with connected(("127.0.0.1", found[0][1])) as connection:
+                found.append(work(connection))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(server_module, "listening_socket", listening)
+    thread = threading.Thread(target=client)
+    thread.start()
+    code = serve(*arguments)
+    thread.join()
+    return code, found[1], capsys.readouterr().out
+
+
+def post(path, headers=None):
+    content = path.read_bytes()
+
+    def work(connection):
+        sent = {"Content-Type": "image/png", **(headers or {})}
+        connection.request("POST", f"/score?path={path}", content, sent)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    return work
+
+
+def test_it_says_what_score_says(here, monkeypatch, capsys):  # noqa: F811
+    for path in ("birds/test/parrot/3.png", "stripes/4.png"):
+        assert score(path) == 0
+        (row,) = table(capsys.readouterr().out)
+        file = here / path
+        code, (status, answer), out = use(monkeypatch, capsys, post(file))
+        assert (code, status) == (0, 200)
+        (result,) = answer["results"]
+        assert list(result) == list(row)
+        assert {**row, "path": str(file)} == {name: str(value) for name, value in result.items()}
+        assert re.search(r"serving birds.nac on http://127.0.0.1:\d+ \(Ctrl-C stops\)", out)
+        assert "stopped" in out
+
+
+def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # noqa: F811
+    assert serve("--host", "0.0.0.0") == 1
+    assert "--host 0.0.0.0 lets other machines in, which needs a token" in capsys.readouterr().err
+    file = tmp_path / "token"
+    assert serve("--token-file", str(file)) == 1
+    assert f"--token-file: cannot read {file}" in capsys.readouterr().err
+    file.write_text("short\n")
+    assert serve("--token-file", str(file)) == 1
+    assert "at least 16 characters" in capsys.readouterr().err
+    file.write_text(TOKEN + "\n")
+    image = here / "stripes/1.png"
+    asked = ["--host", "0.0.0.0", "--token-file", str(file)]
+    _, (status, _), out = use(monkeypatch, capsys, post(image), *asked)
+    assert status == 401 and "clients must send the token" in out
+    monkeypatch.setenv("NAC_TOKEN", TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Host": "any.example"}
+    _, (status, _), _ = use(monkeypatch, capsys, post(image, headers), "--host", "0.0.0.0")
+    assert status == 200
+
+
+def test_limits_are_options(here, monkeypatch, capsys):  # noqa: F811
+    _, (status, answer), _ = use(
+        monkeypatch, capsys, post(here / "stripes/1.png"), "--max-pixels", "100"
+    )
+    assert status == 413 and "36 x 36 pixels are more than the 100" in answer["error"]
+    _, (status, _), _ = use(monkeypatch, capsys, post(here / "stripes/1.png"), "--max-bytes", "50")
+    assert status == 413
+    assert serve("--max-bytes", "0") == 1
+    assert "--max-bytes must be a positive number, got 0" in capsys.readouterr().err
+    assert serve("--max-queue", "3") == 1
+    assert "Raise --max-queue or lower --max-images" in capsys.readouterr().err
+
+
+def test_a_transform_that_does_not_resize_is_warned_about(here, monkeypatch, capsys):  # noqa: F811
+    from nac_openood.serving.judge import Judge
+
+    monkeypatch.setattr(Judge, "warm_up", lambda self: "shapes cannot be multiplied")
+    monkeypatch.setattr(server_module, "run_until_signal", lambda *_, **__: None)
+    assert serve() == 0
+    assert "the network fails on a gray image" in capsys.readouterr().err
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {'fastapi', 'uvicorn', 'prometheus_client', 'torch', 'PIL'}:
+            raise ImportError(f'{name} was imported')
+sys.meta_path.insert(0, Block())
+from nac_openood.cli import main
+main(['serve', '--help'])
+"""
+
+
+def test_help_needs_neither_the_extra_nor_torch():
+    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--token-file" in done.stdout and "(default: 10485760)" in done.stdout
+
+
+def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(server_module, "_NEEDED", ("no_such_library",))
+    assert main(["serve", "--detector", "missing.nac"]) == 1
+    assert "needs no_such_library: pip install 'nac-openood[serve]'" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_told(here, capsys):  # noqa: F811
+    with server_module.listening_socket("127.0.0.1", 0) as taken:
+        assert serve("--port", str(taken.getsockname()[1])) == 1
+    assert "Choose another --port or --host" in capsys.readouterr().err

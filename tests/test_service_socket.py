@@ -1,0 +1,285 @@
+"""The service on a real socket: slow, broken and leaving clients, many at once, an orderly end."""
+
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
+from service_toy import connected, encoded, exchange, picture, running, toy_judge
+from test_service import Slow
+
+from nac_openood.errors import NACError
+from nac_openood.serving import server as server_module
+from nac_openood.serving.limits import Limits
+from nac_openood.serving.server import (
+    check_extra,
+    listening_socket,
+    run_until_signal,
+    server,
+)
+
+PNG = {"Content-Type": "image/png"}
+HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+#: Short enough for a test; a busy machine may be a few times slower than this without harm.
+SHORT = 1.0
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return toy_judge()
+
+
+@pytest.fixture(scope="module")
+def address(judge):
+    limits = Limits(max_bytes=50_000, timeout=SHORT, max_connections=20)
+    with running(judge, limits) as (address, _):
+        yield address
+
+
+def posted(image, *more):
+    return b"".join((HEAD, *more, b"Content-Length: %d\r\n\r\n" % len(image), image))
+
+
+def told(response):
+    """Status and error of the only response."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert response.count(b"HTTP/1.1 ") == 1 and b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_a_body_that_does_not_arrive_is_a_408(address):
+    start = time.monotonic()
+    status, error = told(exchange(address, HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10))
+    assert status == 408 and "the request did not arrive within 1 s" in error
+    assert time.monotonic() - start > SHORT
+
+
+def test_a_head_that_does_not_arrive_is_a_408(address):
+    slow = b"GET", SHORT * 0.7, b" /health HTTP/1.1\r\n"
+    for pieces in ([], [HEAD], slow):
+        status, error = told(exchange(address, *pieces))
+        assert status == 408 and "no request arrived within 1 s" in error
+    first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    kept = exchange(address, first, 0.3, *slow)  # the second request on a connection
+    assert kept.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in kept
+
+
+def test_an_idle_connection_is_closed_after_its_answer(address):
+    response = exchange(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 200") and response.count(b"HTTP/1.1") == 1
+
+
+def test_a_body_that_ends_early_is_a_400(address):
+    pieces = HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10
+    status, error = told(exchange(address, *pieces, half_close=True))
+    assert status == 400 and "ended before its body was complete" in error
+
+
+def test_what_is_not_http_is_a_400(address):
+    assert told(exchange(address, b"\x16\x03\x01 hello\r\n\r\n"))[0] == 400
+    assert told(exchange(address, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 66_000))[0] == 400
+
+
+def test_a_length_is_refused_before_the_body_is_sent(address):
+    status, error = told(exchange(address, HEAD + b"Content-Length: 9999999999\r\n\r\n"))
+    assert status == 413 and "longer than the 50,000 bytes" in error
+
+
+def test_a_client_that_expects_to_be_asked_is_not_asked(address):
+    expecting = b"Expect: 100-continue\r\nContent-Length: 9999999\r\n\r\n"
+    start = time.monotonic()
+    response = exchange(address, HEAD + expecting)
+    assert told(response)[0] == 413 and time.monotonic() - start < 0.9, "it must not linger"
+    asked = exchange(address, HEAD + b"Expect: 100-continue\r\nConnection: close\r\n"
+                     b"Content-Length: 4\r\n\r\n", 0.2, b"noo!")  # fmt: skip
+    assert asked.startswith(b"HTTP/1.1 100") and b"HTTP/1.1 415" in asked
+
+
+def test_a_client_that_sends_all_the_same_can_read_why(address):
+    big = b"x" * 5_000_000
+    for body in (big, iter([big])):  # the second is sent in chunks, without its length
+        with connected(address) as connection:
+            connection.request("POST", "/score", body, PNG)
+            response = connection.getresponse()
+            assert response.status == 413 and b"longer than" in response.read()
+
+
+def test_too_many_connections_are_refused(address):
+    idle = []
+    try:
+        for _ in range(30):
+            idle.append(socket.create_connection(address, timeout=10))
+        last = idle[-1].recv(4096)
+    finally:
+        for connection in idle:
+            connection.close()
+    assert told(last) == (503, "too many connections. Try again.")
+    for _ in range(100):  # until the server has noticed that they are gone
+        response = exchange(address, posted(encoded(picture(1)), b"Connection: close\r\n"))
+        if response.startswith(b"HTTP/1.1 200"):
+            return
+        time.sleep(0.05)
+    pytest.fail("the service did not recover")
+
+
+def test_answers_go_to_their_callers(judge):
+    """Eight clients over kept connections, while others leave without waiting for an answer."""
+    bodies = [encoded(picture(seed)) for seed in range(40)]
+    wanted = [judge.answers(judge.tensor(body)[None])[0] for body in bodies]
+    done, wrong = [], []
+
+    def client(number, address):
+        with connected(address) as connection:
+            for seed in range(number % 4, 40, 4):
+                if (number + seed) % 5 == 0:
+                    with socket.create_connection(address) as leaving:
+                        leaving.sendall(posted(bodies[seed - 1]))
+                connection.request("POST", f"/score?path={seed}", bodies[seed], PNG)
+                (found,) = json.loads(connection.getresponse().read())["results"]
+                done.append(seed)
+                # rounding depends on the batch, but far less than scores on the image
+                nearest = min(range(40), key=lambda n: abs(wanted[n].score - found["score"]))
+                if (found["path"], found["class"], nearest) != (
+                    str(seed),
+                    wanted[seed].label,
+                    seed,
+                ):
+                    wrong.append((seed, found, wanted[seed]))
+
+    with running(judge, Limits(max_batch=4)) as (address, _):
+        threads = [threading.Thread(target=client, args=(n, address)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong and sorted(done) == sorted([*range(40), *range(40)])
+
+
+def test_who_leaves_is_taken_off_the_queue(judge):
+    slow = Slow(judge)
+    seen, answers = [], slow.answers
+    slow.answers = lambda batch: seen.append(len(batch)) or answers(batch)
+    with running(slow, Limits(max_batch=1)) as (address, _), connected(address) as first:
+        try:
+            first.request("POST", "/score", encoded(picture(1)), PNG)
+            assert slow.entered.wait(30)
+            leaving = [socket.create_connection(address) for _ in range(3)]
+            for connection in leaving:
+                connection.sendall(posted(encoded(picture(1))))
+            wait_for(address, "nac_queue_images 3.0")
+            for connection in leaving:
+                connection.close()
+            wait_for(address, "nac_queue_images 0.0")
+            wait_for(address, 'nac_requests_total{path="/score",status="499"} 3.0')
+        finally:
+            slow.gate.set()
+        assert first.getresponse().status == 200
+    assert seen == [1]
+
+
+def wait_for(address, line):
+    for _ in range(200):
+        with connected(address) as connection:
+            connection.request("GET", "/metrics")
+            found = connection.getresponse().read().decode()
+        if line in found:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"never: {line}")
+
+
+def test_requests_under_way_are_answered_at_the_end_and_new_ones_refused(judge):
+    slow = Slow(judge)
+    with running(slow) as (address, serving), connected(address) as idle:
+        idle.request("GET", "/ready")
+        assert idle.getresponse().read() == b'{"status":"ready"}'
+        with connected(address) as under_way:
+            under_way.request("POST", "/score", encoded(picture(1)), PNG)
+            assert slow.entered.wait(30)
+            serving.should_exit = True
+            assert idle.sock.recv(1) == b"", "idle connections are closed"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address).close()
+            slow.gate.set()
+            response = under_way.getresponse()
+            assert response.status == 200 and b"decision" in response.read()
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(judge, which):
+    """Here the service runs in the main thread, as signals arrive there."""
+    opened, ended, statuses = listening_socket("127.0.0.1", 0), [], []
+
+    def use(address):
+        with connected(address) as connection:
+            connection.request("GET", "/ready")  # waits until the service has started
+            statuses.append(connection.getresponse().status)
+        os.kill(os.getpid(), which)
+
+    before = signal.getsignal(which)
+    thread = threading.Thread(target=use, args=(opened.getsockname(),))
+    thread.start()
+    run_until_signal(server(judge), opened, stopping=lambda: ended.append(True))
+    thread.join()
+    assert ended == [True] and statuses == [200] and signal.getsignal(which) == before
+
+
+def test_sockets_that_cannot_be_had():
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NACError, match="Choose another `port` or `host`"):
+            listening_socket("127.0.0.1", port)
+    with pytest.raises(NACError, match="there is no address 'no.such.host.invalid'"):
+        listening_socket("no.such.host.invalid", 0)
+
+
+def test_a_missing_extra_is_told(monkeypatch):
+    monkeypatch.setattr(server_module, "_NEEDED", ("fastapi", "no_such_library"))
+    with pytest.raises(
+        NACError, match=r"needs no_such_library: pip install 'nac-openood\[serve\]'"
+    ):
+        check_extra()
+
+
+def resident_mb():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmRSS:\s*(\d+)", status)[1]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc on this system")
+@pytest.mark.parametrize(
+    ("kind", "status"), [("too long", 413), ("no image", 415), ("damaged", 400), ("a form", 413)]
+)
+def test_refused_bodies_are_not_kept(judge, kind, status):
+    """Not even until the next garbage collection: an exception must not keep a body alive."""
+    piece, more = bytes(2**20), 4 * 2**20
+    form = b'--b\r\nContent-Disposition: form-data; name="x"; filename="x"\r\n\r\n'
+    bitmap = encoded(Image.new("RGB", (1200, 1200)), "BMP")[:54]  # its head, which promises 4 MB
+    first = {"damaged": bitmap, "a form": form}.get(kind, b"")
+    pieces = [first, *([piece] * (5 if status == 413 else 3))]
+    headers = {
+        **PNG,
+        **({"Content-Type": "multipart/form-data; boundary=b"} if first == form else {}),
+    }
+    gc.collect()
+    gc.disable()
+    try:
+        with running(judge, Limits(max_bytes=more)) as (address, _):
+            sizes = []
+            for _ in range(30):
+                with connected(address) as connection:
+                    connection.request("POST", "/score", iter(pieces), headers)
+                    assert connection.getresponse().status == status
+                sizes.append(resident_mb())
+    finally:
+        gc.enable()
+    assert sizes[-1] - sizes[4] < 30, "of at least 75"

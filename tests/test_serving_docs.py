@@ -1,0 +1,94 @@
+"""docs/serving.md: its examples run, its tables are true, its figures are those of the benchmark."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
+from service_toy import connected, encoded, picture, running, toy_judge
+
+from nac_openood.cli import build_parser
+from nac_openood.serving.limits import MAX_PIXELS
+from nac_openood.serving.metrics import WINDOW, ServiceMetrics
+from nac_openood.serving.schema import ERROR_ANSWERS
+from nac_openood.sources.decoding import MAX_RATIO
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return toy_judge()
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a module of benchmarks/."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_the_python_example_runs(judge, tmp_path, monkeypatch, capsys):
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "urllib" in block
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(encoded(picture(1), "JPEG"))
+    with running(judge) as ((host, port), _):
+        names: dict = {}
+        exec(code.replace("127.0.0.1:8000", f"{host}:{port}"), names)
+    assert names["result"]["path"] == "photo.jpg" and names["result"]["decision"] in ("in", "out")
+
+
+def test_options_and_statuses_exist():
+    known = set(build_parser()[1]["serve"]._option_string_actions)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) <= known | {"--data-binary", "--save"}
+    rows = re.search(r"\| status \|.*?\n\n", PAGE, re.DOTALL)[0]
+    assert set(map(int, re.findall(r"\b[45]\d\d\b", rows))) == set(ERROR_ANSWERS)
+    assert f"more than {MAX_RATIO} times" in rows and MAX_PIXELS == 25_000_000
+
+
+def test_metrics_exist():
+    told = set(re.findall(r"\bnac_[a-z_]+", PAGE)) - {"nac_openood", "nac_plus"}
+    text = ServiceMetrics(0.05, lambda: 0).page("")[0].decode()
+    found = set(re.findall(r"^# TYPE (nac_[a-z_]+) ", text, re.MULTILINE))
+    known = {name for name in found if not name.endswith("_created")}
+    assert told == known, "told and found"
+    assert f"last {WINDOW:,} images" in PAGE
+
+
+def test_paths_exist(judge):
+    rows = re.search(r"\| path \|.*?\n\n", PAGE, re.DOTALL)[0]
+    with running(judge) as (address, _):
+        for path in re.findall(r"`GET (/\S*)`", rows):
+            with connected(address) as connection:
+                connection.request("GET", path)
+                assert connection.getresponse().status == 200, path
+
+
+def test_figures_are_the_benchmarks(benchmark):
+    page = benchmark("service_page")
+    found = json.loads((ROOT / "benchmarks" / "service.json").read_text())
+    assert PAGE.partition(page.MARK)[2] == "\n" + page.section(found)
+    assert found["load"]["nac"]["requests"] == found["load"]["plain"]["requests"] == 10_000
+    assert not any(row["lost"] or row["mixed_up"] for row in found["load"].values())
+    assert all(row["as_expected"] for row in found["hostile"].values())
+
+
+def test_the_benchmark_sees_what_is_lost_and_mixed_up(judge, benchmark):
+    """Its own answers are right, those of another image are not, and a closed door is a loss."""
+    load = benchmark("service")
+    bodies = [encoded(picture(seed)) for seed in range(6)]
+    wanted = [judge.answers(judge.tensor(body)[None])[0] for body in bodies]
+    with running(judge) as (address, _):
+        good = load.drive(address, bodies, wanted, 40, 4)
+        mixed = load.drive(address, bodies, wanted[1:] + wanted[:1], 40, 4)
+    assert (len(good.seconds), good.lost, good.mixed) == (40, 0, 0)
+    assert (mixed.lost, mixed.mixed) == (0, 40)
+    assert load.drive(address, bodies, wanted, 8, 2).lost == 8

@@ -1,0 +1,217 @@
+"""Fitting on streams: one batch at a time, endless ones, and shards of WebDataset."""
+
+import gc
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from test_docs import DOCS, blocks
+from torch.utils.data import DataLoader, IterableDataset
+
+from nac_openood import LayerConfig, NACDetector, NACError
+from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.rules import rule_named
+
+RULES = {"nac": {"avgpool": LayerConfig(), "layer1": LayerConfig()}, "nac_plus": ["layer1"]}
+
+
+def batches(n, size=32, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, 3, 9, 9, generator=draw)
+    return list(zip(images.split(size), (torch.arange(n) % 4).split(size)))
+
+
+def same(one, other):
+    """Whether two detectors were fitted to the same bits, on the same number of samples."""
+    first, second = one.rule_.tensors(), other.rule_.tensors()
+    assert first.keys() == second.keys()
+    equal = all(torch.equal(first[name], second[name]) for name in first)
+    return equal and one.fit_summary_ == other.fit_summary_
+
+
+class Stream(IterableDataset):
+    """Samples one by one; it counts how many were asked for."""
+
+    def __init__(self, samples):
+        self.samples, self.asked = samples, 0
+
+    def __iter__(self):
+        for sample in self.samples:
+            self.asked += 1
+            yield sample
+
+
+def single(data):
+    return ((x, int(y)) for images, labels in data for x, y in zip(images, labels))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("auto", [True, False])
+def test_batch_by_batch_equals_fit(small_net, rule, auto):
+    layers = "auto" if auto else RULES[rule]
+    fitted = NACDetector(small_net, layers, rule=rule).fit(batches(200))
+    det = NACDetector(small_net, layers, rule=rule)
+    for batch in batches(200):
+        assert det.partial_fit(batch) is det
+    assert same(det, fitted) and det.layers == fitted.layers
+    assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 50)
+
+
+@pytest.mark.parametrize("form", [lambda x, y: x, lambda x, y: {"data": x, "label": y}])
+def test_a_batch_has_any_form_that_a_loader_yields(small_net, form):
+    given = [form(x, y) for x, y in batches(60)]
+    fitted = NACDetector(small_net, ["avgpool"]).fit(given)
+    det = NACDetector(small_net, ["avgpool"])
+    for batch in given:
+        det.partial_fit(batch)
+    assert same(det, fitted)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_goes_on_after_fit_load_and_merge(small_net, rule, tmp_path):
+    data = batches(320)
+    det = NACDetector(small_net, RULES[rule], rule=rule).fit(data[:4])
+    det.partial_fit(data[4]).save(tmp_path / "x")
+    again = NACDetector.load(tmp_path / "x", small_net).partial_fit(data[5])
+    again.merge(NACDetector(small_net, RULES[rule], rule=rule).fit(data[6:8]))
+    for batch in data[8:]:
+        again.partial_fit(batch)
+    calibration = batches(120, seed=1)
+    fitted = NACDetector(small_net, RULES[rule], rule=rule).fit(data)
+    assert same(again.calibrate(calibration), fitted.calibrate(calibration))
+    assert again.threshold_ == fitted.threshold_
+    again.partial_fit(data[0])
+    assert again.threshold_ is None and again.pvalues_ is None and not again.calibrated_
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bad_batch_changes_nothing(small_net, rule):
+    images, labels = batches(64, 64)[0]
+    det = NACDetector(small_net, RULES[rule], rule=rule)
+    broken = images.clone()
+    broken[3] = float("nan")
+    with pytest.raises(NACError, match="1 of 64 samples of this batch have NaN or Inf.*nothing"):
+        det.partial_fit((broken, labels))
+    assert det.rule_ is None
+    det.partial_fit((images, labels)).calibrate(batches(120, seed=1))
+    before = {name: tensor.clone() for name, tensor in det.rule_.tensors().items()}
+    for batch, message in {
+        (broken, labels): "nothing of it was counted",
+        (images, labels - 1): "labels must be in 0..3.*found -1",
+        (images, labels[:5]): "one whole-number label for each of 64 samples",
+    }.items():
+        with pytest.raises(NACError, match=message):
+            det.partial_fit(batch)
+    after = det.rule_.tensors()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert det.fit_summary_.n_samples == 64 and det.threshold_ is not None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_iterable_dataset(small_net, rule):
+    data = batches(150)
+    fitted = NACDetector(small_net, RULES[rule], rule=rule).fit(data)
+    det = NACDetector(small_net, RULES[rule], rule=rule)
+    assert same(det.fit(DataLoader(Stream(list(single(data))), batch_size=32)), fitted)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_an_endless_stream_is_read_as_far_as_needed(small_net, labels):
+    data = batches(64)
+    endless = Stream(s if labels else s[0] for s in itertools.cycle(list(single(data))))
+    det = NACDetector(small_net, ["avgpool"]).fit(DataLoader(endless, batch_size=10), n_samples=40)
+    assert det.fit_summary_.n_samples == endless.asked == 40
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_state_does_not_grow_with_the_samples(rule):
+    fitted = rule_named(rule)({"a": rule_named(rule).layer_settings()})
+    draw = torch.Generator().manual_seed(0)
+    sizes = {}
+    for n in range(1000, 40_001, 1000):
+        activation, gradient = torch.randn(2, 1000, 8, generator=draw).clamp(-3, 3)
+        logits = torch.randn(1000, 4, generator=draw)
+        fitted.update(Probed(logits, {"a": Reading(activation, gradient)}))
+        sizes[n] = sum(tensor.nbytes for tensor in fitted.tensors().values())
+    assert fitted.n_samples == 40_000
+    # NAC+ has set enough aside after 10,000 samples; files leave out empty cells
+    assert sizes[40_000] < 1.02 * sizes[10_000]
+
+
+# -- WebDataset ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Three tar files of 20 images each, as WebDataset writes them."""
+    wds = pytest.importorskip("webdataset")
+    folder = tmp_path_factory.mktemp("shards")
+    draw = torch.Generator().manual_seed(0)
+    with wds.ShardWriter(str(folder / "train-%03d.tar"), maxcount=20, verbose=0) as writer:
+        for number in range(60):
+            pixels = torch.randint(0, 256, (9, 9, 3), generator=draw, dtype=torch.uint8)
+            content = io.BytesIO()
+            Image.fromarray(pixels.numpy()).save(content, "png")
+            writer.write({"__key__": f"{number:04d}", "png": content.getvalue(), "cls": number % 4})
+    return str(folder / "train-{000..002}.tar")
+
+
+@pytest.fixture
+def web_loader():
+    """Makes a loader. WebDataset 1.0 leaves it to the garbage collector to close files."""
+    wds = pytest.importorskip("webdataset")
+
+    def made(shards, **options):
+        dataset = wds.WebDataset(shards, shardshuffle=False, **options).decode("torchrgb")
+        return DataLoader(dataset.to_tuple("png", "cls").batched(16), batch_size=None)
+
+    yield made
+    gc.collect()
+
+
+unclosed = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+
+@unclosed
+@pytest.mark.parametrize("rule", RULES)
+def test_shards_of_webdataset(small_net, shards, web_loader, rule):
+    given = list(web_loader(shards))
+    assert sum(len(x) for x, _ in given) == 60
+    det = NACDetector(small_net, RULES[rule], rule=rule).fit(web_loader(shards))
+    assert same(det, NACDetector(small_net, RULES[rule], rule=rule).fit(given))
+    assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 15)
+
+
+@unclosed
+def test_a_shard_per_machine(small_net, shards, web_loader):
+    parts = [shards.replace("{000..002}", f"00{number}") for number in range(3)]
+    detectors = [NACDetector(small_net, ["avgpool"]).fit(web_loader(part)) for part in parts]
+    merged = detectors[2].merge(detectors[0]).merge(detectors[1])
+    by_shard = [batch for part in parts for batch in web_loader(part)]
+    assert same(merged, NACDetector(small_net, ["avgpool"]).fit(by_shard))
+
+
+@unclosed
+def test_endless_shards(small_net, shards, web_loader):
+    det = NACDetector(small_net, ["avgpool"])
+    det.fit(web_loader(shards, resampled=True), n_samples=40)
+    assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 10)
+
+
+@unclosed
+def test_the_page(shards, monkeypatch):
+    monkeypatch.chdir(Path(shards).parent)
+    page = (DOCS / "scale.md").read_text(encoding="utf-8")
+    names = {"__name__": "scale.md"}
+    start = page.index("## Streaming")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for block in blocks(page[start : page.index("## Ray Data")]):
+            exec(compile(block, "scale.md", "exec"), names)
+    assert names["first"].fit_summary_.n_samples == 2 * 5 * 32
+    assert names["det"].fit_summary_.n_samples == 60
+    names.clear()
+    gc.collect()

@@ -1,0 +1,180 @@
+"""What the package needs, and what it is shipped as: bounds, wheel, types."""
+
+import ast
+import configparser
+import hashlib
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+from script_module import script_module
+
+ROOT = Path(__file__).parents[1]
+#: What is imported, where pip knows it by another name.
+IMPORTED = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "PIL"}
+
+
+def settings():
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirements(text):
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return {r.name: r for r in (Requirement(line) for line in lines if line)}
+
+
+def runtime():
+    return requirements(settings()["options"]["install_requires"])
+
+
+# -- bounds --------------------------------------------------------------------------------
+
+
+def test_oldest_versions_are_the_lower_bounds():
+    oldest = requirements((ROOT / "constraints" / "oldest.txt").read_text())
+    assert oldest.keys() == runtime().keys()
+    for name, requirement in runtime().items():
+        lower = [s.version for s in requirement.specifier if s.operator == ">="]
+        pinned = [s.version for s in oldest[name].specifier if s.operator == "=="]
+        assert Version(*lower) == Version(*pinned), name
+
+
+def test_the_next_major_version_is_refused():
+    for name, requirement in runtime().items():
+        upper = [s.version for s in requirement.specifier if s.operator == "<"]
+        # pillow's major version counts its releases
+        assert (not upper) == (name == "pillow"), name
+        assert all(Version(v) == Version(str(Version(v).major)) for v in upper), name
+
+
+def test_what_is_installed_fits():
+    from importlib import metadata
+
+    for name, requirement in runtime().items():
+        installed = Version(metadata.version(name)).public
+        assert requirement.specifier.contains(installed, prereleases=True), name
+
+
+def test_what_every_user_imports_is_declared():
+    """At the top of a module, that is, without an extra."""
+    found = set()
+    for path in (ROOT / "nac_openood").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(str(node.module).split(".")[0])
+    known = {IMPORTED.get(name, name) for name in runtime()}
+    extra = {"fastapi", "fastapi_offline", "h11", "starlette", "pydantic", "uvicorn", "lightning"}
+    extra |= {"matplotlib", "openood", "prometheus_client", "pyarrow", "pytorch_ood", "ray"}
+    own = {"nac_openood", *sys.stdlib_module_names}
+    assert not found - known - own - extra
+
+
+def test_what_is_audited_is_what_runs():
+    packages = script_module("runtime_packages").runtime_packages()
+    assert packages.keys() >= {"torch", "numpy", "markupsafe", "joblib", "sympy"}
+    assert not packages.keys() & {"nac-openood", "pytest", "ruff", "mkdocs", "matplotlib"}
+    assert all(Version(v).local is None for v in packages.values())
+
+
+# -- wheel ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Wheel and sdist of the last commit, which the script builds twice to compare them."""
+    if subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).returncode:
+        pytest.skip("not in a git repository: there is no commit to build")
+    out = tmp_path_factory.mktemp("dist")
+    script = ROOT / "scripts" / "build_wheel.py"
+    done = subprocess.run(
+        [sys.executable, script, "--out", out], capture_output=True, text=True, cwd=out
+    )
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_two_builds_give_the_same_bytes(built):
+    out, told = built
+    sums = {Path(line.split()[1]).name: line.split()[0] for line in told.splitlines()}
+    assert sorted(Path(name).suffix for name in sums) == [".gz", ".whl"]
+    for name, digest in sums.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+
+
+def test_nothing_in_them_tells_who_built_them_or_when(built):
+    out, _ = built
+    epoch = int(subprocess.check_output(["git", "-C", ROOT, "log", "-1", "--format=%ct"]))
+    with tarfile.open(next(out.glob("*.tar.gz"))) as sdist:
+        members = sdist.getmembers()
+    assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", epoch)}
+    assert {m.mode for m in members} <= {0o644, 0o755}
+    assert any(m.name.endswith("configs/postprocessors/nac.yml") for m in members)
+    with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
+        assert len({entry.date_time for entry in wheel.infolist()}) == 1
+        assert {entry.external_attr >> 16 & 0o777 for entry in wheel.infolist()} <= {0o644, 0o664}
+
+
+def test_another_commit_time_gives_other_bytes(built, tmp_path):
+    """Or the comparison could not fail."""
+    module = script_module("build_wheel")
+    sdist = tmp_path / "a.tar.gz"
+    original = next(built[0].glob("*.tar.gz")).read_bytes()
+    sdist.write_bytes(original)
+    module.rewritten(sdist, 1_000_000_000)
+    assert sdist.read_bytes() != original
+
+
+# -- types ---------------------------------------------------------------------------------
+
+USER = """\
+from typing import Optional
+from nac_openood import NACDetector, NACError
+
+def threshold(detector: NACDetector) -> Optional[float]:
+    try:
+        return detector.fit([], n_samples=10).calibrate([], tpr=0.9).threshold_
+    except NACError:
+        return None
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """A Python with the wheel and nothing else in it."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    with zipfile.ZipFile(next(built[0].glob("*.whl"))) as wheel:
+        wheel.extractall(site)
+    return folder / "bin" / "python", site
+
+
+def checked(python, folder, text):
+    """What mypy says about a user's file."""
+    pytest.importorskip("mypy")
+    (folder / "user.py").write_text(text)
+    options = ["--strict", "--python-executable", str(python), "--cache-dir", str(folder / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "user.py"],
+        capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_users_get_types(installed, tmp_path):
+    python, site = installed
+    assert "Success: no issues found" in checked(python, tmp_path, USER)
+    wrong = checked(python, tmp_path, USER.replace("tpr=0.9", 'tpr="0.9"'))
+    assert 'incompatible type "str"; expected "float"' in wrong
+    (site / "nac_openood" / "py.typed").unlink()
+    assert "py.typed marker" in checked(python, tmp_path, USER)

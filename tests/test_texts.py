@@ -1,0 +1,159 @@
+"""Texts on the command line: a Hugging Face network with its tokenizer, CSV lists, text files."""
+
+from __future__ import annotations
+
+import csv
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from nac_openood import NACDetector
+from nac_openood.cli import main
+from nac_openood.errors import NACError
+from nac_openood.sources.labelled import labelled_samples
+from nac_openood.sources.networks import kind_of
+from nac_openood.sources.samples import Samples
+from nac_openood.sources.texts import collate_for, collate_texts, without_padding
+
+WORDS = {
+    "sport": ["goal", "team", "match", "win", "coach", "league"],
+    "money": ["bank", "stock", "market", "price", "trade", "shares"],
+    "health": ["virus", "vaccine", "doctor", "cell", "patient", "drug"],
+}
+
+
+def texts(n, seed):
+    draw = random.Random(seed)
+    return [
+        (" ".join(draw.choices(words, k=draw.randint(4, 10))), name)
+        for _ in range(n)
+        for name, words in WORDS.items()
+    ]
+
+
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a small BERT that knows three topics, lists of texts and new texts."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    root = tmp_path_factory.mktemp("texts")
+    known = ["[PAD]", "[UNK]", *(word for words in WORDS.values() for word in words)]
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", model_max_length=16
+    )
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(known), hidden_size=32, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=16, id2label=dict(enumerate(WORDS)),
+    )  # fmt: skip
+    net = transformers.BertForSequenceClassification(config).train()
+    steps = torch.optim.Adam(net.parameters(), 1e-3)
+    batch = texts(20, 0)
+    given = tokenizer([text for text, _ in batch], padding=True, return_tensors="pt")
+    labels = torch.tensor([list(WORDS).index(name) for _, name in batch])
+    for _ in range(25):
+        steps.zero_grad()
+        net(**given, labels=labels).loss.backward()
+        steps.step()
+    net.save_pretrained(root / "net")
+    tokenizer.save_pretrained(root / "net")
+    for number, (name, count) in enumerate((("train", 60), ("val", 40), ("test", 40))):
+        write(root / f"{name}.csv", texts(count, number + 1))
+    (root / "new").mkdir()
+    (root / "new/a.txt").write_text("goal team win coach league goal")
+    (root / "new/b.txt").write_text("goal bank zebra quasar drug the the virus")
+    (root / "new/c.png").write_text("is not looked at")
+    return root
+
+
+def test_fit_and_score(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    data = ["--train", "train.csv", "--val", "val.csv", "--test", "test.csv"]
+    assert main(["fit", "--arch", "hf:net", *data, "--out", "t.nac", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy      100.0% of 120 validation samples" in shown and "length=16" in shown
+    given = ["score", "--detector", "t.nac", "--device", "cpu", "--arch", "hf:net"]
+    assert main([*given, "new"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["path"], row["decision"]) for row in rows] == [
+        ("new/a.txt", "in"), ("new/b.txt", "out"),
+    ]  # fmt: skip
+    assert rows[0]["class"] == "sport"
+    assert main([*given, "missing.txt"]) == 1
+    assert "cannot read missing.txt (missing)" in capsys.readouterr().err
+    assert main([*given, "new", "--gallery", "g.html"]) == 1
+    assert "--gallery shows images, and this detector is one of texts" in capsys.readouterr().err
+
+
+def test_labels_follow_the_network(place):
+    arch = f"hf:{place / 'net'}"
+    kind = kind_of(arch)
+    classes, encode = kind.classes(arch, None), kind.transform(arch, None)
+    found = labelled_samples(place / "val.csv", encode, classes)
+    assert found.classes == ("sport", "money", "health") and found.labels[:3].tolist() == [0, 1, 2]
+    sample = found[0]
+    assert sample["label"] == 0 and sample["input_ids"].shape == (16,)
+    assert int(sample["attention_mask"].sum()) == len(found.texts[0].split())
+    other = labelled_samples(place / "train.csv", encode, classes)
+    assert found.identity() != other.identity()
+
+
+def test_texts_are_no_images(place):
+    with pytest.raises(NACError, match="holds texts, but the network takes images"):
+        labelled_samples(place / "val.csv", lambda image: image)
+
+
+# -- batches as long as their longest text --------------------------------------------------
+
+
+def test_padding_at_the_end_of_all_texts_is_cut():
+    mask = torch.zeros(3, 32, dtype=torch.long)
+    for row, length in enumerate((4, 11, 2)):
+        mask[row, :length] = 1
+    ids = torch.arange(96).reshape(3, 32)
+    cut = without_padding({"input_ids": ids, "attention_mask": mask, "label": torch.arange(3)})
+    assert torch.equal(cut["input_ids"], ids[:, :16])  # 11, as a multiple of 8
+    assert torch.equal(cut["attention_mask"], mask[:, :16])
+    assert cut["label"].tolist() == [0, 1, 2]
+    # padding in front stays: without it, tokens would have other positions
+    assert without_padding({"attention_mask": mask.flip(1)})["attention_mask"].shape == (3, 32)
+    assert without_padding({"input_ids": ids})["input_ids"].shape == (3, 32)
+    assert without_padding({"attention_mask": mask * 0})["attention_mask"].shape == (3, 8)
+
+
+def test_scores_do_not_depend_on_padding(place):
+    arch = f"hf:{place / 'net'}"
+    kind = kind_of(arch)
+    encode = kind.transform(arch, None)
+    train, val, test = (
+        labelled_samples(place / f"{name}.csv", encode, kind.classes(arch, None))
+        for name in ("train", "val", "test")
+    )
+    short = [i for i, text in enumerate(test.texts) if len(text.split()) <= 8]
+    assert len(short) > 30
+    detector = NACDetector(kind.build(arch, 3), "auto", rule="nac_plus")
+    detector.fit(DataLoader(train, 60)).calibrate(DataLoader(val, 60))
+    full = next(iter(DataLoader(Subset(test, short), len(short))))
+    (cut,) = Samples("test", Subset(test, short), batch_size=len(short)).loader()
+    assert full["input_ids"].shape[1] == 16 and cut["input_ids"].shape[1] == 8
+    expected, found = detector.judge(full), detector.judge(cut)
+    assert expected.score.std() > 0.1
+    assert torch.allclose(found.score, expected.score, rtol=0, atol=1e-5)
+    assert torch.equal(found.out(), expected.out())
+
+
+def test_which_datasets_are_cut(place):
+    encode = kind_of(f"hf:{place / 'net'}").transform(f"hf:{place / 'net'}", None)
+    texts_of = labelled_samples(place / "val.csv", encode)
+    assert collate_for(Subset(Subset(texts_of, [1, 2]), [0])) is collate_texts
+    assert collate_for([1, 2]) is None

@@ -1,0 +1,123 @@
+"""How images become a network's input: the network's own configuration, YAML, or code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+from nac_openood.errors import NACError
+from nac_openood.sources.image_settings import ImageSettings, read_settings
+from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.transforms import chosen_transform, restored_transform, square_transform
+
+IMAGE = Image.new("RGB", (60, 40), (255, 51, 0))
+
+
+def test_yaml_says_what_happens(tmp_path):
+    (tmp_path / "t.yml").write_text("resize: 32\ncrop: 28\nmean: [0.5, 0.5, 0.5]\nstd: [1, 2, 1]\n")
+    made = chosen_transform(str(tmp_path / "t.yml"), "resnet18_32x32")
+    x = made.transform(IMAGE)
+    assert x.shape == (3, 28, 28)
+    torch.testing.assert_close(x[:, 3, 3], torch.tensor([0.5, (0.2 - 0.5) / 2, -0.5]))
+    again = restored_transform(made.text, "resnet18_32x32")
+    assert again == made._replace(transform=again.transform) and again.identity == made.identity
+    assert str(made) == "resize: 32, crop: 28, mean: [0.5, 0.5, 0.5], std: [1.0, 2.0, 1.0]"
+
+
+def test_gray_and_other_sizes():
+    settings = ImageSettings(gray=True, resize=(20, 30), mean=0.5, std=0.5, interpolation="bicubic")
+    x = settings.transform()(IMAGE)
+    assert x.shape == (1, 20, 30) and settings.mean == (0.5,)
+    assert ImageSettings.from_yaml(settings.to_yaml(), "here") == settings
+    assert ImageSettings(mean=0.5, std=0.5).mean == (0.5,) * 3
+    assert ImageSettings(crop=8).transform()(IMAGE).max() == 1  # no mean: pixels from 0 to 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("resise: 32", r"unknown key \['resise'\]; expected one of"),
+        ("", "expected a mapping with at least one key"),
+        ("32", "expected a mapping"),
+        ("a: [", "while parsing"),
+        ("resize: 3.5", "'resize' must be a positive whole number or two of them, got 3.5"),
+        ("crop: [1, 2, 3]", "'crop' must be a positive whole number or two"),
+        ("resize: 0", "'resize' must be a positive"),
+        ("mean: [1, 2]\nstd: [1, 2]", "'mean' must be 3 numbers, one per channel"),
+        ("mean: [0, 0, 0]", "expected both 'mean' and 'std' or neither"),
+        ("mean: [0, 0, 0]\nstd: [1, 1, 0]", "'std' must be above 0"),
+        ("resize: 3\ninterpolation: cubic", "must be one of nearest, bilinear, bicubic, lanczos"),
+        ("gray: 1", "'gray' must be true or false"),
+    ],
+)
+def test_wrong_yaml_is_refused_with_an_example(tmp_path, text, told):
+    (tmp_path / "t.yml").write_text(text)
+    with pytest.raises(NACError, match=told) as caught:
+        read_settings(tmp_path / "t.yml")
+    assert "t.yml: " in str(caught.value) and "crop: 224" in str(caught.value)
+
+
+def test_the_networks_own_configuration():
+    torchvision = chosen_transform(None, "vit_b_16", "torchvision:IMAGENET1K_SWAG_E2E_V1")
+    assert torchvision.transform(IMAGE).shape == (3, 384, 384) and torchvision.text == "auto"
+    assert chosen_transform("auto", "resnet18", "net.pt").transform(IMAGE).shape == (3, 224, 224)
+    small = chosen_transform("auto", "resnet_embedded", "net.pt")
+    assert small.transform(IMAGE).shape == (3, 32, 32)
+    assert torchvision.identity != small.identity
+    assert str(torchvision).startswith("the network's own: ImageClassification( crop_size=[384]")
+
+
+def test_nothing_is_guessed():
+    with pytest.raises(NACError, match="nothing says how images become the input of") as caught:
+        chosen_transform(None, "resnet18_32x32", "net.pt")
+    assert "resize: 256" in str(caught.value) and "`transform`" in str(caught.value)
+    listed = chosen_transform(None, "resnet18_32x32", "x", benchmark=BENCHMARKS["cifar10"])
+    assert listed.text.startswith("resize: 32\ncrop: 32\nmean: [0.4914")
+    assert repr(listed.transform) == repr(BENCHMARKS["cifar10"].transform())
+
+
+def test_a_square():
+    assert square_transform(16).transform(IMAGE).shape == (3, 16, 16)
+
+
+def test_code_makes_a_transform_or_is_one(tmp_path):
+    code = (
+        "from torchvision.transforms import Compose, ToTensor\n"
+        "def factory(): return ToTensor()\n"
+        "def itself(image): return ToTensor()(image) * 2\n"
+        "ready = Compose([ToTensor()])\n"
+        "Kind = ToTensor\n"
+        "def wrong(image): return 3\n"
+        "def failing(image): return image.nothing\n"
+        "def nothing(): return 3\n"
+    )
+    (tmp_path / "t.py").write_text(code)
+    made = {
+        name: chosen_transform(f"{tmp_path}/t.py:{name}", "resnet18_32x32")
+        for name in ("factory", "itself", "ready", "Kind")
+    }
+    assert {name: float(m.transform(IMAGE).max()) for name, m in made.items()} == {
+        "factory": 1, "itself": 2, "ready": 1, "Kind": 1,
+    }  # fmt: skip
+    assert made["itself"].identity != made["ready"].identity
+    for name, told in (
+        ("wrong", "made a int of an image, expected a tensor"),
+        ("failing", r"your code .*t.py:failing failed in .*t.py, line 7: AttributeError"),
+        ("nothing", "makes a int, expected a transform"),
+    ):
+        with pytest.raises(NACError, match=told):
+            chosen_transform(f"{tmp_path}/t.py:{name}", "resnet18_32x32").transform(IMAGE)
+
+
+def test_a_file_does_not_make_code_run(tmp_path):
+    (tmp_path / "t.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(NACError, match="which is code, and a file cannot make it run. Pass it"):
+        restored_transform(f"{tmp_path}/t.py:f", "resnet18_32x32")
+
+
+def test_what_is_no_transform():
+    with pytest.raises(NACError, match="`transform`: expected 'auto', a YAML file, package.module"):
+        chosen_transform("imagenet", "resnet18_32x32")
+    with pytest.raises(NACError, match=r"cannot read the transform nowhere.yml"):
+        chosen_transform("nowhere.yml", "resnet18_32x32")

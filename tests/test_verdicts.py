@@ -1,0 +1,70 @@
+"""What a detector says about samples in one pass, and what its file keeps beside the rule."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from test_plus_detector import data
+
+from nac_openood import NACDetector
+from nac_openood.detector.store import notes_of
+from nac_openood.errors import FileError, NACError, NotFittedError
+from nac_openood.files import write_tensors
+
+
+@pytest.fixture
+def detector(small_net):
+    return NACDetector(small_net, "auto", rule="nac_plus").fit(data(200)).calibrate(data(120, 1))
+
+
+def test_one_pass_says_what_separate_calls_say(detector, small_net, images):
+    found = detector.judge(images)
+    probabilities = small_net.eval()(images).detach().double().softmax(dim=1)
+    assert torch.equal(found.prediction, probabilities.argmax(dim=1))
+    torch.testing.assert_close(found.confidence, probabilities.max(dim=1).values)
+    assert torch.equal(found.score, detector.score(images))
+    assert torch.equal(found.p_value, detector.p_value(images))
+    middle = float(found.p_value.median())  # at the level itself a sample is out
+    assert found.out(middle).tolist() == (found.p_value <= middle).tolist()
+
+
+def test_what_cannot_be_judged_is_out(detector, images):
+    broken = images.clone()
+    broken[1] = float("nan")
+    found = detector.judge(broken)
+    assert found.p_value.isnan().tolist() == [i == 1 for i in range(len(images))]
+    assert bool(found.out(1e-9)[1]) and not found.out(1e-9)[0]
+
+
+def test_levels_and_calibration_are_checked(detector, small_net, images):
+    with pytest.raises(NACError, match="`alpha` must lie between 0 and 1, got 5"):
+        detector.judge(images).out(5)
+    with pytest.raises(NotFittedError, match="no p-values yet"):
+        NACDetector(small_net, ["avgpool"]).fit(data(60)).judge(images)
+
+
+def test_the_file_keeps_classes_and_notes(detector, small_net, tmp_path):
+    detector.save(tmp_path / "plain")
+    assert NACDetector.load(tmp_path / "plain", small_net).classes_ == ()
+    detector.classes_, detector.notes_ = ("cat", "dog", "owl", "eel"), {"transform": "resize: 32"}
+    detector.save(tmp_path / "told")
+    again = NACDetector.load(tmp_path / "told", small_net)
+    assert (again.classes_, again.notes_) == (detector.classes_, detector.notes_)
+    assert notes_of(tmp_path / "told") == {"transform": "resize: 32"}
+
+
+def test_damaged_classes_are_refused(detector, small_net, tmp_path):
+    path = tmp_path / "detector"
+    detector.save(path)
+    with safe_open(path, framework="pt") as opened:
+        metadata = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    about = {**json.loads(metadata["about"]), "classes": [1, 2]}
+    save_file(tensors, path, metadata={**metadata, "about": json.dumps(about)})
+    with pytest.raises(FileError, match="is damaged: its content does not match its checksum"):
+        NACDetector.load(path, small_net)
+    write_tensors(path, metadata["kind"], int(metadata["version"]), tensors, about)
+    with pytest.raises(FileError, match=r"is damaged: 'classes\[0\]' must be text, got 1"):
+        NACDetector.load(path, small_net)

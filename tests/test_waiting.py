@@ -1,0 +1,247 @@
+"""Nothing in a loop over batches makes the CPU wait for the device: counted on a pretended one."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import SmallNet
+from pretend import DEVICE, Device
+from torch import nn
+
+from nac_openood import NACDetector
+from nac_openood.core.coverage import Coverage
+from nac_openood.core.rules import RULES
+from nac_openood.detector import transfers
+from nac_openood.detector.batches import Batch, as_batch
+from nac_openood.detector.readings import Readings
+
+needs_streams = pytest.mark.skipif(
+    not hasattr(torch.cpu, "Event"), reason="this torch has no streams and events of CPUs"
+)
+LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
+
+
+def loader(n_batches, size=40):
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 3, 8, 8, generator=draw), torch.arange(size) % 4)
+        for _ in range(n_batches)
+    ]
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return SmallNet().eval()
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """CPUs have streams that do nothing: what runs on a GPU runs here, too."""
+    monkeypatch.setattr(transfers, "_streams", lambda device: torch.cpu)
+
+
+def fitted(net, rule, n_batches=3, **options):
+    detector = NACDetector(net, LAYERS.get(rule, LAYERS["nac"]), rule=rule, **options)
+    return detector.fit(loader(n_batches)).calibrate(loader(n_batches))
+
+
+def waits(net, rule, step, n_batches, **options):
+    """How often a step waits for the device, by operation."""
+    with Device() as device:
+        there = copy.deepcopy(net).to(DEVICE)
+        detector = NACDetector(there, LAYERS.get(rule, LAYERS["nac"]), rule=rule, **options)
+        if step != "fit":
+            detector.fit(loader(3)).calibrate(loader(3))
+            detector.score(loader(1)[0][0])  # what is made once, for the first batch, is not meant
+        device.waited.clear()
+        getattr(detector, step)(loader(n_batches))
+        return dict(device.waited)
+
+
+@needs_streams
+@pytest.mark.parametrize("step", ["fit", "calibrate", "score_loader", "read_loader"])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_no_batch_waits_for_the_device(net, streams, rule, step):
+    waits(net, rule, step, 3)  # fills caches
+    assert waits(net, rule, step, 7) == waits(net, rule, step, 3)
+
+
+@needs_streams
+def test_no_batch_waits_in_fast_passes(net, streams):
+    waits(net, "nac", "fit", 3, fast=True)
+    assert waits(net, "nac", "fit", 7, fast=True) == waits(net, "nac", "fit", 3, fast=True)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_detector_from_a_file_moves_to_the_device_once(net, tmp_path, rule):
+    fitted(net, rule).save(tmp_path / "detector.safetensors")
+    counted = []
+    with Device() as device:
+        there = copy.deepcopy(net).to(DEVICE)
+        for n_batches in (3, 7):
+            detector = NACDetector.load(tmp_path / "detector.safetensors", there)
+            device.waited.clear()
+            found = detector.score_loader(loader(n_batches))
+            counted.append(dict(device.waited))
+    assert counted[0] == counted[1]
+    np.testing.assert_array_equal(found.score, fitted(net, rule).score_loader(loader(7)).score)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_the_code_for_devices_gives_the_numbers_of_the_cpu(net, rule):
+    plain = fitted(net, rule, 4)
+    with Device():
+        pretended = fitted(copy.deepcopy(net).to(DEVICE), rule, 4)
+        scores = pretended.score_loader(loader(2))
+        readings = pretended.read_loader(loader(2))
+        mine = {name: tensor.cpu() for name, tensor in pretended.rule_.tensors().items()}
+    theirs = plain.rule_.tensors()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    np.testing.assert_array_equal(scores.score, plain.score_loader(loader(2)).score)
+    assert pretended.threshold_ == plain.threshold_
+    same(readings, plain.read_loader(loader(2)))
+
+
+def same(mine, theirs):
+    mine, theirs = mine._tensors(), theirs._tensors()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert type(mine[name]) is torch.Tensor
+        assert torch.equal(mine[name], tensor)
+
+
+class Waits(Coverage):
+    """NAC that looks at a number of each batch."""
+
+    name = "waits"
+
+    def update(self, readings, label=None):
+        super().update(readings, label)
+        assert float(readings["avgpool"].activation.max()) < 1e9
+
+
+class Selects(Coverage):
+    """NAC that leaves out samples by a mask on the device."""
+
+    name = "selects"
+
+    def parts(self, readings):
+        found = super().parts(readings)
+        return {name: part[part >= 0] for name, part in found.items()}
+
+
+class Fetches(Coverage):
+    """NAC that copies the scores of each batch to the CPU."""
+
+    name = "fetches"
+
+    def parts(self, readings):
+        return {name: part.cpu() for name, part in super().parts(readings).items()}
+
+
+class Sends(Coverage):
+    """NAC that copies a table to the device for each batch."""
+
+    name = "sends"
+
+    def parts(self, readings):
+        table = torch.ones(40)
+        return {name: part * table.to(part) for name, part in super().parts(readings).items()}
+
+
+@pytest.mark.parametrize(
+    "rule, step, operation",
+    [
+        (Waits, "fit", "_local_scalar_dense"),
+        (Selects, "score_loader", "index by booleans"),
+        (Fetches, "score_loader", "copy to the CPU"),
+        (Sends, "score_loader", "copy to the device"),
+    ],
+)
+def test_a_rule_that_waits_is_found(net, monkeypatch, rule, step, operation):
+    monkeypatch.setattr("nac_openood.core.rules.RULES", {**RULES, rule.name: rule})
+    few, many = waits(net, rule.name, step, 3), waits(net, rule.name, step, 7)
+    assert many[operation] - few.get(operation, 0) >= 4
+
+
+def test_the_pretended_device_does_not_mix_with_the_cpu(net):
+    with Device():
+        there = nn.Linear(3, 2).to(DEVICE)
+        with pytest.raises(RuntimeError, match="same device"):
+            there(torch.ones(1, 3))
+
+
+# -- copies while the device works ---------------------------------------------------------
+
+
+@needs_streams
+def test_batches_and_readings_are_the_same_with_streams(net, monkeypatch):
+    plain = fitted(net, "nac")
+    expected = plain.score_loader(loader(4)), plain.read_loader(loader(4))
+    monkeypatch.setattr(transfers, "_streams", lambda device: torch.cpu)
+    ahead = fitted(net, "nac")
+    assert torch.equal(
+        ahead.rule_.tensors()["counts/avgpool"], plain.rule_.tensors()["counts/avgpool"]
+    )
+    np.testing.assert_array_equal(ahead.score_loader(loader(4)).score, expected[0].score)
+    same(ahead.read_loader(loader(4)), expected[1])
+    with pytest.raises(Exception, match="no batch"):
+        ahead.read_loader([])
+
+
+class Recorder:
+    """Streams and events that do nothing but note what was waited for, and when."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def Stream(self, device):
+        return torch.cpu.Stream()
+
+    stream, current_stream = staticmethod(torch.cpu.stream), staticmethod(torch.cpu.current_stream)
+
+    def Event(self):
+        log = self.log
+
+        class Event:
+            def record(self, stream):
+                self.number = sum(entry.startswith("queued") for entry in log)
+
+            def synchronize(self):
+                log.append(f"waited {self.number}")
+
+        return Event()
+
+
+@needs_streams
+def test_at_most_two_batches_lie_on_the_device(net, monkeypatch):
+    log = []
+    monkeypatch.setattr(transfers, "_streams", lambda device: Recorder(log))
+    for number, _ in enumerate(
+        transfers.ahead(map(as_batch, loader(4, size=2)), net, Batch.mapped), 1
+    ):
+        log.append(f"queued {number}")
+    # the first is waited for when the second is queued, before the third is copied
+    assert log == [
+        *("queued 1", "queued 2", "waited 1", "queued 3", "waited 2", "queued 4", "waited 3"),
+    ]
+
+
+@needs_streams
+def test_readings_are_looked_at_when_the_next_batch_is_queued(net, monkeypatch):
+    log = []
+    monkeypatch.setattr(transfers, "_streams", lambda device: Recorder(log))
+    detector = fitted(net, "nac")
+    log.clear()
+
+    def parts():
+        for number, (x, y) in enumerate(loader(3, size=2), 1):
+            log.append(f"queued {number}")
+            yield Readings.of_pass(detector._probe(x), y)
+
+    found = list(transfers.behind(parts()))
+    assert log == ["queued 1", "queued 2", "waited 1", "queued 3", "waited 2", "waited 3"]
+    same(Readings.concatenate(found), detector.read_loader(loader(3, size=2)))
