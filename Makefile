@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEMO   := $(VENV)/.demo-ready
 # one test process per core, each on one thread: torch would start as many threads as there are cores
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 
@@ -17,12 +18,14 @@ OLDEST := bins bins_lookup histogram coverage states moments plus plus_detector 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-$(READY): setup.cfg
+$(READY): EXTRA := dev
+$(DEMO): EXTRA := demo
+$(READY) $(DEMO): setup.cfg
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' 'setuptools>=78.1.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]' 'setuptools>=78.1.1'
 	@touch $@
 
-demo: $(READY)   ## train, search, compare with the baselines, report: nac_demo/report.html
+demo: $(DEMO)    ## train, search, compare with the baselines, report: nac_demo/report.html
 	$(BIN)/nac-openood demo
 
 test: $(READY)   ## run the test suite

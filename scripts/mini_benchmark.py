@@ -3,8 +3,9 @@
     OPENOOD_SRC=OpenOOD python scripts/mini_benchmark.py --data-root DIR --checkpoint DIR --out DIR
 
 Fast methods run on every image; all methods run on every fifth (ODIN runs the network 32 times per
-image). About an hour on two cores with the miniature CIFAR-10 benchmark. After an interruption it
-continues; when everything is done it only writes the page.
+image), or every tenth with `--thin 10`, as for the page in the docs. About an hour on two cores
+with the miniature CIFAR-10 benchmark. After an interruption it continues; when everything is done
+it only writes the page.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ MNIST, Textures and two substitutes for SVHN and Places365. So the numbers show 
 AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them those of pytorch-ood's
 detectors. FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
 [compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
+
+The second table thins every list, those of training and validation images too. With so few training
+images, methods that learn much from them (KNN, MDS, RMDS, OpenMax) do far worse than in the first
+table. Use the first one to compare methods; the second adds those that are slow.
 """
 _SECTION = """
 ## {title}

@@ -59,7 +59,7 @@ examples:
       judge new images: class, confidence, score, p-value, decision
   torchrun --nproc-per-node 4 -m nac_openood score --detector birds.nac --arch net.py:make \\
       --checkpoint net.pt photos/
-      the same in four processes, for fit, score, search, compare and run
+      the same in four processes; also works with fit, search, compare and run
   nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt
       the same over HTTP, with a page to drop images on
   nac-openood export --detector birds.nac --arch net.py:make --checkpoint net.pt --out birds.onnx
@@ -74,7 +74,7 @@ examples:
   nac-openood analyze all --embedded
       the paper's analyses: layers, settings, neuron states, number of samples, ...
   nac-openood rank run/*.pt --arch resnet50 --train PACS/photo PACS/sketch
-      rank the checkpoints of a training run by how well they will generalize
+      rank the checkpoints of a training run by coverage, which may tell how well they generalize
   nac-openood report results/cifar10 --open
       write the tables and the page of a comparison again and open the page
   nac-openood doctor
@@ -85,7 +85,7 @@ examples:
 exit codes:
   0    success
   1    an error, explained on stderr; for `doctor`, something is missing
-  2    an invalid option, or a comparison in which some methods failed
+  2    an invalid option, or a comparison or analysis of which a part failed
   130  interrupted with Ctrl-C
   `run` returns the exit code of the script.
 """

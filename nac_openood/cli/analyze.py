@@ -31,9 +31,9 @@ examples:
       --checkpoint erm.pt --image-size 224
       on image folders of your own, with a subfolder per class
 
-The network is run once; all kinds work on what was read then, which is kept in DIR/readings. After
-an interruption, run the same command again to continue. Each kind writes KIND.csv, KIND.json and
-its figures into --out, and a section of report.html.
+The network is run once; all kinds but cost and schemes work on what was read then, which is kept in
+DIR/readings. After an interruption, run the same command again to continue. Each kind writes
+KIND.csv, KIND.json and its figures into --out, and a section of report.html.
 For exit codes see nac-openood --help.
 
 {options.FORMS}"""

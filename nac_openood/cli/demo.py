@@ -27,7 +27,7 @@ def add(commands: options.Commands) -> None:
     """Add the command to the parser."""
     parser = options.add_command(
         commands, "demo", _demo, epilog=_EXAMPLES,
-        help="train a small network and compare all methods on it, in minutes",
+        help="train a small network and compare all methods on it, in about a minute",
         description="Train a small network, search NAC's settings, compare it with the baselines "
         "and write a report.",
     )  # fmt: skip

@@ -56,13 +56,22 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
         "help": "training images of your own: a folder with a subfolder per class, a CSV file with "
         "the columns path and label, or your code path/to/file.py:function (see below)",
     },
-    "--val": {"metavar": "DATA", "help": "ID validation images (default: 20 %% of --train)"},
-    "--test": {"metavar": "DATA", "help": "ID test images (default: 20 %% of --train)"},
+    "--val": {
+        "metavar": "DATA",
+        "help": "ID validation images, not those the network was trained on (default: 20 %% of "
+        "--train is held out)",
+    },
+    "--test": {
+        "metavar": "DATA",
+        "help": "ID test images, not those the network was trained on (default: 20 %% of what is "
+        "left of --train is held out)",
+    },
     "--near": {"nargs": "*", "metavar": "SET", "help": f"near-OOD sets: {_SETS}"},
     "--far": {"nargs": "*", "metavar": "SET", "help": f"far-OOD sets: {_SETS}"},
     "--id-data": {
         "metavar": "NAME",
-        "help": "data of OpenOOD instead of --train: cifar10, cifar100, imagenet200 or imagenet",
+        "help": "data of OpenOOD instead of --train: cifar10, cifar100, imagenet200 or imagenet; "
+        "or embedded, the demo's images as files",
     },
     "--data-root": {
         "metavar": "DIR",

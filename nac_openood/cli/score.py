@@ -33,7 +33,7 @@ _EXAMPLES = f"""\
 examples:
   nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/ > birds.csv
       judge all images in a folder and its subfolders
-  find photos -newer last_run | nac-openood score --detector birds.nac --arch net.py:make \\
+  find photos -type f -newer last_run | nac-openood score --detector birds.nac --arch net.py:make \\
       --checkpoint net.pt --format jsonl --skip-bad -
       images of a list on stdin, one path per line; bad files are named on stderr
   nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/ \\

@@ -1,4 +1,4 @@
-"""A network of one's own: any code that makes an nn.Module will do."""
+"""Your own network: any code that makes an nn.Module will do."""
 
 from torch import nn
 
