@@ -13,7 +13,7 @@ OLDEST := bins bins_lookup histogram coverage states moments plus plus_detector 
 	inputs auto_layers one_logit networks detector fit_score store readings verdicts slips data contract \
 	gpu waiting search recipe surrogate advice search_cli cli files imglist transforms sets own_sets report
 
-.PHONY: demo test test-oldest lint types format docs bench gpu wheel audit clean help
+.PHONY: demo test test-all test-oldest lint types format docs bench gpu wheel audit clean help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -28,8 +28,13 @@ $(READY) $(DEMO): setup.cfg
 demo: $(DEMO)    ## train, search, compare with the baselines, report: nac_demo/report.html
 	$(BIN)/nac-openood demo
 
-test: $(READY)   ## run the test suite
+# where the miniature benchmark is at hand, one test image of this many
+test: export NAC_BENCH_EVERY := 5
+test test-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test:            ## run the test suite
+test-all:        ## run it with every image of the miniature benchmark, as CI does
 
 # torch 2.6 warns about programs that it exports itself
 test-oldest:     ## run the core tests with the oldest supported dependencies (constraints/oldest.txt)

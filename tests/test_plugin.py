@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import numpy as np
@@ -237,11 +236,10 @@ def test_networks_that_return_tuples(net, data_root):
 
 
 @pytest.mark.bench
-def test_the_authors_scores_in_the_real_evaluator(registered, bench, tmp_path):
+def test_the_authors_scores_in_the_real_evaluator(registered, bench, authors, tmp_path):
     from openood.networks.resnet18_32x32 import ResNet18_32x32
 
     folder, root = bench
-    expected = json.loads((folder / "expected.json").read_text())
     net = ResNet18_32x32(num_classes=10)
     checkpoint = folder / "checkpoints" / "cifar10_resnet18_32x32_base" / "s0" / "best.ckpt"
     net.load_state_dict(torch.load(checkpoint, map_location="cpu"))
@@ -252,13 +250,14 @@ def test_the_authors_scores_in_the_real_evaluator(registered, bench, tmp_path):
     config.write_text(yaml.safe_dump(shipped, sort_keys=False))
     found = evaluator(net.eval(), root, tmp_path, batch_size=100)
     metrics = found.eval_ood(progress=False)
-    inside = np.array(expected["scores"]["cifar10"])
+    inside = np.array(authors["scores"]["cifar10"])
     assert np.abs(found.scores["id"]["test"][1] - inside).max() <= 2e-3
-    assert metrics.loc["nearood", "ACC"] == pytest.approx(expected["accuracy"], abs=0.001)
+    if "accuracy" in authors:
+        assert metrics.loc["nearood", "ACC"] == pytest.approx(authors["accuracy"], abs=0.001)
     ours = {**found.scores["ood"]["near"], **found.scores["ood"]["far"]}
-    assert set(ours) == set(expected["metrics"])
+    assert {"cifar10", *ours} == set(authors["scores"])
     for name, (_, scores, _) in ours.items():
-        outside = np.array(expected["scores"][name])
+        outside = np.array(authors["scores"][name])
         assert np.abs(scores - outside).max() <= 2e-3, name
         auroc = 100 * float(ranking.auroc(inside, outside))  # of the authors' scores
         assert metrics.loc[name, "AUROC"] == pytest.approx(auroc, abs=0.02), name

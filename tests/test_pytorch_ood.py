@@ -366,6 +366,7 @@ def thinned(bench):
     sets = {}
     for name, size in sizes.items():
         images = loader(root, name).dataset
+        size = min(size, len(images))
         rows = np.linspace(0, len(images) - 1, size).round().astype(int).tolist()
         batches = DataLoader(Subset(images, rows), batch_size=100)
         sets[name] = featured(net, batches)
