@@ -10,11 +10,15 @@ import pytest
 import torch
 from filelock import FileLock
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from torch import nn
 
 # no deadline: a busy machine is not a failure; derandomize: the same examples every time
 settings.register_profile("nac", deadline=None, derandomize=True)
 settings.load_profile("nac")
+# nor may examples depend on which of our modules were imported before, whose constants it collects
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 # Python looks for garbage after every 700 new objects, which takes a sixth of the time of tests
 # that draw, trace or train; imports leave none

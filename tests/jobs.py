@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import socket
 import textwrap
 from typing import Sequence
@@ -39,11 +42,17 @@ def run_code(size: int, code: str, cwd: object = None) -> list[Done]:
     return run_job(size, [], cwd, f"{textwrap.dedent(code)}\nraise SystemExit(0)")
 
 
+_numbers = itertools.count()
+
+
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on now, and below those that the system gives to others."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    while True:
+        port = 20_000 + 1_000 * (worker % 12) + next(_numbers) % 1_000
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def _variables(rank: int, size: int, port: int) -> str:

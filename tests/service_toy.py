@@ -82,19 +82,30 @@ def connected(address):
         connection.close()
 
 
-def exchange(address, *pieces, half_close=False, timeout=10):
+#: A piece of an exchange: wait for what the server says to those before.
+ANSWER = object()
+
+
+def exchange(address, *pieces, half_close=False, timeout=60):
     """Send pieces of bytes, numbers are pauses in seconds; everything that comes back."""
+    found = b""
     with socket.create_connection(address, timeout=timeout) as connection:
         for piece in pieces:
             if isinstance(piece, bytes):
                 connection.sendall(piece)
+            elif piece is ANSWER:
+                found += connection.recv(65536)
             else:
                 time.sleep(piece)
         if half_close:
             connection.shutdown(socket.SHUT_WR)
-        found = b""
         while True:
-            more = connection.recv(65536)
+            try:
+                more = connection.recv(65536)
+            except ConnectionResetError:
+                if not found:
+                    raise
+                more = b""  # it has answered, and not read all that was sent
             if not more:
                 return found
             found += more

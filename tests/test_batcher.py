@@ -18,11 +18,12 @@ class Work:
     """Doubles numbers, notes the batches, waits at the gate, and cannot stand negative ones."""
 
     def __init__(self, opened=True):
-        self.batches, self.gate = [], threading.Event()
+        self.batches, self.gate, self.entered = [], threading.Event(), threading.Event()
         if opened:
             self.gate.set()
 
     def __call__(self, batch):
+        self.entered.set()
         assert self.gate.wait(30)
         self.batches.append(len(batch))
         if (batch < 0).any():
@@ -65,24 +66,27 @@ def test_nobody_fails_for_another():
 
 
 def test_a_batch_waits_for_others_but_not_for_long():
-    async def test(batcher):
+    async def together(batcher):
         first = asyncio.create_task(batcher.results(numbers(1)))
         await asyncio.sleep(0.05)
         second = asyncio.create_task(batcher.results(numbers(2)))
         return await first, await second
 
-    together, apart = Work(), Work()
-    assert run(together, test, max_wait=5, max_batch=2) == ([2.0], [4.0])
-    assert together.batches == [2], "a full batch starts at once"
+    async def apart(batcher):
+        return await batcher.results(numbers(1)), await batcher.results(numbers(2))
+
     start = time.monotonic()
-    run(apart, test, max_wait=0.001)
-    assert apart.batches == [1, 1] and time.monotonic() - start < 5
+    for test, batches, wait in ((together, [2], 60), (apart, [1, 1], 0.001)):
+        work = Work()
+        assert run(work, test, max_wait=wait, max_batch=2) == ([2.0], [4.0])
+        assert work.batches == batches
+    assert time.monotonic() - start < 30, "a full batch starts at once"
 
 
 def test_who_gives_up_leaves_the_queue():
     async def test(batcher):
         first = asyncio.create_task(batcher.results(numbers(1)))
-        await asyncio.sleep(0.1)  # at work, behind the gate
+        assert await asyncio.to_thread(work.entered.wait, 30)  # at work, behind the gate
         second = asyncio.create_task(batcher.results(numbers(2, 3)))
         third = asyncio.create_task(batcher.results(numbers(4)))
         await asyncio.sleep(0.05)
@@ -100,7 +104,7 @@ def test_who_gives_up_leaves_the_queue():
 def test_the_queue_has_an_end():
     async def test(batcher):
         first = asyncio.create_task(batcher.results(numbers(1)))
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(work.entered.wait, 30)
         rest = asyncio.create_task(batcher.results(numbers(*range(20))))
         await asyncio.sleep(0)
         with pytest.raises(FullError):

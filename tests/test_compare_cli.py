@@ -185,6 +185,7 @@ def kill_after(place, out, files):
             os.kill(command.pid, signal.SIGKILL)
             return command.wait().returncode == -signal.SIGKILL
         time.sleep(0.002)
+    command.wait()
     return False
 
 

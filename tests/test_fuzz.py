@@ -62,7 +62,8 @@ class Wrong(Target):
     ],
 )
 def test_the_judge_can_be_strict(tmp_path, do, verdict, monkeypatch):
-    monkeypatch.setattr("fuzz_case.SECONDS", 0.2)
+    if verdict == HANG:  # the others may take their time on a busy machine
+        monkeypatch.setattr("fuzz_case.SECONDS", 0.2)
     assert attempt(Wrong(tmp_path, do), 0, tmp_path / "case").verdict == verdict
 
 

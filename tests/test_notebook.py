@@ -20,7 +20,8 @@ import nbclient, nbformat
 book = nbformat.read(sys.argv[1], as_version=4)
 names = "[float(accuracy), aurocs, [bool(known) for known, _ in answers]]"
 book.cells.append(nbformat.v4.new_code_cell(f"import json; print(json.dumps({names}))"))
-nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+patient = {"timeout": None, "startup_timeout": 600}
+nbclient.NotebookClient(book, **patient, kernel_name="python3").execute()
 nbformat.write(book, sys.argv[2])
 """
 

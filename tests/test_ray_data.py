@@ -1,5 +1,7 @@
 """Ray Data on a real cluster: several nodes on this machine, some of which are killed."""
 
+import contextlib
+import gc
 import io
 import math
 import os
@@ -136,17 +138,29 @@ def same(one, other):
 def cluster():
     """A node that only conducts, and two that work."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # other jobs may fill the memory and keep the cores busy
+    patience = {"RAY_memory_monitor_refresh_ms": "0", "RAY_gcs_server_port_wait_time_s": "300"}
+    os.environ.update(patience)
     head = {**NODE, "num_cpus": 0, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     ray.init(address=nodes.address, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
     for _ in range(2):
-        nodes.add_node(**NODE)
-    nodes.wait_for_nodes()
+        patiently(lambda: nodes.add_node(**NODE))
+    nodes.wait_for_nodes(timeout=300)
     yield nodes
     ray.shutdown()
     nodes.shutdown()
+    gc.collect()  # what Ray leaves is not for other tests to find
+
+
+def patiently(start):
+    """Start a node; Ray gives up after 30 seconds, which a busy machine may take."""
+    for _ in range(2):
+        with contextlib.suppress(Exception):
+            return start()
+    return start()
 
 
 class Killer(threading.Thread):
@@ -155,7 +169,7 @@ class Killer(threading.Thread):
     def __init__(self, cluster, marks):
         super().__init__(daemon=True)
         while len(cluster.worker_nodes) < 2:
-            cluster.add_node(**NODE)
+            patiently(lambda: cluster.add_node(**NODE))
         self.cluster, self.marks, self.done_before = cluster, marks, None
         marks.mkdir()
         self.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
+from jobs import free_port
 from report_example import build
 
 from nac_openood.report.write import write_page
@@ -48,7 +49,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     # a named driver: selenium must not download one
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER, port=free_port()))
     yield driver
     driver.quit()
 
@@ -196,6 +197,7 @@ def test_lower_is_better_sorts_that_way_first(browser: Any, url: str) -> None:
 def test_the_command_can_be_copied(browser: Any, url: str) -> None:
     from selenium.webdriver.common.by import By
 
+    browser.get_log("browser")  # of the pages before
     show(browser, url, 1280)
     browser.find_element(By.CSS_SELECTOR, ".copy").click()
     told = browser.find_element(By.CSS_SELECTOR, "#command").text

@@ -6,6 +6,7 @@ import math
 import struct
 import threading
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -273,8 +274,9 @@ def test_too_many_at_once_are_told_to_come_back(judge, limits, told):
     assert statuses == [200]
 
 
-def test_the_rate_of_a_client_is_limited(judge):
+def test_the_rate_of_a_client_is_limited(judge, monkeypatch):
     image = encoded(picture(1))
+    monkeypatch.setattr("nac_openood.serving.scoring.Rates", partial(Rates, clock=lambda: 0.0))
     with client_of(judge, Limits(rate=0.01, max_images=2)) as client:
         codes = [client.post("/score", files=[("x", image)] * n).status_code for n in (2, 1)]
         refused = client.post("/score", content=image, headers=PNG)

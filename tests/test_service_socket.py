@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
-from service_toy import connected, encoded, exchange, picture, running, toy_judge
+from service_toy import ANSWER, connected, encoded, exchange, picture, running, toy_judge
 from test_service import Slow
 
 from nac_openood.errors import NACError
@@ -30,7 +30,7 @@ from nac_openood.serving.server import (
 PNG = {"Content-Type": "image/png"}
 HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 #: Short enough for a test; a busy machine may be a few times slower than this without harm.
-SHORT = 1.0
+SHORT = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def told(response):
 def test_a_body_that_does_not_arrive_is_a_408(address):
     start = time.monotonic()
     status, error = told(exchange(address, HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10))
-    assert status == 408 and "the request did not arrive within 1 s" in error
+    assert status == 408 and f"the request did not arrive within {SHORT:g} s" in error
     assert time.monotonic() - start > SHORT
 
 
@@ -67,9 +67,9 @@ def test_a_head_that_does_not_arrive_is_a_408(address):
     slow = b"GET", SHORT * 0.7, b" /health HTTP/1.1\r\n"
     for pieces in ([], [HEAD], slow):
         status, error = told(exchange(address, *pieces))
-        assert status == 408 and "no request arrived within 1 s" in error
+        assert status == 408 and f"no request arrived within {SHORT:g} s" in error
     first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    kept = exchange(address, first, 0.3, *slow)  # the second request on a connection
+    kept = exchange(address, first, ANSWER, *slow)  # the second request on a connection
     assert kept.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in kept
 
 
@@ -94,13 +94,14 @@ def test_a_length_is_refused_before_the_body_is_sent(address):
     assert status == 413 and "longer than the 50,000 bytes" in error
 
 
-def test_a_client_that_expects_to_be_asked_is_not_asked(address):
+def test_a_client_that_expects_to_be_asked_is_not_asked(address, monkeypatch):
+    monkeypatch.setattr("nac_openood.serving.linger._IDLE", 9.0)
     expecting = b"Expect: 100-continue\r\nContent-Length: 9999999\r\n\r\n"
     start = time.monotonic()
     response = exchange(address, HEAD + expecting)
-    assert told(response)[0] == 413 and time.monotonic() - start < 0.9, "it must not linger"
+    assert told(response)[0] == 413 and time.monotonic() - start < 8, "it must not linger"
     asked = exchange(address, HEAD + b"Expect: 100-continue\r\nConnection: close\r\n"
-                     b"Content-Length: 4\r\n\r\n", 0.2, b"noo!")  # fmt: skip
+                     b"Content-Length: 4\r\n\r\n", ANSWER, b"noo!")  # fmt: skip
     assert asked.startswith(b"HTTP/1.1 100") and b"HTTP/1.1 415" in asked
 
 
@@ -113,7 +114,13 @@ def test_a_client_that_sends_all_the_same_can_read_why(address):
             assert response.status == 413 and b"longer than" in response.read()
 
 
-def test_too_many_connections_are_refused(address):
+def test_too_many_connections_are_refused(judge):
+    limits = Limits(max_bytes=50_000, timeout=60, max_connections=20)
+    with running(judge, limits) as (address, _):
+        check_too_many_connections(address)
+
+
+def check_too_many_connections(address):
     idle = []
     try:
         for _ in range(30):
@@ -238,6 +245,13 @@ def test_sockets_that_cannot_be_had():
         port = taken.getsockname()[1]
         with pytest.raises(NACError, match="Choose another `port` or `host`"):
             listening_socket("127.0.0.1", port)
+
+
+def test_a_host_without_an_address(monkeypatch):
+    def refuse(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a real one may take long, or lie
     with pytest.raises(NACError, match="there is no address 'no.such.host.invalid'"):
         listening_socket("no.such.host.invalid", 0)
 

@@ -119,12 +119,13 @@ def test_training_goes_on_undisturbed(images):
     def train(scoring):
         torch.manual_seed(0)
         net, teacher = SmallNet().train(), SmallNet()
-        stopped, scored, failures = threading.Event(), [], []
+        begun, stopped, scored, failures = threading.Event(), threading.Event(), [], []
 
         def score():
             try:
                 while not stopped.is_set():
                     scored.append(classify(net, images))
+                    begun.set()
                     read(net, images, layers(net), gradients=False)
                     read(teacher, images, layers(teacher))
             except BaseException as error:
@@ -133,6 +134,7 @@ def test_training_goes_on_undisturbed(images):
         thread = threading.Thread(target=score)
         if scoring:
             thread.start()
+            assert begun.wait(60)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(40):
             optimizer.zero_grad()
@@ -171,6 +173,7 @@ def test_modes_belong_to_the_thread(small_net, images, mode):
 def test_compiled_networks_stay_compiled(small_net, images):
     """Reading runs eagerly; that must not be seen by a thread that uses the compiled network."""
     graphs = []
+    torch._dynamo.reset()  # after some compilations of a `forward` there are no more
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -179,6 +182,7 @@ def test_compiled_networks_stay_compiled(small_net, images):
     compiled = torch.compile(small_net, backend=backend)
     plain(compiled, images)
     compilations = len(graphs)
+    assert compilations
     works = [
         always(lambda: plain(compiled, images)),
         always(lambda: values(read(compiled, images, layers(compiled)))),
