@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from conftest import BENCH_EVERY
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -241,6 +242,7 @@ def rounded_once(net, x, layers):
 
 
 @pytest.mark.bench
+@pytest.mark.skipif(BENCH_EVERY > 1, reason="takes all training images: make test-all")
 def test_the_authors_figures(bench, bench_readings):
     """15 settings, three layers, in one pass over all training images."""
     folder, root = bench

@@ -141,7 +141,10 @@ def cluster():
     # other jobs may fill the memory and keep the cores busy
     patience = {"RAY_memory_monitor_refresh_ms": "0", "RAY_gcs_server_port_wait_time_s": "300"}
     os.environ.update(patience)
-    head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+    # a node that answers no more is given up after seconds, one that answers late is not
+    checks = {"initial_delay_ms": 0, "period_ms": 500, "failure_threshold": 5, "timeout_ms": 10_000}
+    checks = {f"health_check_{name}": value for name, value in checks.items()}
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": checks}
     nodes = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     ray.init(address=nodes.address, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
