@@ -14,10 +14,11 @@ from fuzz_files import (
     Shards,
 )
 from fuzz_inputs import Configs, Folders, Images, Lists, Tables, Transforms
+from fuzz_programs import Programs
 from fuzz_results import Comparisons, Findings, Rankings, Reports
 
 TARGETS: tuple[type[Target], ...] = (
     Configs, Transforms, Detectors, ChangedDetectors, SavedReadings, ChangedReadings,
-    OneFileOfReadings, Checkpoints, Shards, Comparisons, Reports, Rankings, Findings, Lists,
+    OneFileOfReadings, Checkpoints, Programs, Shards, Comparisons, Reports, Rankings, Findings, Lists,
     Tables, Folders, Images, Commands,
 )  # fmt: skip

@@ -7,7 +7,7 @@ can be read. TorchScript becomes a network of operations where PyTorch can take 
 
 from __future__ import annotations
 
-import warnings
+import pickle
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nac_openood.errors import NACError
+from nac_openood.sources.archives import check_archive, no_code_run, refuse_code
 from nac_openood.sources.network_kind import NetworkKind
 from nac_openood.sources.scripts import is_script, network_of_script
 
@@ -49,6 +50,7 @@ class ExportedPrograms(NetworkKind):
             return self.build(arch, n_classes)
         if not Path(arch).is_file():
             raise NACError(f"there is no program {arch}.")
+        check_archive(arch)
         if Path(arch).suffix != _EXPORTED:
             if is_script(arch):
                 return network_of_script(arch, _HOW_TO_EXPORT)
@@ -57,10 +59,17 @@ class ExportedPrograms(NetworkKind):
                 "`arch` which network it belongs to."
             )
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of PyTorch, about its own serialization
+            refuse_code(arch)
+            with no_code_run():
                 program = torch.export.load(arch)
                 net: nn.Module = torch.export.unflatten(program)
+        except NACError:
+            raise
+        except pickle.UnpicklingError as error:  # whose own message advises to run the code
+            raise NACError(
+                f"{arch} holds more than tensors and is not loaded, because it could run code. "
+                f"{_HOW_TO_EXPORT}"
+            ) from error
         except Exception as error:  # a damaged file fails in many ways
             raise NACError(
                 f"{arch} is damaged or not a program ({type(error).__name__}: "

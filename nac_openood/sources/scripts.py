@@ -97,7 +97,7 @@ def network_of_script(path: str, advice: str) -> nn.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
-        script = torch.jit.load(path, map_location="cpu").eval()
+        script = _loaded(path, advice)
         example = _example(script)
         if example is None:
             raise NACError(
@@ -112,6 +112,15 @@ def network_of_script(path: str, advice: str) -> nn.Module:
             f"a graph of operations whose outputs can be read. {advice}"
         )
     return net
+
+
+def _loaded(path: str, advice: str) -> torch.jit.ScriptModule:
+    try:
+        return torch.jit.load(path, map_location="cpu").eval()
+    except (RuntimeError, ValueError) as error:  # its reader is written in C++
+        raise NACError(
+            f"{path} is damaged or not TorchScript ({str(error).splitlines()[0]}). {advice}"
+        ) from error
 
 
 def _example(script: nn.Module) -> Optional[Tensor]:

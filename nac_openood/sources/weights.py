@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError
+from nac_openood.sources.archives import check_archive
 from nac_openood.sources.domainbed import allowed_content, plain_state
 
 #: Prefixes of the keys of a wrapped network.
@@ -71,6 +72,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
 
 
 def _pytorch(path: Path) -> Any:
+    check_archive(path)
     try:
         with allowed_content():
             return torch.load(path, map_location="cpu", weights_only=True)

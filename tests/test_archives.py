@@ -1,0 +1,99 @@
+"""Archives of PyTorch: damage is noticed, and nothing in them runs."""
+
+import contextlib
+import io
+import os
+import zipfile
+
+import pytest
+import torch
+from fuzz_programs import small
+
+from nac_openood.errors import NACError
+from nac_openood.sources.networks import network_of
+from nac_openood.sources.weights import load_checkpoint
+
+X = torch.zeros(2, 3, 28, 28)
+
+
+class Planted:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def pickled(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def rewritten(path, changes):
+    """The archive with other parts: bytes by what their names contain; new ones by `=name`."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(parts)).split("/")[0]
+    for name, content in changes.items():
+        if name.startswith("="):
+            parts[f"{root}/{name[1:]}"] = content
+        else:
+            found = [known for known in parts if name in known]
+            assert found, (name, list(parts))
+            parts.update(dict.fromkeys(found, content))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+
+
+@pytest.fixture
+def program(tmp_path):
+    batch = {0: torch.export.Dim("batch")}
+    torch.export.save(
+        torch.export.export(small(), (X,), dynamic_shapes=(batch,)), tmp_path / "p.pt2"
+    )
+    return tmp_path / "p.pt2"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_cannot_run_code_while_it_is_loaded(program, tmp_path):
+    torch.testing.assert_close(network_of(str(program), 3)(X), small()(X))
+    rewritten(program, {"sample_inputs": pickled(Planted(tmp_path / "ran"))})
+    with contextlib.suppress(Exception):
+        torch.export.load(program)
+    assert (tmp_path / "ran").is_dir(), "PyTorch alone runs it"
+    (tmp_path / "ran").rmdir()
+    with pytest.raises(NACError, match="holds more than tensors and is not loaded") as told:
+        network_of(str(program), 3)
+    assert "weights_only" not in str(told.value)
+    assert not (tmp_path / "ran").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["aotinductor/model/x.so", "constants/opaque_obj_0"])
+def test_programs_with_code_in_them_are_refused(program, name):
+    rewritten(program, {f"=data/{name}": b"x"})
+    with pytest.raises(NACError, match=f"holds compiled code or pickled objects .*{name}"):
+        network_of(str(program), 3)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "program", "script"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_flipped_bit_in_the_weights_is_noticed(program, tmp_path, kind):
+    net, path = small(), program if kind == "program" else tmp_path / "net.pt"
+    if kind == "checkpoint":
+        torch.save(net.state_dict(), path)
+    elif kind == "script":
+        torch.jit.save(torch.jit.trace(net, X), str(path))
+    content = bytearray(path.read_bytes())
+    place = content.index(net[2].weight.detach().numpy().tobytes())
+    content[place + 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(NACError, match="is damaged: '.*' does not match its checksum"):
+        if kind == "checkpoint":
+            load_checkpoint(small(), path)
+        else:
+            network_of(str(path), 3)
