@@ -61,7 +61,7 @@ def program(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_program_cannot_run_code_while_it_is_loaded(program, tmp_path):
     torch.testing.assert_close(network_of(str(program), 3)(X), small()(X))
-    rewritten(program, {"sample_inputs": pickled(Planted(tmp_path / "ran"))})
+    rewritten(program, {"inputs": pickled(Planted(tmp_path / "ran"))})
     with contextlib.suppress(Exception):
         torch.export.load(program)
     assert (tmp_path / "ran").is_dir(), "PyTorch alone runs it"
@@ -89,7 +89,7 @@ def test_a_flipped_bit_in_the_weights_is_noticed(program, tmp_path, kind):
     elif kind == "script":
         torch.jit.save(torch.jit.trace(net, X), str(path))
     content = bytearray(path.read_bytes())
-    place = content.index(net[2].weight.detach().numpy().tobytes())
+    place = content.index(net.head.weight.detach().numpy().tobytes())
     content[place + 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(NACError, match="is damaged: '.*' does not match its checksum"):
