@@ -173,8 +173,7 @@ def _restored(state: Mapping[str, Any], made: NACDetector) -> NACDetector:
     """A detector with the network of `made`, fitted on what an actor counted."""
     about, tensors = json.loads(state["about"]), safetensors.torch.load(state["tensors"])
     rule = rule_named(about["rule"]).restore(about["settings"], tensors)
-    shard = NACDetector.from_rule(made.net, rule, fast=made.fast)
-    shard.autocast = made.autocast
+    shard = NACDetector.from_rule(made.net, rule, fast=made.fast, autocast=made.autocast)
     counts = {int(label): n for label, n in about["summary"]["class_counts"].items()}
     shard.fit_summary_ = FitSummary(about["summary"]["n_samples"], counts)
     return shard

@@ -17,12 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError, NotFittedError, advise
 from nac_openood.benchmark.run.results import Results
+from nac_openood.core import logit_scores
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.delong import Aurocs
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.logit_scores import energy, msp
+from nac_openood.core.logit_scores import energy, gen, msp
 from nac_openood.core.ranking import auroc
-from nac_openood.core.saturation import saturation
+from nac_openood.core.reading import Reading
+from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.detector.presets import preset
 from nac_openood.report.order import standings
 from nac_openood.report.sections.settings import hyperparameters
@@ -259,6 +261,8 @@ def test_noise_is_no_reason_to_warn(flat):
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
     sample = next(iter(pictures(3, 9)))[0]
+    half = reader_for(NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample)[0]
+    assert half.autocast == torch.bfloat16
     needed = reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
     train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
@@ -415,3 +419,16 @@ def test_the_plugin_warns(monkeypatch):
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
     assert postprocessor.advice.table["MSP"].ahead.low > MARGIN
+
+
+@pytest.mark.parametrize("score", [msp, energy, gen])
+def test_scores_of_logits_work_where_there_is_no_float64(score, monkeypatch):
+    moved = []
+    monkeypatch.setattr(logit_scores, "double", lambda x: (moved.append(x), x.double())[1])
+    score(torch.zeros(2, 3))
+    assert len(moved) == 1  # which moves what is on an MPS device to the CPU
+
+
+def test_a_suggested_steepness_looks_at_few_samples():
+    many = torch.tensor([[2.0, 4.0, 4.0]]).expand(10**13, 3)  # more than any memory holds
+    assert usual_steepness(Reading(many, many), FLAT) == pytest.approx(2.94 / 16)

@@ -96,6 +96,8 @@ def test_a_file_keeps_the_precision(net, data, tmp_path):
     assert loaded.autocast == torch.bfloat16
     x = data[:8][0]
     assert torch.equal(loaded.score(x), half.score(x))
+    with pytest.raises(NACError, match="`autocast` must be"):
+        NACDetector.from_rule(net, half.rule_, autocast="half")
     with pytest.raises(NACError, match="autocast=None and autocast=torch.bfloat16"):
         fitted(net, "nac", data).merge(half)
 
@@ -233,6 +235,17 @@ def test_copies_that_run_ahead_change_nothing(net, data, monkeypatch):
     for name in expected:
         assert torch.equal(readings[name].activation, expected[name].activation)
         assert torch.equal(readings[name].gradient, expected[name].gradient)
+
+
+@pytest.mark.gpu
+@cuda
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(net, data, rule, tmp_path):
+    there = copy.deepcopy(net).cuda()
+    first, second, third = loader(data)
+    NACDetector(there, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
+    again = NACDetector.load(tmp_path / "x", there).partial_fit(second).partial_fit(third)
+    assert_same(again, NACDetector(there, LAYERS[rule], rule=rule).fit(loader(data)))
 
 
 @pytest.mark.gpu

@@ -150,17 +150,6 @@ def test_merging_refuses_other_settings_and_takes_empty_ones():
         rule.merge(counted(probed, label, IntegralConfig(51)))
 
 
-def test_it_is_tensors_and_settings_in_a_file():
-    rule = counted(*passed(20)[:2], IntegralConfig(9, 2, 1.0))
-    settings = json.loads(json.dumps(rule.settings()))
-    again = CoverageIntegral.restore(settings, rule.tensors())
-    assert again.integral() == rule.integral() and again.n_correct == rule.n_correct
-    again.merge(rule)  # a copy: the first is left alone
-    assert rule.integral() == CoverageIntegral.restore(settings, rule.tensors()).integral()
-    with pytest.raises(NACError, match="do not add up"):
-        CoverageIntegral.restore({**settings, "n_correct": 1}, rule.tensors())
-
-
 def test_what_cannot_be_counted_is_told(small_net, images, labels):
     with pytest.raises(NACError, match="expected labels, because only correctly classified"):
         coverage_integral(small_net, [images])

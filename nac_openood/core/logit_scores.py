@@ -11,12 +11,12 @@ _CLIP = 1e-12
 
 def msp(logits: Tensor) -> Tensor:
     """The largest probability (Hendrycks & Gimpel, ICLR 2017), float64 `[batch]`."""
-    return logits.double().softmax(dim=1).amax(dim=1)
+    return double(logits).softmax(dim=1).amax(dim=1)
 
 
 def energy(logits: Tensor) -> Tensor:
     """The negative free energy (Liu et al., NeurIPS 2020), float64 `[batch]`."""
-    return logits.double().logsumexp(dim=1)
+    return double(logits).logsumexp(dim=1)
 
 
 def gen(logits: Tensor, *, gamma: float = 0.1, top: int = 100) -> Tensor:

@@ -76,6 +76,11 @@ class Moments:
             ones + (tens << _DIGIT) + (rest << (2 * _DIGIT)),
         )
 
+    def to(self, device: torch.device) -> Moments:
+        """Move the sums; returns itself."""
+        self.high, self.low = self.high.to(device), self.low.to(device)
+        return self
+
     def merge(self, other: Moments) -> None:
         """Add the moments of another layer of the same width."""
         if self.neurons != other.neurons:

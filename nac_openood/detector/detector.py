@@ -79,9 +79,16 @@ class NACDetector(FittingReader):
         self.threshold_ = self.pvalues_ = None  # they belong to what they were made with
 
     @classmethod
-    def from_rule(cls, net: nn.Module, rule: Rule, *, fast: bool = False) -> NACDetector:
+    def from_rule(
+        cls,
+        net: nn.Module,
+        rule: Rule,
+        *,
+        fast: bool = False,
+        autocast: Optional[torch.dtype] = None,
+    ) -> NACDetector:
         """A fitted detector from a rule that was fitted earlier on the same network."""
-        detector = cls(net, rule.layers, rule=rule.name, fast=fast)
+        detector = cls(net, rule.layers, rule=rule.name, fast=fast, autocast=autocast)
         rule.check()
         detector._accept(rule, FitSummary(rule.n_samples))
         return detector
@@ -292,16 +299,16 @@ class NACDetector(FittingReader):
         Args:
             path: the file.
             net: the network, with the same weights.
-            layers: if given, what the file must have been fitted with.
+            layers: if given, what the file must have been fitted with; "auto" fits any file.
             fast: as in the constructor.
         """
         fitted = store.load(path, net)
-        detector = cls.from_rule(net, fitted.rule, fast=fast)
+        detector = cls.from_rule(net, fitted.rule, fast=fast, autocast=fitted.autocast)
         if layers is not None:
             wanted = layer_settings(net, layers, type(fitted.rule))
-            store.refuse_other_layers(path, fitted.rule, wanted)
+            if wanted:  # automatic layers would have to be found by running the network
+                store.refuse_other_layers(path, fitted.rule, wanted)
         detector.fit_summary_ = fitted.summary
         detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
         detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
-        detector.autocast = fitted.autocast
         return detector

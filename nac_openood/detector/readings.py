@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files
-from nac_openood.core.coverage import not_finite
-from nac_openood.core.reading import ByLayer, Probed, Reading
+from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
 from nac_openood.detector.batches import check_labels
 from nac_openood.detector.stored_readings import check_stored
 from nac_openood.errors import FileError, NACError
@@ -46,8 +45,10 @@ class Readings(ByLayer):
         return self.prediction.shape[0]
 
     @property
-    def accuracy(self) -> float:
-        """The share of samples whose predicted class is their label."""
+    def accuracy(self) -> Optional[float]:
+        """The share of samples whose predicted class is their label; None without any label."""
+        if bool((self.label == -1).all()):
+            return None
         return float((self.prediction == self.label).double().mean())
 
     def batches(self, size: int = 1000) -> Iterator[Readings]:
@@ -71,10 +72,7 @@ class Readings(ByLayer):
                 broken[name] += int(not_finite(part[name]).sum())
         for name, count in broken.items():
             if count:
-                raise NACError(
-                    f"layer '{name}': {count} of {self.n_samples} {what} samples have NaN or Inf "
-                    "readings. Check the inputs (normalization, corrupt images) and the precision."
-                )
+                raise broken_error(count, f"{self.n_samples} {what} samples", name)
 
     def check_labels(self, what: str) -> None:
         """Refuse in-distribution samples with labels that are not classes of the network.

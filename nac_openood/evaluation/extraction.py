@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files
-from nac_openood.core.coverage import not_finite
 from nac_openood.core.integral import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.core.reading import Reading
+from nac_openood.core.reading import Reading, not_finite
 from nac_openood.core.restoring import refuse_other_tensors, stored_tensor, stored_values
 from nac_openood.core.states import sigmoid
 from nac_openood.detector.batches import batches

@@ -225,9 +225,10 @@ def gather(
         **(about or {}),
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
-        "accuracy": found["id_val"].accuracy,
         "known": known_of(reader, first.samples).to_dict(),
     }
+    if found["id_val"].accuracy is not None:
+        notes["accuracy"] = found["id_val"].accuracy
     if target is not None:
         write_manifest(target, list(found), notes)
     return ReadingSet(**found, about=notes)
