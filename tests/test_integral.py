@@ -177,6 +177,14 @@ def test_broken_readings_are_refused():
         counted(probed, label, IntegralConfig()).integral()
 
 
+def test_the_callers_autocast_makes_no_difference(small_net, images, labels):
+    config = IntegralConfig(50, 1, 100.0)
+    plain = count_coverage(small_net, [(images, labels)], "layer2", config)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = count_coverage(small_net, [(images, labels)], "layer2", config)
+    assert torch.equal(inside.histogram.counts, plain.histogram.counts)
+
+
 def test_the_network_is_left_as_it_was(small_net, images, labels):
     small_net.train()
     before = {name: value.clone() for name, value in small_net.state_dict().items()}

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nac_openood.core.devices import Placed, double
 from nac_openood.core.fine_counts import FineCounts
-from nac_openood.core.placed import Placed
-from nac_openood.core.precision import double
 
 _N_BINS = 50
 _SIZE, _SIZE_FLOOR = 0.95, 0.10  # quantiles: of |z| per neuron, and of the sizes per layer

@@ -12,7 +12,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from nac_openood.core.precision import double
+from nac_openood.core.devices import double
 from nac_openood.core.pvalues import PValues
 
 #: The name of the logits among the parts of a score; all others are of early layers.

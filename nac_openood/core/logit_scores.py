@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nac_openood.core.precision import double
+from nac_openood.core.devices import double
 
 _CLIP = 1e-12
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nac_openood.core.placed import Placed
-from nac_openood.core.precision import double
+from nac_openood.core.devices import Placed, double
 from nac_openood.errors import NACError
 
 _STEP = 2.0**-28

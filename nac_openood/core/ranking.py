@@ -85,6 +85,18 @@ def id_thresholds(id_scores: Tensor, tpr: float = 0.95) -> Tensor:
     return id_scores.kthvalue(n_id - keep + 1, dim=1).values
 
 
+def threshold_at(scores: Any, tpr: float = 0.95) -> float:
+    """The highest threshold that keeps at least `tpr` of in-distribution scores.
+
+    A sample is in-distribution if its score is >= the threshold.
+    """
+    values = np.asarray(scores, dtype=np.float64).ravel()
+    if values.size == 0 or not np.isfinite(values).all():
+        bad = int(values.size - np.isfinite(values).sum())
+        raise NACError(f"a threshold needs finite scores, got {values.size} with {bad} not finite.")
+    return float(id_thresholds(torch.from_numpy(values)[None], tpr))
+
+
 def _check_rate(tpr: float) -> None:
     if not 0 < tpr <= 1:
         raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")

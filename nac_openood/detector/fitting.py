@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import whole_number
+from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.ranking import threshold_at
 from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import Batch, check_labels, fitting_loader, too_few
 from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.store import FitSummary
 from nac_openood.distributed import exchange, summed, together, world
 from nac_openood.errors import NACError
@@ -138,6 +141,22 @@ def refuse_unlabeled(rule: Rule, batch: Batch) -> None:
             f"rule '{rule.name}' is fitted class by class, but this loader yields no labels. Let "
             "it yield (x, y)."
         )
+
+
+def calibrated(
+    rule: Rule, parts: Iterable[Mapping[str, Tensor]], tpr: float
+) -> tuple[float, Optional[PValues]]:
+    """Calibrate a rule: the threshold, and p-values if there are enough samples for them.
+
+    Args:
+        rule: what was fitted.
+        parts: what `rule.parts` gives for batches of calibration data, made one after the other.
+        tpr: the share of that data that is at or above the threshold.
+    """
+    rule.begin_calibration()
+    scores = rule.calibrate_on(list(parts)).cpu()
+    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
+    return threshold_at(scores, tpr), PValues(scores) if len(scores) >= MIN_SAMPLES else None
 
 
 def added_up(rule: Rule) -> Rule:
