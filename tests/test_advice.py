@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import minibench
 import openood_standin
@@ -34,6 +34,7 @@ from nac_openood.search.alternatives import Known, alternatives, known_of, reade
 from nac_openood.search.recipe import gather, set_up
 from nac_openood.search.split import few_of
 from nac_openood.search.stored import ReadingSet
+from nac_openood.structure import from_values
 
 FLAT = LayerConfig(steepness=1e-9)
 
@@ -269,7 +270,7 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     fit, i, o = map(det.read_loader, (train, inside, outside))
     known = known_of(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+    assert from_values(Known, json.loads(json.dumps(asdict(known)))) == known
     found = alternatives(fit, i, known)
     plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
     with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
@@ -375,7 +376,7 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     rule = Coverage(layers)
     rule.update(kept.fit)
     again = ReadingSet.load(tmp_path)
-    known = Known.from_dict(again.about["known"])
+    known = again.known
     assert known == Known("hidden", {"hidden.1": 1.0})
     first, second = (
         advise_on_readings(rule, r.id_val, r.ood_val, r.fit, known=known) for r in (kept, again)

@@ -33,7 +33,7 @@ class Coverage(Rule):
         layers: settings by layer name; the order is the order of reports, not of importance.
     """
 
-    name = "nac"
+    name, title = "nac", "NAC"
     layer_settings = LayerConfig
     reads_head_input = True
 

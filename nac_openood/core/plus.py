@@ -45,7 +45,7 @@ class NACPlus(Rule):
         softness: the p-value from which on the layers count.
     """
 
-    name = "nac_plus"
+    name, title = "nac_plus", "NAC+"
     layer_settings = LayoutConfig
     needs_calibration = True
 

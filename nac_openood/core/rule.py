@@ -51,6 +51,8 @@ class Rule(ABC):
 
     #: The name under which `nac_openood.core.rules` lists it, also in files.
     name: ClassVar[str]
+    #: What people call it; its name if it has no title.
+    title: ClassVar[str] = ""
     #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
     layer_settings: ClassVar[Type[Any]]
     #: Whether `layers="auto"` includes what the head receives.

@@ -12,7 +12,7 @@ from nac_openood import files
 from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
 from nac_openood.detector.batches import check_labels
 from nac_openood.detector.stored_readings import check_stored
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import identity
 from nac_openood.spool import Spool
 from nac_openood.structure import from_values
@@ -151,12 +151,9 @@ class Readings(ByLayer):
     def load(cls, path: files.PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
-        try:
+        with files.damage(path, "Make it again"):
             noted = from_values(_Noted, about)
             check_stored(tensors, noted.layers)
-        except NACError as error:
-            told = str(error).rstrip(".")
-            raise FileError(f"{path} is damaged: {told}. Make it again.") from error
         order = {f"activation/{name}": tensors[f"activation/{name}"] for name in noted.layers}
         return cls._from({**order, **tensors}, noted.network)
 

@@ -12,7 +12,7 @@ from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.reader import LayerReader
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import Layer, find_layer, known_layers, recognise
+from nac_openood.network.architectures import Layer, find_layer, known_layers, recognize
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
@@ -31,7 +31,7 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
     """
     if name != AUTO:
         return find_layer(net, name)
-    found = recognise(net)
+    found = recognize(net)
     if found is None:
         return auto_layers(net, x).head_input
     layers = known_layers(net)

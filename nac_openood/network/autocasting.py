@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nac_openood.errors import NACError
+from nac_openood.network.inputs import device_of
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -31,7 +32,7 @@ def autocast_to(net: nn.Module, dtype: Optional[torch.dtype]) -> ContextManager[
         dtype: what `torch.autocast` casts to; None turns it off, also where the caller is inside
             `torch.autocast`.
     """
-    kind = next((parameter.device.type for parameter in net.parameters()), "cpu")
+    kind = device_of(net).type
     if not torch.amp.is_autocast_available(kind):
         return nullcontext()
     if dtype is None:

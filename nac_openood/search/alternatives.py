@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -51,15 +51,6 @@ class Known:
 
     head_input: Optional[str] = None
     early: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for a note beside readings."""
-        return {"head_input": self.head_input, "early": dict(self.early)}
-
-    @classmethod
-    def from_dict(cls, note: Mapping[str, Any]) -> Known:
-        """What `to_dict` gave; nothing is known without a note."""
-        return cls(note.get("head_input"), note.get("early") or {})
 
 
 def known_of(detector: LayerReader, x: Inputs) -> Known:
@@ -143,7 +134,7 @@ def alternatives(
     if fit is not None and fit.n_samples > _MOST_FITTED:
         fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MOST_FITTED).long())
     if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
-        found["NAC+"] = _plus(fit, id_val, known.early)
+        found[NACPlus.title] = _plus(fit, id_val, known.early)
     if id_val.logits is not None:
         found["energy"] = lambda readings: energy(_logits(readings))
         found["MSP"] = lambda readings: msp(_logits(readings))
