@@ -105,14 +105,14 @@ def test_a_file_keeps_the_precision(net, data, tmp_path):
 def test_a_damaged_precision_is_refused(net, data, tmp_path, monkeypatch):
     from nac_openood.detector import store
 
-    monkeypatch.setitem(store._DTYPES, torch.bfloat16, "bfloat8")
+    monkeypatch.setitem(store.PRECISIONS, torch.bfloat16, "bfloat8")
     fitted(net, "nac", data, autocast=torch.bfloat16).save(tmp_path / "bad.safetensors")
     monkeypatch.undo()
     with pytest.raises(FileError, match="damaged: 'autocast' must be one of .* got 'bfloat8'"):
         NACDetector.load(tmp_path / "bad.safetensors", net)
 
 
-@pytest.mark.parametrize("wrong", [torch.float32, torch.int8, "bfloat16", True])
+@pytest.mark.parametrize("wrong", [torch.float32, torch.int8, "bfloat16", True, []])
 def test_other_precisions_are_refused(net, wrong):
     with pytest.raises(NACError, match="`autocast` must be torch.bfloat16, torch.float16 or None"):
         NACDetector(net, ["avgpool"], autocast=wrong)

@@ -59,18 +59,18 @@ def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
     return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)
 
 
-def fpr_in_at(id_scores: Any, ood_scores: Any, tpr: float = 0.95) -> Tensor:
-    """The FPR@95 of most papers: OOD samples accepted when `tpr` of the ID samples are kept.
+def fpr_in_at(id_scores: Any, ood_scores: Any) -> Tensor:
+    """The FPR@95 of most papers: OOD samples accepted when 95 % of the ID samples are kept.
 
     ID is the positive class. See `auroc` for the shapes.
     """
     joined, n_id, shape = _join(id_scores, ood_scores)
-    return joined_fpr_in_at(joined, n_id, tpr).reshape(shape)
+    return joined_fpr_in_at(joined, n_id).reshape(shape)
 
 
-def joined_fpr_in_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
+def joined_fpr_in_at(scores: Tensor, n_id: int) -> Tensor:
     """`fpr_in_at` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
-    accepted = scores[:, n_id:] >= id_thresholds(scores[:, :n_id], tpr)[:, None]
+    accepted = scores[:, n_id:] >= id_thresholds(scores[:, :n_id])[:, None]
     return accepted.sum(dim=1).double() / accepted.shape[1]
 
 

@@ -19,14 +19,13 @@ from nac_openood.core.restoring import stored_values
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import FileError, NACError
+from nac_openood.network.autocasting import PRECISIONS
 from nac_openood.network.fingerprint import difference
 from nac_openood.structure import from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.
 _KIND, _VERSION = "nac_openood detector", 2
-#: Names of the precisions that a network may be cast to.
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_BY_NAME = {name: dtype for dtype, name in PRECISIONS.items()}
 #: What the rule's tensors begin with, and the scores that p-values are taken against.
 _RULE, _SCORES = "rule/", "calibration"
 
@@ -68,7 +67,7 @@ def save(path: files.PathLike, fitted: Fitted, network: Mapping[str, str]) -> No
         "threshold": fitted.threshold,
         "classes": list(fitted.classes),
         "notes": dict(fitted.notes),
-        "autocast": None if fitted.autocast is None else _DTYPES[fitted.autocast],
+        "autocast": None if fitted.autocast is None else PRECISIONS[fitted.autocast],
     }
     tensors = {f"{_RULE}{name}": tensor for name, tensor in fitted.rule.tensors().items()}
     if fitted.pvalues is not None:

@@ -11,12 +11,13 @@ from torch import nn
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import device_of
 
-_HALF = (torch.bfloat16, torch.float16)
+#: The precisions that a network may be cast to, with their names in files.
+PRECISIONS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def checked_autocast(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
     """The precision to cast to; None is the network's own."""
-    if dtype is not None and dtype not in _HALF:
+    if dtype is not None and dtype not in list(PRECISIONS):
         raise NACError(
             f"`autocast` must be torch.bfloat16, torch.float16 or None, got {dtype!r}. None runs "
             "the network in its own precision."
