@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from nac_openood import NACDetector
 from nac_openood.benchmark.run.meter import Meter
-from nac_openood.core.held_out import MOST
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
+from nac_openood.core.set_aside import MOST
 from nac_openood.detector.presets import preset_for
 
 RULES = {"nac": ["body.3", "pool"], "nac_plus": ["body.1", "body.3"]}

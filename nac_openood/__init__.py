@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from nac_openood.benchmark.api import compare
     from nac_openood.core.coverage import Coverage
     from nac_openood.core.layer_config import IntegralConfig, LayerConfig
+    from nac_openood.core.ranking import threshold_at
     from nac_openood.core.reading import Reading
     from nac_openood.detector.config import NACConfig, read_config
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.outcomes import Explanation, Scores
     from nac_openood.detector.readings import Readings
     from nac_openood.detector.store import FitSummary
-    from nac_openood.detector.thresholds import threshold_at
     from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
     from nac_openood.evaluation.integral import coverage_integral
     from nac_openood.evaluation.rank import rank_checkpoints
@@ -64,7 +64,7 @@ _HOMES = {
     "rank_checkpoints": "evaluation.rank",
     "read_config": "detector.config",
     "register": "plugin.register",
-    "threshold_at": "detector.thresholds",
+    "threshold_at": "core.ranking",
     "unregister": "plugin.register",
 }
 

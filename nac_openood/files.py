@@ -194,6 +194,22 @@ def read_document(
         raise FileError(f"{path} is damaged ({_reason(error)}). {again}.") from error
 
 
+@contextmanager
+def damage(path: PathLike, again: str) -> Iterator[None]:
+    """Say of any error about what is in a file that the file is damaged, and what to do.
+
+    Args:
+        path: of the file.
+        again: what to do, e.g. "Fit again".
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except NACError as error:
+        raise FileError(f"{path} is damaged: {_reason(error)}. {again}.") from error
+
+
 def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).rstrip(".")
 

@@ -1,4 +1,4 @@
-"""Whose a file is: a cache that others can write to may hold what they put there."""
+"""Who owns a file: a cache that others can write to may hold what they put there."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from nac_openood.sources.decoding import ImageError, rgb_image
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.image_paths import stacked
 from nac_openood.sources.judged import Judged, judge_batch
+from nac_openood.structure import from_values
 
 try:
     import pyarrow as pa
@@ -173,10 +174,8 @@ def _restored(state: Mapping[str, Any], made: NACDetector) -> NACDetector:
     """A detector with the network of `made`, fitted on what an actor counted."""
     about, tensors = json.loads(state["about"]), safetensors.torch.load(state["tensors"])
     rule = rule_named(about["rule"]).restore(about["settings"], tensors)
-    shard = NACDetector.from_rule(made.net, rule, fast=made.fast)
-    shard.autocast = made.autocast
-    counts = {int(label): n for label, n in about["summary"]["class_counts"].items()}
-    shard.fit_summary_ = FitSummary(about["summary"]["n_samples"], counts)
+    shard = NACDetector.from_rule(made.net, rule, fast=made.fast, autocast=made.autocast)
+    shard.fit_summary_ = from_values(FitSummary, about["summary"])
     return shard
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import re
 from functools import cache
 from typing import Any, Mapping, Type, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -11,6 +12,7 @@ from nac_openood.errors import NACError
 
 _T = TypeVar("_T")
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_NUMBER = re.compile("[0-9]{1,9}").fullmatch
 _SHOWN = 60
 
 
@@ -56,7 +58,10 @@ def checked(hint: Any, value: Any, where: str) -> Any:
     if origin in (dict, collections.abc.Mapping):
         if not isinstance(value, Mapping):
             raise _wrong(where, "an object with named entries", value)
-        return {name: checked(inner[1], each, f"{where}.{name}") for name, each in value.items()}
+        if inner[0] is int and not all(map(_NUMBER, map(str, value))):
+            raise _wrong(where, "an object with whole numbers for names", value)
+        kind = int if inner[0] is int else lambda name: name  # JSON has texts for names only
+        return {kind(n): checked(inner[1], each, f"{where}.{n}") for n, each in value.items()}
     if hint in _PLAIN or hint is type(None):
         return _plain(hint, value, where)
     return from_values(hint, value, where)

@@ -75,7 +75,7 @@ class Measured:
     def near_far(self, fusion: Fusion) -> tuple[float, float]:
         """Mean AUROC over the near and the far sets, in percent."""
         scores = {
-            name: fusion.score({n: part for n, part in parts.items() if n in fusion.held_out})
+            name: fusion.score({n: part for n, part in parts.items() if n in fusion.calibration})
             for name, parts in self.parts.items()
         }
         return _near_far(scores)

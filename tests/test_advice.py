@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import minibench
 import openood_standin
@@ -17,12 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError, NotFittedError, advise
 from nac_openood.benchmark.run.results import Results
+from nac_openood.core import logit_scores
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.delong import Aurocs
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.logit_scores import energy, msp
+from nac_openood.core.logit_scores import energy, gen, msp
 from nac_openood.core.ranking import auroc
-from nac_openood.core.saturation import saturation
+from nac_openood.core.reading import Reading
+from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.detector.presets import preset
 from nac_openood.report.order import standings
 from nac_openood.report.sections.settings import hyperparameters
@@ -32,6 +34,7 @@ from nac_openood.search.alternatives import Known, alternatives, known_of, reade
 from nac_openood.search.recipe import gather, set_up
 from nac_openood.search.split import few_of
 from nac_openood.search.stored import ReadingSet
+from nac_openood.structure import from_values
 
 FLAT = LayerConfig(steepness=1e-9)
 
@@ -259,13 +262,15 @@ def test_noise_is_no_reason_to_warn(flat):
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
     sample = next(iter(pictures(3, 9)))[0]
+    half = reader_for(NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample)[0]
+    assert half.autocast == torch.bfloat16
     needed = reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
     train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))
     known = known_of(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert Known.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+    assert from_values(Known, json.loads(json.dumps(asdict(known)))) == known
     found = alternatives(fit, i, known)
     plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
     with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
@@ -371,7 +376,7 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     rule = Coverage(layers)
     rule.update(kept.fit)
     again = ReadingSet.load(tmp_path)
-    known = Known.from_dict(again.about["known"])
+    known = again.known
     assert known == Known("hidden", {"hidden.1": 1.0})
     first, second = (
         advise_on_readings(rule, r.id_val, r.ood_val, r.fit, known=known) for r in (kept, again)
@@ -415,3 +420,16 @@ def test_the_plugin_warns(monkeypatch):
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
     assert postprocessor.advice.table["MSP"].ahead.low > MARGIN
+
+
+@pytest.mark.parametrize("score", [msp, energy, gen])
+def test_scores_of_logits_work_where_there_is_no_float64(score, monkeypatch):
+    moved = []
+    monkeypatch.setattr(logit_scores, "double", lambda x: (moved.append(x), x.double())[1])
+    score(torch.zeros(2, 3))
+    assert len(moved) == 1  # which moves what is on an MPS device to the CPU
+
+
+def test_a_suggested_steepness_looks_at_few_samples():
+    many = torch.tensor([[2.0, 4.0, 4.0]]).expand(10**13, 3)  # more than any memory holds
+    assert usual_steepness(Reading(many, many), FLAT) == pytest.approx(2.94 / 16)

@@ -104,7 +104,7 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
         ("{postprocessor_args: {layers: {a: {}}, layer_names: a}}", "layer_names must be a list"),
         (
             "{postprocessor_args: {layers: {a: {n_bins: 50, M: 60}}}}",
-            r"\['n_bins'\] stands there in two spellings",
+            r"\['n_bins'\] is given in two spellings",
         ),
         (
             "{postprocessor_args: {layers: auto, n_samples: 5, valid_num: 6}}",
@@ -112,7 +112,7 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
         ),
         (
             "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {n_bins: 50}}}",
-            "the sweep of a.n_bins must be a list of values to try, got 50",
+            "layer 'a': expected a non-empty list of values for 'n_bins', got 50",
         ),
         ("{name: nac, name: nac_plus}", "the key 'name' stands twice; the second time in line 1"),
         ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),

@@ -61,7 +61,7 @@ def changed(about, path, value):
         ("network.weights", [5], "'network.weights' must be text, got 5"),
         ("summary.n_samples", ["60"], "'summary.n_samples' must be a whole number, got '60'"),
         ("summary.n_samples", [-1], "n_samples must be at least 0, got -1"),
-        ("summary.class_counts", [{"a": 1}], "'class_counts' must be numbers of samples by class"),
+        ("summary.class_counts", [{"a": 1}], "class_counts' must be an object with whole numbers"),
         ("summary.class_counts", [{"0": 99}], "'class_counts' must be numbers of samples by class"),
         ("classes", ["abc"], "'classes' must be a list, got 'abc'"),
         ("classes", [[1]], r"'classes\[0\]' must be text, got 1"),

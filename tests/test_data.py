@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
+    SequentialSampler,
     Subset,
     TensorDataset,
 )
@@ -121,6 +123,32 @@ def test_the_loader_is_only_read_where_needed():
     taken = [b["label"].tolist() for b in fitting_loader(loader, 2, seed=1)]
     assert sorted(taken[0]) == [0, 1]
     assert len(asked) == 2
+
+
+def prepare_worker(number):
+    torch.utils.data.get_worker_info().dataset.dataset.prepared = True
+
+
+def test_a_subset_is_loaded_as_the_whole_is():
+    data = TensorDataset(torch.arange(40.0)[:, None], torch.arange(40) % 2)
+    loader = DataLoader(
+        data, batch_size=4, num_workers=1, worker_init_fn=prepare_worker, timeout=50,
+        multiprocessing_context="fork", prefetch_factor=3,
+    )  # fmt: skip
+    subset = fitting_loader(loader, 20)
+    assert (subset.batch_size, subset.timeout, subset.prefetch_factor) == (4, 50, 3)
+    assert subset.worker_init_fn is prepare_worker
+    assert subset.multiprocessing_context is loader.multiprocessing_context
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size"),
+    [(BatchSampler(SequentialSampler(range(40)), 5, False), 5), ([[3], [0, 1]], 32)],
+)
+def test_a_subset_of_a_loader_with_a_batch_sampler_has_batches(sampler, size):
+    data = TensorDataset(torch.arange(40.0)[:, None], torch.arange(40) % 2)
+    subset = fitting_loader(DataLoader(data, batch_sampler=sampler), 20)
+    assert subset.batch_size == size
 
 
 def test_unlabelled_data_sets_give_a_random_subset():

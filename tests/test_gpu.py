@@ -96,6 +96,8 @@ def test_a_file_keeps_the_precision(net, data, tmp_path):
     assert loaded.autocast == torch.bfloat16
     x = data[:8][0]
     assert torch.equal(loaded.score(x), half.score(x))
+    with pytest.raises(NACError, match="`autocast` must be"):
+        NACDetector.from_rule(net, half.rule_, autocast="half")
     with pytest.raises(NACError, match="autocast=None and autocast=torch.bfloat16"):
         fitted(net, "nac", data).merge(half)
 
@@ -103,14 +105,14 @@ def test_a_file_keeps_the_precision(net, data, tmp_path):
 def test_a_damaged_precision_is_refused(net, data, tmp_path, monkeypatch):
     from nac_openood.detector import store
 
-    monkeypatch.setitem(store._DTYPES, torch.bfloat16, "bfloat8")
+    monkeypatch.setitem(store.PRECISIONS, torch.bfloat16, "bfloat8")
     fitted(net, "nac", data, autocast=torch.bfloat16).save(tmp_path / "bad.safetensors")
     monkeypatch.undo()
     with pytest.raises(FileError, match="damaged: 'autocast' must be one of .* got 'bfloat8'"):
         NACDetector.load(tmp_path / "bad.safetensors", net)
 
 
-@pytest.mark.parametrize("wrong", [torch.float32, torch.int8, "bfloat16", True])
+@pytest.mark.parametrize("wrong", [torch.float32, torch.int8, "bfloat16", True, []])
 def test_other_precisions_are_refused(net, wrong):
     with pytest.raises(NACError, match="`autocast` must be torch.bfloat16, torch.float16 or None"):
         NACDetector(net, ["avgpool"], autocast=wrong)
@@ -233,6 +235,17 @@ def test_copies_that_run_ahead_change_nothing(net, data, monkeypatch):
     for name in expected:
         assert torch.equal(readings[name].activation, expected[name].activation)
         assert torch.equal(readings[name].gradient, expected[name].gradient)
+
+
+@pytest.mark.gpu
+@cuda
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(net, data, rule, tmp_path):
+    there = copy.deepcopy(net).cuda()
+    first, second, third = loader(data)
+    NACDetector(there, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
+    again = NACDetector.load(tmp_path / "x", there).partial_fit(second).partial_fit(third)
+    assert_same(again, NACDetector(there, LAYERS[rule], rule=rule).fit(loader(data)))
 
 
 @pytest.mark.gpu

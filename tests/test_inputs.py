@@ -102,7 +102,9 @@ def test_automatic_layers_quotas_and_large_batches(net):
     found = NACDetector(net, "auto", rule="nac_plus", fast=True).fit(items, n_samples=210)
     assert list(found.layers) == ["act"]
     assert found.fit_summary_.class_counts == {0: 70, 1: 70, 2: 70}
-    assert auto_layers(net, (x[:, :5], x[:, 5:])) == auto_layers(net, a=x[:, :5], b=x[:, 5:])
+    assert auto_layers(net, (x[:, :5], x[:, 5:])) == auto_layers(
+        net, {"a": x[:, :5], "b": x[:, 5:]}
+    )
 
 
 def test_a_dataset_of_dicts_behind_a_loader(net):

@@ -151,17 +151,6 @@ def test_merging_refuses_other_settings_and_takes_empty_ones():
         rule.merge(counted(probed, label, IntegralConfig(51)))
 
 
-def test_it_is_tensors_and_settings_in_a_file():
-    rule = counted(*passed(20)[:2], IntegralConfig(9, 2, 1.0))
-    settings = json.loads(json.dumps(rule.settings()))
-    again = CoverageIntegral.restore(settings, rule.tensors())
-    assert again.integral() == rule.integral() and again.n_correct == rule.n_correct
-    again.merge(rule)  # a copy: the first is left alone
-    assert rule.integral() == CoverageIntegral.restore(settings, rule.tensors()).integral()
-    with pytest.raises(NACError, match="do not add up"):
-        CoverageIntegral.restore({**settings, "n_correct": 1}, rule.tensors())
-
-
 def test_what_cannot_be_counted_is_told(small_net, images, labels):
     with pytest.raises(NACError, match="expected labels, because only correctly classified"):
         coverage_integral(small_net, [images])
@@ -187,6 +176,14 @@ def test_broken_readings_are_refused():
     probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")
     with pytest.raises(NACError, match=r"layer 'deep': 1 of \d+ samples have NaN or Inf"):
         counted(probed, label, IntegralConfig()).integral()
+
+
+def test_the_callers_autocast_makes_no_difference(small_net, images, labels):
+    config = IntegralConfig(50, 1, 100.0)
+    plain = count_coverage(small_net, [(images, labels)], "layer2", config)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = count_coverage(small_net, [(images, labels)], "layer2", config)
+    assert torch.equal(inside.histogram.counts, plain.histogram.counts)
 
 
 def test_the_network_is_left_as_it_was(small_net, images, labels):

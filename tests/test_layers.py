@@ -8,7 +8,7 @@ from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
 from nac_openood.core.layouts import LAYOUTS, pooling_for
-from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognise
+from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognize
 from nac_openood.network.taps import read
 
 RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
@@ -55,7 +55,7 @@ def test_the_table_reads_real_networks(name):
     for parameter in net.parameters():  # some heads start at zero, and so would every gradient
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
-    assert recognise(net)[0].name == row
+    assert recognize(net)[0].name == row
     layers = {layer.alias: layer for layer in known_layers(net)}
     probed = read(net, torch.randn(2, 3, side, side), layers)
     assert [r.activation.shape[1] for r in probed.values()] == widths
@@ -101,7 +101,7 @@ def test_wrappers_are_seen_through_and_keep_the_pooling_rule(chain):
 
 def test_a_network_of_ones_own_works_by_path():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3))
-    assert recognise(net) is None
+    assert recognize(net) is None
     detector = NACDetector(net, {"0": LayerConfig(), "2": LayerConfig()})
     detector.fit([torch.randn(8, 3, 5, 5)])
     assert detector.rule_.histograms["0"].neurons == 4

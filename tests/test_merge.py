@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from nac_openood import NACDetector
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
+from nac_openood.detector.checked_fit import fit_checked
+from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
 from nac_openood.distributed import one_share
 from nac_openood.errors import NACError
 from nac_openood.files import write_document
@@ -65,6 +67,23 @@ def test_a_fit_in_shards_is_the_fit_of_one_job(here, capsys, rule):
     again = capsys.readouterr()
     lines = [line.replace(" (found by running the network)", "") for line in again.out.split("\n")]
     assert told.out.split("\n") == [line for line in lines if not line.startswith("- ")]
+
+
+def test_broken_test_samples_are_refused_as_in_one_job(small_net, images, labels, tmp_path):
+    data = DataLoader(TensorDataset(images, labels), batch_size=12)
+    broken = images.clone()
+    broken[3] = float("nan")
+    test = DataLoader(TensorDataset(broken, labels), batch_size=12)
+    told = "1 of 24 samples have NaN or Inf readings"
+    with pytest.raises(NACError, match=told):
+        fit_checked(NACDetector(small_net, ["avgpool"]), data, data, test)
+    sizes = dict.fromkeys(("train", "val", "test"), len(images))
+    for number in (1, 2):
+        notes = ShardNotes(number, 2, 12, 0.05, 4, sizes)
+        detector = NACDetector(small_net, ["avgpool"])
+        write_shard(tmp_path / str(number), notes, detector, data, data, test, progress=False)
+    with pytest.raises(NACError, match=told):
+        merge_shards([tmp_path / "1", tmp_path / "2"])
 
 
 def test_shards_must_be_whole_and_of_one_fit(here, capsys):

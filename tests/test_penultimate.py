@@ -107,6 +107,13 @@ def test_hooks_that_change_the_head_go_backward(x):
     assert not used and equal(closed, backward)
 
 
+def test_hooks_that_change_the_heads_gradient_go_backward(x):
+    net = Net()
+    net.fc.register_full_backward_hook(lambda module, inner, outer: (3 * inner[0],))
+    closed, backward, used = both(net, x, "pool")
+    assert not used and equal(closed, backward)
+
+
 def test_global_hooks_go_backward(x):
     handle = nn.modules.module.register_module_forward_hook(
         lambda module, inputs, output: output * 2 if isinstance(module, nn.Linear) else None

@@ -12,7 +12,7 @@ from test_pvalues import oracle_p
 from nac_openood import NACError, NotFittedError
 from nac_openood.core.fine_counts import N_CELLS, FineCounts, cell_edges, cell_index
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.layer_evidence import WIDEST
+from nac_openood.core.layer_evidence import WIDEST, LayerEvidence
 from nac_openood.core.logit_scores import gen
 from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.reading import Probed, Reading
@@ -113,7 +113,7 @@ def test_contributions_sum_to_the_score():
     rule = fitted()
     rule.calibrate([samples(300, 10**6)])
     # the second batch is as usual as can be: nothing to share by
-    usual = {name: part.max().expand(3) + 1 for name, part in rule.fusion().held_out.items()}
+    usual = {name: part.max().expand(3) + 1 for name, part in rule.fusion().calibration.items()}
     for parts in (rule.parts(samples(40, 5, scale=2.0)), usual):
         added = rule.contributions(parts)
         assert set(added) == {*LAYERS, "logits"}
@@ -147,19 +147,26 @@ def test_cells_are_in_order_and_nothing_falls_outside():
 
 def test_quantiles_of_magnitudes():
     z = torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
-    counts = FineCounts.empty(4, CPU)
+    counts = FineCounts.empty(4, N_CELLS, CPU)
     counts.update(z)
     exact = z.abs().double().quantile(0.95, dim=0)
     assert ((counts.magnitude_quantile(0.95) / exact - 1).abs() < 0.005).all()
-    one = FineCounts.empty(4, CPU)
+    one = FineCounts.empty(4, N_CELLS, CPU)
     one.update(z[:1])
     assert ((one.magnitude_quantile(0.95) / z[0].abs().double() - 1).abs() < 0.01).all()
+
+
+def test_counts_of_shards_cannot_overflow():
+    counts = torch.zeros(1, N_CELLS, dtype=torch.int64)
+    counts[0, 0] = 2**31
+    with pytest.raises(NACError, match="at most 2147483647 samples"):
+        LayerEvidence.of_sums({"counts": counts})
 
 
 def test_how_many_values_lie_below():
     z = torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
     z[:, 3] = z[:, 3].relu()  # half of them are zero
-    counts = FineCounts.empty(4, CPU)
+    counts = FineCounts.empty(4, N_CELLS, CPU)
     counts.update(z)
     at = torch.tensor([-9.0, -1.0, -0.3, 0.0, 1e-9, 0.5, 2.0, 1e9], dtype=torch.float64)
     exact = (z.double().t()[:, None] < at[:, None]).sum(-1)
@@ -200,7 +207,7 @@ def test_batches_do_not_matter():
         )
     assert torch.equal(one.evidence["a"].counts.counts, many.evidence["a"].counts.counts)
     assert torch.equal(one.evidence["a"].moments.low, many.evidence["a"].moments.low)
-    assert one._held.n_samples == many._held.n_samples == 50
+    assert one._aside.n_samples == many._aside.n_samples == 50
 
 
 def test_without_calibration_data_it_says_so_and_works():

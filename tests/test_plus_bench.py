@@ -87,7 +87,7 @@ def test_the_grid_is_worth_exact_quantiles(measured):
     for name in list(SETS)[1:]:
         ours = percent(score["test_cifar10"], score[name])
         assert ours == pytest.approx(percent(wanted["test_cifar10"], wanted[name]), abs=0.1)
-    assert distance_of("layer1") in fusion.held_out
+    assert distance_of("layer1") in fusion.calibration
 
 
 def test_false_alarms_are_about_what_the_p_value_says(measured):

@@ -120,3 +120,15 @@ def test_inside_openood(monkeypatch, small_net, loaders):  # noqa: F811
     expected = postprocessor.inference(small_net, outside["near"]["x"])[1]
     assert again.inference(small_net, outside["near"]["x"])[1].tolist() == expected.tolist()
     assert not postprocessor.hyperparam_search_done and postprocessor.layers
+
+
+def test_a_preset_of_a_rule_without_settings_means_automatic_layers(small_net, images, tmp_path):
+    named = NACDetector(small_net, "cifar10", rule="nac_plus").fit(data(200))
+    automatic = NACDetector(small_net, "auto", rule="nac_plus").fit(data(200))
+    assert named.layers == automatic.layers
+    named.calibrate(data(120, 1)).save(tmp_path / "x")
+    for layers in ("cifar10", "auto"):
+        again = NACDetector.load(tmp_path / "x", small_net, layers=layers)
+        assert torch.equal(again.score(images), named.score(images))
+    with pytest.raises(NACError, match="there is no preset 'cifar11'.*Did you mean 'cifar10'"):
+        NACDetector.load(tmp_path / "x", small_net, layers="cifar11")

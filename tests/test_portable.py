@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nac_openood.core.activation_coverage import ActivationCoverage
-from nac_openood.core.fine_counts import FineCounts
+from nac_openood.core.fine_counts import N_CELLS, FineCounts
 from nac_openood.core.portable import Portable, searchsorted
 from nac_openood.core.pvalues import PValues
 
@@ -63,7 +63,7 @@ def test_coverage_stays_what_it_is_to_the_last_bit():
     # activations often have exactly the coverage of a calibration sample, and the slightest
     # difference would put them on another step of the p-values
     draw = torch.Generator().manual_seed(0)
-    counts = FineCounts.empty(30, torch.device("cpu"))
+    counts = FineCounts.empty(30, N_CELLS, torch.device("cpu"))
     few_values = (4 * torch.randn(400, 30, generator=draw)).round() / 4
     counts.update(few_values * torch.linspace(0.1, 3, 30))
     x = torch.randn(50, 30, generator=draw)

@@ -92,6 +92,13 @@ def test_without_ood_validation_data_surrogates_stand_in(small_net):
     assert set_up(small_net, CONFIG, loader(60), loader(30, 1)).found.surrogate
 
 
+def test_unlabeled_validation_data_has_no_accuracy(small_net):
+    reader = NACDetector(small_net, CONFIG.layers)
+    readings = gather(reader, loader(60), loader(30, 1, labels=False), n_samples=40)
+    assert readings.id_val.accuracy is None and "accuracy" not in readings.about
+    assert 0 <= readings.fit.accuracy <= 1
+
+
 @pytest.mark.parametrize(("label", "told"), [(77, "found 77"), (-1, "found -1. -1 marks")])
 @pytest.mark.parametrize("role", ["fit", "id_val"])
 def test_labels_are_checked_as_fit_checks_them(small_net, role, label, told):

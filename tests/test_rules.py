@@ -79,9 +79,6 @@ class MeanRule(Rule):
         rule._n = settings["n"]
         return rule
 
-    def to(self, device):
-        return self
-
 
 @pytest.fixture
 def mean_rule(monkeypatch):

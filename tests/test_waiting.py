@@ -90,6 +90,23 @@ def test_a_detector_from_a_file_moves_to_the_device_once(net, tmp_path, rule):
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
+def test_fitting_goes_on_after_a_file_was_loaded(net, tmp_path, rule):
+    first, *others = loader(4)
+    NACDetector(net, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
+    with Device() as device:
+        there = NACDetector.load(tmp_path / "x", copy.deepcopy(net).to(DEVICE))
+        there.partial_fit(others[0])
+        device.waited.clear()
+        there.rule_.update(there._probe(others[1][0]))  # all that was loaded has been moved by now
+        assert not device.waited["copy to the device"] and not device.waited["copy to the CPU"]
+        there.partial_fit(others[2])
+        mine = {name: tensor.cpu() for name, tensor in there.rule_.tensors().items()}
+    theirs = NACDetector(net, LAYERS[rule], rule=rule).fit([first, *others]).rule_.tensors()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
 def test_the_code_for_devices_gives_the_numbers_of_the_cpu(net, rule):
     plain = fitted(net, rule, 4)
     with Device():

@@ -15,7 +15,7 @@ from torch import Tensor
 from nac_openood.core.layer_config import whole_number
 from nac_openood.core.layer_evidence import LayerEvidence
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.detector.thresholds import threshold_at
+from nac_openood.core.ranking import threshold_at
 from nac_openood.errors import NACError
 
 

@@ -78,7 +78,7 @@ class AnalysisData:
     @property
     def known(self) -> Known:
         """Which layers are the head's input and NAC+'s, and over how many positions they sum."""
-        return Known.from_dict(self.fitting.about.get("known") or {})
+        return self.fitting.known
 
     @property
     def surrogate(self) -> bool:

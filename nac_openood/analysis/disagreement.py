@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from nac_openood.analysis.reading_scores import ID_VAL, BySet
-from nac_openood.detector.thresholds import threshold_at
+from nac_openood.core.ranking import threshold_at
 
 
 class Decisions(NamedTuple):

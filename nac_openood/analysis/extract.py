@@ -22,7 +22,7 @@ from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import fitting_loader, reloaded
+from nac_openood.detector.batches import fitting_loader, loader_like
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_or_auto
@@ -72,7 +72,7 @@ def extract_data(
     rest = _others(np.concatenate(rows), len(train.dataset), most_train)
     more = None
     if len(rest):
-        loader = reloaded(train, Subset(train.dataset, rest.tolist()))
+        loader = loader_like(train, Subset(train.dataset, rest.tolist()))
         note = {"made_with": made_with, "images": bench.identity["train"], "n": len(rest)}
         title = "other training samples"
         more = _read(reader, loader, folder / "training", note, title, say, progress)

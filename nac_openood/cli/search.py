@@ -161,11 +161,10 @@ def _search_into(
 
 def _advice(result: SearchResult, readings: ReadingSet) -> Advice:
     from nac_openood.core.coverage import Coverage
+    from nac_openood.detector.fitting import fitted_on
     from nac_openood.search.recipe import advise_after_search
 
-    rule = Coverage(result.layers)
-    for part in readings.fit.batches():
-        rule.update(part)
+    rule = fitted_on(Coverage(result.layers), readings.fit.batches())
     return advise_after_search(rule, readings)
 
 

@@ -1,5 +1,6 @@
-"""The method itself: it needs torch and nothing else, and reads in this order.
+"""The method itself, on tensors: it needs torch and NumPy and nothing else.
 
-`layouts` and `layers` say what to read, `probe` reads it, `states`, `bins`, `histogram` and
-`coverage` turn readings into scores, `readings` keeps them for later, `files` writes them down.
+`layouts` and `layer_config` say what to read of a layer, `reading` is what was read, `states`,
+`bins` and `histogram` count it, the rules (`rule`, `coverage`, `plus`) make scores of the counts,
+and `pvalues` and `ranking` say what the scores are worth.
 """

@@ -10,13 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nac_openood.core.devices import Placed, double
 from nac_openood.core.fine_counts import FineCounts
-from nac_openood.core.placed import Placed
-from nac_openood.core.precision import double
+from nac_openood.core.states import USUAL
 
 _N_BINS = 50
 _SIZE, _SIZE_FLOOR = 0.95, 0.10  # quantiles: of |z| per neuron, and of the sizes per layer
-_STEEPNESS = 2.94  # a usual activation lands at 0.95
 _SMOOTHING = 0.5
 
 
@@ -30,7 +29,7 @@ class ActivationCoverage:
     def __init__(self, counts: FineCounts) -> None:
         sizes = counts.magnitude_quantile(_SIZE)
         sizes = sizes.clamp(min=float(sizes.quantile(_SIZE_FLOOR)) + 1e-12)
-        slope = _STEEPNESS / sizes
+        slope = USUAL / sizes
         inner = torch.arange(1, _N_BINS, dtype=torch.float64, device=sizes.device) / _N_BINS
         below = counts.below(inner.logit() / slope[:, None])
         everything = below.new_full((len(sizes), 1), counts.n_samples)

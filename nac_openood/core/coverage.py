@@ -13,10 +13,9 @@ from torch import Tensor
 from nac_openood.core.bins import count_bins
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import LayerConfig, whole_number
-from nac_openood.core.reading import Reading
+from nac_openood.core.reading import Reading, broken_error, missing_layer, not_finite
 from nac_openood.core.restoring import (
     check_counts,
-    check_width,
     refuse_other_tensors,
     stored_layers,
     stored_tensor,
@@ -34,7 +33,7 @@ class Coverage(Rule):
         layers: settings by layer name; the order is the order of reports, not of importance.
     """
 
-    name = "nac"
+    name, title = "nac", "NAC"
     layer_settings = LayerConfig
     reads_head_input = True
 
@@ -76,11 +75,8 @@ class Coverage(Rule):
         """Raise if nothing was counted, or if a counted sample had NaN or Inf readings."""
         for name, broken in self._broken.items():
             if int(broken):
-                raise NACError(
-                    f"layer '{name}': {int(broken)} of {self.histograms[name].n_samples} fitting "
-                    "samples have NaN or Inf readings. Check the inputs (normalization, corrupt "
-                    "images) and the precision (float16 overflows where bfloat16 does not)."
-                )
+                n = self.histograms[name].n_samples
+                raise broken_error(int(broken), f"{n} fitting samples", name)
         if self.n_samples == 0:
             raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
@@ -130,20 +126,9 @@ class Coverage(Rule):
                 told[name] = found.told(name, config, better)
         return told
 
-    def to(self, device: torch.device) -> Coverage:
-        """Move the counts; scoring moves them to its readings by itself."""
-        for histogram in self.histograms.values():
-            histogram.to(device)
-        self._broken = {name: broken.to(device) for name, broken in self._broken.items()}
-        return self
-
     def merge(self, other: Coverage) -> None:
         """Add the counts of another coverage with the same layers and settings."""
-        if self.layers != other.layers:
-            raise NACError(
-                "cannot merge coverages with different layers or settings: "
-                f"{self.layers} and {other.layers}."
-            )
+        self._check_like(other)
         for name, histogram in other.histograms.items():
             if name in self.histograms:
                 self.histograms[name].merge(histogram)
@@ -190,8 +175,7 @@ class Coverage(Rule):
         for name, config in coverage.layers.items():
             counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
             n_samples = whole_number("n_samples", counted[name], 1, 2**31 - 1)
-            check_width(f"layer '{name}'", counts, count_bins(config.n_bins))
-            check_counts(f"layer '{name}'", counts, n_samples)
+            check_counts(f"layer '{name}'", counts, n_samples, count_bins(config.n_bins))
             coverage.histograms[name] = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
         return coverage
 
@@ -245,19 +229,3 @@ def total_weight(weights: Sequence[float]) -> float:
 def states_of(reading: Reading, config: LayerConfig) -> Tensor:
     """States `[batch, neurons]` of a reading under the settings of a layer."""
     return STATES[config.state](*reading, config.steepness)
-
-
-def not_finite(reading: Reading) -> Tensor:
-    """Which samples `[batch]` have a NaN or Inf in what was read of a layer."""
-    finite = reading.activation.isfinite()
-    if reading.gradient is not None:
-        finite = finite & reading.gradient.isfinite()
-    return ~finite.all(dim=1)
-
-
-def missing_layer(name: str, readings: Mapping[str, Reading]) -> NACError:
-    """The error of readings that lack a layer."""
-    return NACError(
-        f"readings of layer '{name}' are missing; got {sorted(readings)}. "
-        "Collect them with the layers that are fitted and scored."
-    )

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from nac_openood.errors import NACError
+from nac_openood.core.histogram import Histogram
 
 #: 64 cells per power of two: a cell is 1 to 2 % of the value wide.
 _MANTISSA_BITS = 6
@@ -47,38 +47,18 @@ def cell_edges(device: torch.device) -> Tensor:
     return torch.cat([-edges.flip(0), edges]).to(device)
 
 
-class FineCounts:
-    """How often each neuron was in each cell.
+class FineCounts(Histogram):
+    """How often each neuron was in each cell: `n_bins` is `N_CELLS`, the number of columns."""
 
-    Args:
-        counts: int32 `[neurons, N_CELLS]`.
-        n_samples: how many samples were counted; each row sums to it.
-    """
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return n_bins
 
-    def __init__(self, counts: Tensor, n_samples: int = 0) -> None:
-        self.counts, self.n_samples = counts, n_samples
-
-    @classmethod
-    def empty(cls, neurons: int, device: torch.device) -> FineCounts:
-        """No samples yet."""
-        return cls(torch.zeros((neurons, N_CELLS), dtype=torch.int32, device=device))
-
-    def update(self, values: Tensor) -> None:
-        """Count values `[batch, neurons]`."""
-        index = cell_index(values).t().contiguous()
-        one = torch.ones((), dtype=torch.int32, device=index.device)
-        self.counts.scatter_add_(1, index, one.expand(index.shape))
-        self.n_samples += values.shape[0]
-
-    def merge(self, other: FineCounts) -> None:
-        """Add the counts of another layer of the same width."""
-        if self.counts.shape != other.counts.shape:
-            raise NACError(
-                f"cannot merge counts of {self.counts.shape[0]} and {other.counts.shape[0]} "
-                "neurons: both must come from the same layer."
-            )
-        self.counts = self.counts + other.counts.to(self.counts.device)
-        self.n_samples += other.n_samples
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The cell of every value, int64 in the shape of `states`."""
+        return cell_index(states)
 
     def magnitude_quantile(self, share: float) -> Tensor:
         """The `share` quantile of the absolute values, float64 `[neurons]`.

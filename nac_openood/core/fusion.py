@@ -1,4 +1,4 @@
-"""How NAC+ adds up evidence of different kinds: as p-values against the same held-out data.
+"""How NAC+ adds up evidence of different kinds: as p-values against the same calibration data.
 
 `early` is the sum of the log p-values of everything that the early layers say, calibrated once
 more; `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample
@@ -12,7 +12,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
-from nac_openood.core.precision import double
+from nac_openood.core.devices import double
 from nac_openood.core.pvalues import PValues
 
 #: The name of the logits among the parts of a score; all others are of early layers.
@@ -25,20 +25,20 @@ class Fusion:
     """From parts to scores.
 
     Args:
-        held_out: the parts of held-out in-distribution data by name, `[samples]` each.
+        calibration: the parts of held-out in-distribution data by name, `[samples]` each.
         logit_weight: the weight `w` of the logits.
         softness: the p-value `s` from which on the early layers count.
 
     Attributes:
-        scores: of the held-out data, each sample calibrated on the others, `[samples]`.
+        scores: of the calibration data, each sample calibrated on the others, `[samples]`.
     """
 
     def __init__(
-        self, held_out: Mapping[str, Tensor], *, logit_weight: float, softness: float
+        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
     ) -> None:
-        self.held_out = {name: double(part).cpu() for name, part in held_out.items()}
+        self.calibration = {name: double(part).cpu() for name, part in calibration.items()}
         self.logit_weight, self.softness = logit_weight, softness
-        self._pvalues = {name: PValues(part) for name, part in self.held_out.items()}
+        self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
         left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
         self._early = PValues(_together(left_out))
         self.scores = self._fused(left_out[LOGITS], self._early.left_out())

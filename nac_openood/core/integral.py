@@ -10,23 +10,20 @@ is the coverage of the network, a number from 0 to (M - 1) / M. See `docs/nac_me
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.coverage import missing_layer, not_finite
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import IntegralConfig, whole_number
-from nac_openood.core.reading import Reading, logits_in
-from nac_openood.core.restoring import (
-    check_counts,
-    check_width,
-    refuse_other_tensors,
-    stored_layers,
-    stored_tensor,
+from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.reading import (
+    Reading,
+    broken_error,
+    logits_in,
+    missing_layer,
+    not_finite,
 )
-from nac_openood.core.rule import Accumulator, Needs
 from nac_openood.core.states import sigmoid
 from nac_openood.errors import NACError, NotFittedError
 
@@ -66,15 +63,12 @@ class LinearHistogram(Histogram):
         return int(filled) / (full_count * self.n_bins * self.neurons)
 
 
-class CoverageIntegral(Accumulator):
-    """The coverage of one layer, counted batch by batch.
+class CoverageIntegral:
+    """The coverage of one layer, counted batch by batch; counts of shards add up exactly.
 
     Args:
         layers: the settings of the layer, by its name.
     """
-
-    name = "nac-me"
-    layer_settings = IntegralConfig
 
     def __init__(self, layers: Mapping[str, IntegralConfig]) -> None:
         if len(layers) != 1:
@@ -83,11 +77,6 @@ class CoverageIntegral(Accumulator):
         self.histogram: Optional[LinearHistogram] = None
         self._n_samples = 0
         self._broken: Optional[Tensor] = None
-
-    @property
-    def needs(self) -> Needs:
-        """Activations and gradients of the layer; logits and labels tell which samples count."""
-        return Needs(tuple(self.layers), frozenset(self.layers), logits=True, labels=True)
 
     @property
     def n_samples(self) -> int:
@@ -129,11 +118,8 @@ class CoverageIntegral(Accumulator):
         if self.histogram is None or not self._n_samples:
             raise NotFittedError("nothing was counted: there was no training sample.")
         if self._broken is not None and int(self._broken):
-            raise NACError(
-                f"layer '{next(iter(self.layers))}': {int(self._broken)} of {self.n_correct} "
-                "samples have NaN or Inf readings. Check the inputs (normalization, corrupt "
-                "images) and the precision (float16 overflows where bfloat16 does not)."
-            )
+            (layer,) = self.layers
+            raise broken_error(int(self._broken), f"{self.n_correct} samples", layer)
 
     def integral(self) -> float:
         """G(X, theta); 0 where no sample was classified correctly."""
@@ -158,56 +144,6 @@ class CoverageIntegral(Accumulator):
         if other._broken is not None:
             mine = 0 if self._broken is None else self._broken.to(other._broken.device)
             self._broken = other._broken + mine
-
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """Counts, and numbers of samples."""
-        if self.histogram is None or self._broken is None:
-            return {}
-        seen = torch.tensor(self._n_samples)
-        return {"counts": self.histogram.counts, "n_samples": seen, "broken": self._broken}
-
-    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace the counts by sums over shards."""
-        if sums:
-            config = next(iter(self.layers.values()))
-            self.histogram = LinearHistogram.of_sums(sums["counts"], config.n_bins)
-            self._n_samples, self._broken = int(sums["n_samples"]), sums["broken"]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The counts."""
-        name = next(iter(self.layers))
-        return {} if self.histogram is None else {f"counts/{name}": self.histogram.counts}
-
-    def settings(self) -> dict[str, Any]:
-        """The settings of the layer, and how many samples were seen and counted."""
-        return {
-            "layers": {name: config.to_dict() for name, config in self.layers.items()},
-            "n_samples": self.n_samples,
-            "n_correct": self.n_correct,
-        }
-
-    @classmethod
-    def restore(
-        cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> CoverageIntegral:
-        """The counts that `settings` and `tensors` came from."""
-        found = cls(stored_layers(settings, IntegralConfig))
-        ((name, config),) = found.layers.items()
-        refuse_other_tensors(tensors, {f"counts/{name}"})
-        seen = whole_number("n_samples", settings.get("n_samples"), 1, 2**31 - 1)
-        correct = whole_number("n_correct", settings.get("n_correct"), 0, seen)
-        counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
-        check_width(f"layer '{name}'", counts, LinearHistogram.width(config.n_bins))
-        check_counts(f"layer '{name}'", counts, correct)
-        found.histogram = LinearHistogram(counts, n_bins=config.n_bins, n_samples=correct)
-        found._n_samples = seen
-        return found
-
-    def to(self, device: torch.device) -> CoverageIntegral:
-        """Move the counts; `update` moves them to its readings by itself."""
-        if self.histogram is not None:
-            self.histogram.to(device)
-        return self
 
 
 def state_argument(name: str, reading: Reading) -> Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Collection, Mapping, Optional, Type, TypeVar
+from typing import Any, ClassVar, Collection, Mapping, Optional, Type, TypeVar, Union
 
 from nac_openood.core.bins import MIN_BINS
 from nac_openood.core.layouts import LAYOUTS
@@ -47,7 +47,7 @@ class _Settings:
         names = [cls._other_spellings.get(key, key) for key in settings]
         twice = sorted({str(name) for name in names if names.count(name) > 1})
         if twice:
-            raise NACError(f"{what} {twice} stands there in two spellings: give one of them.")
+            raise NACError(f"{what} {twice} is given in two spellings: give one of them.")
         ours = dict(zip(names, settings.values()))
         refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)  # type: ignore[arg-type]
         return ours
@@ -99,18 +99,12 @@ class LayerConfig(_Settings):
     layout: Optional[str] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "n_bins", whole_number("n_bins", self.n_bins, MIN_BINS, _MOST_BINS)
-        )
-        full = whole_number("full_count", self.full_count, 1, _MOST_COUNT)
-        object.__setattr__(self, "full_count", full)
-        object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
+        _check_counting(self, MIN_BINS)
         object.__setattr__(self, "weight", finite_number("weight", self.weight, 1e6))
         if isinstance(self.state, str):
             object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
         if self.state not in list(STATES):
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
-        _check_layout(self.layout)
 
 
 @dataclass(frozen=True)
@@ -134,11 +128,17 @@ class IntegralConfig(_Settings):
     layout: Optional[str] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n_bins", whole_number("n_bins", self.n_bins, 2, _MOST_BINS))
-        full = whole_number("full_count", self.full_count, 1, _MOST_COUNT)
-        object.__setattr__(self, "full_count", full)
-        object.__setattr__(self, "steepness", _above_zero("steepness", self.steepness))
-        _check_layout(self.layout)
+        _check_counting(self, 2)
+
+
+def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int) -> None:
+    """Check what both kinds of coverage count by, and make numbers of what only looks like some."""
+    n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MOST_BINS)
+    object.__setattr__(config, "n_bins", n_bins)
+    full_count = whole_number("full_count", config.full_count, 1, _MOST_COUNT)
+    object.__setattr__(config, "full_count", full_count)
+    object.__setattr__(config, "steepness", _above_zero("steepness", config.steepness))
+    _check_layout(config.layout)
 
 
 def _check_layout(layout: Optional[str]) -> None:

@@ -35,7 +35,7 @@ class LayerEvidence:
     def empty(cls, neurons: int, device: torch.device) -> LayerEvidence:
         """No samples yet."""
         moments = Moments.empty(neurons, device) if neurons <= WIDEST else None
-        return cls(FineCounts.empty(neurons, device), moments)
+        return cls(FineCounts.empty(neurons, N_CELLS, device), moments)
 
     @property
     def n_samples(self) -> int:
@@ -43,10 +43,10 @@ class LayerEvidence:
         return self.counts.n_samples
 
     def update(self, activation: Tensor) -> None:
-        """Add activations `[batch, neurons]`."""
-        self.counts.update(activation)
+        """Add activations `[batch, neurons]`, on their device."""
+        self.counts.to(activation.device).update(activation)
         if self.moments is not None:
-            self.moments.update(activation)
+            self.moments.to(activation.device).update(activation)
         self._forget()
 
     def merge(self, other: LayerEvidence) -> None:
@@ -73,14 +73,6 @@ class LayerEvidence:
     def _forget(self) -> None:
         self._coverage = self._gaussian = None
 
-    def to(self, device: torch.device) -> LayerEvidence:
-        """Move the tensors; returns itself."""
-        self.counts.counts = self.counts.counts.to(device)
-        if self.moments is not None:
-            self.moments = Moments(self.moments.high.to(device), self.moments.low.to(device))
-        self._forget()
-        return self
-
     # -- shards and files ------------------------------------------------------------------
 
     def addends(self) -> dict[str, Tensor]:
@@ -93,7 +85,7 @@ class LayerEvidence:
     @classmethod
     def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
         """The evidence whose `addends` these are."""
-        counts = FineCounts(sums["counts"].int(), int(sums["counts"][0].sum()))
+        counts = FineCounts.of_sums(sums["counts"], N_CELLS)
         moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
         return cls(counts, moments)
 

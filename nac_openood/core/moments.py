@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nac_openood.core.placed import Placed
-from nac_openood.core.precision import double
+from nac_openood.core.devices import Placed, double
 from nac_openood.errors import NACError
 
 _STEP = 2.0**-28
@@ -75,6 +74,11 @@ class Moments:
             thousands + (most << _DIGIT) + carried,
             ones + (tens << _DIGIT) + (rest << (2 * _DIGIT)),
         )
+
+    def to(self, device: torch.device) -> Moments:
+        """Move the sums; returns itself."""
+        self.high, self.low = self.high.to(device), self.low.to(device)
+        return self
 
     def merge(self, other: Moments) -> None:
         """Add the moments of another layer of the same width."""

@@ -13,18 +13,22 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from nac_openood.core.coverage import missing_layer, not_finite
-from nac_openood.core.fusion import EARLY, LOGITS, Fusion
-from nac_openood.core.held_out import HeldOut
+from nac_openood.core.fusion import LOGITS, Fusion
 from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.layer_evidence import LayerEvidence
 from nac_openood.core.logit_scores import gen
-from nac_openood.core.reading import Probed, Reading, logits_in
+from nac_openood.core.reading import (
+    Probed,
+    Reading,
+    broken_error,
+    logits_in,
+    missing_layer,
+    not_finite,
+)
 from nac_openood.core.restoring import refuse_other_tensors, stored_layers, stored_values
 from nac_openood.core.rule import Needs, Rule
+from nac_openood.core.set_aside import SetAside
 from nac_openood.errors import NACError, NotFittedError
-
-__all__ = ["EARLY", "LOGITS", "NACPlus", "distance_of"]
 
 _LOGIT_WEIGHT, _SOFTNESS = 2.0, 0.2
 _FEW = 100
@@ -41,7 +45,7 @@ class NACPlus(Rule):
         softness: the p-value from which on the layers count.
     """
 
-    name = "nac_plus"
+    name, title = "nac_plus", "NAC+"
     layer_settings = LayoutConfig
     needs_calibration = True
 
@@ -59,7 +63,7 @@ class NACPlus(Rule):
         self.calibrated = False
         self.evidence: dict[str, LayerEvidence] = {}
         self._fusion: Optional[Fusion] = None
-        self._held = HeldOut()
+        self._aside = SetAside()
         self._before = 0  # samples of the training set that others count
         self._broken: Union[int, Tensor] = 0
 
@@ -72,7 +76,7 @@ class NACPlus(Rule):
     def n_samples(self) -> int:
         """How many samples were counted or set aside."""
         counted = min((e.n_samples for e in self.evidence.values()), default=0)
-        return counted + self._held.n_samples
+        return counted + self._aside.n_samples
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -80,13 +84,12 @@ class NACPlus(Rule):
         """Count a batch, and set some samples of it aside."""
         found = {name: self._reading(readings, name) for name in self.layers}
         logits = logits_in(readings)
-        broken = (self._not_finite(found, logits)).sum()
-        self._broken = self._broken + broken
-        for counted in self._held.take(Probed(logits, found), self.n_samples + self._before):
+        self._broken = self._broken + not_finite(Reading(logits), *found.values()).sum()
+        for counted in self._aside.take(Probed(logits, found), self.n_samples + self._before):
             self._count(counted)
 
     def seek(self, number: int) -> None:
-        """Say which sample of the training set comes next; see `nac_openood.core.held_out`."""
+        """Say which sample of the training set comes next; see `nac_openood.core.set_aside`."""
         self._before = number - self.n_samples
 
     def _count(self, readings: Mapping[str, Reading]) -> None:
@@ -105,11 +108,7 @@ class NACPlus(Rule):
         if isinstance(self._broken, Tensor):
             self._broken = int(self._broken)  # once: scoring checks every batch
         if self._broken:
-            raise NACError(
-                f"{self._broken} of {self.n_samples} fitting samples have NaN or Inf "
-                "activations or logits. Check the inputs (normalization, corrupt images) and the "
-                "precision (float16 overflows where bfloat16 does not)."
-            )
+            raise broken_error(self._broken, f"{self.n_samples} fitting samples")
         if self.n_samples == 0:
             raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
@@ -119,18 +118,14 @@ class NACPlus(Rule):
         Any order gives the same; and the same as one pass if each sample had its number (`seek`).
         Once calibrated, numbers make no difference.
         """
-        if self.layers != other.layers:
-            raise NACError(
-                f"cannot merge rules with different layers: {self.layers} and {other.layers}."
-            )
+        self._check_like(other)
         for name, theirs in other.evidence.items():
             if name not in self.evidence:
-                counts = theirs.counts.counts
-                self.evidence[name] = LayerEvidence.empty(counts.shape[0], counts.device)
+                counts = theirs.counts
+                self.evidence[name] = LayerEvidence.empty(counts.neurons, counts.counts.device)
             self.evidence[name].merge(theirs)
-        too_many = self._held.merge(other._held)
-        if too_many is not None:
-            self._count(too_many)
+        for counted in self._aside.merge(other._aside):
+            self._count(counted)
         self._broken = int(self._broken) + int(other._broken)
         self._before = 0
         self._uncalibrated()
@@ -139,9 +134,9 @@ class NACPlus(Rule):
 
     def begin_calibration(self) -> None:
         """Count the samples that were set aside, which are no longer needed for that purpose."""
-        if self._held.readings is not None:
-            self._count(self._held.readings)
-            self._held = HeldOut()
+        if self._aside.readings is not None:
+            self._count(self._aside.readings)
+            self._aside = SetAside()
 
     def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Each sample is calibrated on the others, so that scores are those of new data."""
@@ -162,7 +157,7 @@ class NACPlus(Rule):
     def fusion(self) -> Fusion:
         """From parts to scores. Without calibration data, samples that were set aside must do."""
         if self._fusion is None:
-            if self._held.readings is None:
+            if self._aside.readings is None:
                 raise NotFittedError("this rule has no p-values yet: call calibrate(loader) first.")
             warnings.warn(
                 "NAC+ was not calibrated: its p-values rest on training data that was set aside, "
@@ -171,12 +166,12 @@ class NACPlus(Rule):
                 UserWarning,
                 stacklevel=4,
             )
-            self._fusion = self._fuse(self.parts(self._held.readings))
+            self._fusion = self._fuse(self.parts(self._aside.readings))
         return self._fusion
 
     def held_out_scores(self) -> Optional[Tensor]:
         """Of every tenth training sample, before `calibrate`."""
-        return None if self._held.readings is None else self.fusion().scores
+        return None if self._aside.readings is None else self.fusion().scores
 
     # -- scoring ---------------------------------------------------------------------------
 
@@ -192,7 +187,7 @@ class NACPlus(Rule):
                 scores[distance_of(name)] = evidence.gaussian.score(activation)
         logits = logits_in(readings)
         scores[LOGITS] = gen(logits)
-        broken = self._not_finite(found, logits)
+        broken = not_finite(Reading(logits), *found.values())
         return {
             name: score.masked_fill(broken.to(score.device), float("nan"))
             for name, score in scores.items()
@@ -231,13 +226,6 @@ class NACPlus(Rule):
             )
         return Reading(activation)
 
-    @staticmethod
-    def _not_finite(readings: Mapping[str, Reading], logits: Tensor) -> Tensor:
-        broken = ~logits.isfinite().all(dim=1)
-        for reading in readings.values():
-            broken = broken | not_finite(reading).to(broken.device)
-        return broken
-
     # -- shards and files ------------------------------------------------------------------
 
     def addends(self) -> Optional[dict[str, Tensor]]:
@@ -261,15 +249,14 @@ class NACPlus(Rule):
 
     def rows(self) -> dict[str, Tensor]:
         """The samples that were set aside."""
-        return self._held.tensors()
+        return self._aside.tensors()
 
     def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
         """Set aside what several shards did."""
-        self._held, self._before = HeldOut(), 0
+        self._aside, self._before = SetAside(), 0
         for rows in shards:
-            too_many = self._held.merge(HeldOut.restore(rows, self.layers))
-            if too_many is not None:
-                self._count(too_many)
+            for counted in self._aside.merge(SetAside.restore(rows, self.layers)):
+                self._count(counted)
 
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the calibration data, samples set aside."""
@@ -278,11 +265,11 @@ class NACPlus(Rule):
             for layer, evidence in self.evidence.items()
             for name, tensor in evidence.tensors().items()
         }
-        fusion = {} if self._fusion is None else self._fusion.held_out
+        fusion = {} if self._fusion is None else self._fusion.calibration
         return {
             **layers,
             **{f"{_CALIBRATION}{name}": part for name, part in fusion.items()},
-            **self._held.tensors(),
+            **self._aside.tensors(),
         }
 
     def settings(self) -> dict[str, Any]:
@@ -308,10 +295,10 @@ class NACPlus(Rule):
             except NACError as error:
                 raise NACError(f"layer '{name}': {error}") from error
         rule._restore_calibration(settings.get("calibrated"), _below(_CALIBRATION, tensors))
-        rule._held = HeldOut.restore(tensors, layers)
+        rule._aside = SetAside.restore(tensors, layers)
         checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
         others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
-        refuse_other_tensors(others, rule._held.tensors())
+        refuse_other_tensors(others, rule._aside.tensors())
         return rule
 
     def _restore_calibration(self, calibrated: Any, parts: Mapping[str, Tensor]) -> None:
@@ -329,12 +316,6 @@ class NACPlus(Rule):
         if len({len(part) for part in values.values()}) > 1:
             raise NACError("the calibration data is not as large in every part.")
         self._fusion = self._fuse(values)
-
-    def to(self, device: torch.device) -> NACPlus:
-        """Move the counts; scoring moves what it needs to its readings by itself."""
-        for evidence in self.evidence.values():
-            evidence.to(device)
-        return self
 
 
 def distance_of(layer: str) -> str:

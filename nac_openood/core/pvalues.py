@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nac_openood.core.placed import Placed
-from nac_openood.core.precision import double
+from nac_openood.core.devices import Placed, double
 from nac_openood.errors import NACError
 
 _TAIL, _TAIL_SAMPLES = 0.05, 10

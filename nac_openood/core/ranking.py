@@ -59,18 +59,18 @@ def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
     return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)
 
 
-def fpr_in_at(id_scores: Any, ood_scores: Any, tpr: float = 0.95) -> Tensor:
-    """The FPR@95 of most papers: OOD samples accepted when `tpr` of the ID samples are kept.
+def fpr_in_at(id_scores: Any, ood_scores: Any) -> Tensor:
+    """The FPR@95 of most papers: OOD samples accepted when 95 % of the ID samples are kept.
 
     ID is the positive class. See `auroc` for the shapes.
     """
     joined, n_id, shape = _join(id_scores, ood_scores)
-    return joined_fpr_in_at(joined, n_id, tpr).reshape(shape)
+    return joined_fpr_in_at(joined, n_id).reshape(shape)
 
 
-def joined_fpr_in_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
+def joined_fpr_in_at(scores: Tensor, n_id: int) -> Tensor:
     """`fpr_in_at` of float64 `[candidates, samples]` whose first `n_id` columns are ID."""
-    accepted = scores[:, n_id:] >= id_thresholds(scores[:, :n_id], tpr)[:, None]
+    accepted = scores[:, n_id:] >= id_thresholds(scores[:, :n_id])[:, None]
     return accepted.sum(dim=1).double() / accepted.shape[1]
 
 
@@ -83,6 +83,18 @@ def id_thresholds(id_scores: Tensor, tpr: float = 0.95) -> Tensor:
     n_id = id_scores.shape[1]
     keep = max(1, math.ceil(tpr * n_id - 1e-9))  # 0.07 * 100 is a little more than 7
     return id_scores.kthvalue(n_id - keep + 1, dim=1).values
+
+
+def threshold_at(scores: Any, tpr: float = 0.95) -> float:
+    """The highest threshold that keeps at least `tpr` of in-distribution scores.
+
+    A sample is in-distribution if its score is >= the threshold.
+    """
+    values = np.asarray(scores, dtype=np.float64).ravel()
+    if values.size == 0 or not np.isfinite(values).all():
+        bad = int(values.size - np.isfinite(values).sum())
+        raise NACError(f"a threshold needs finite scores, got {values.size} with {bad} not finite.")
+    return float(id_thresholds(torch.from_numpy(values)[None], tpr))
 
 
 def _check_rate(tpr: float) -> None:

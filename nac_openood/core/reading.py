@@ -61,3 +61,42 @@ def logits_in(readings: Mapping[str, Reading]) -> Tensor:
             "NACDetector.read_loader."
         )
     return logits
+
+
+def missing_layer(name: str, readings: Mapping[str, Reading]) -> NACError:
+    """The error of readings that lack a layer."""
+    return NACError(
+        f"readings of layer '{name}' are missing; got {sorted(readings)}. "
+        "Collect them with the layers that are fitted and scored."
+    )
+
+
+def not_finite(*readings: Reading) -> Tensor:
+    """Which samples have a NaN or Inf in any of their readings, `[batch]`, where the first is."""
+    broken = ~_finite(readings[0])
+    for reading in readings[1:]:
+        broken = broken | ~_finite(reading).to(broken.device)
+    return broken
+
+
+def _finite(reading: Reading) -> Tensor:
+    finite = reading.activation.isfinite()
+    if reading.gradient is not None:
+        finite = finite & reading.gradient.isfinite()
+    return finite.all(dim=1)
+
+
+def broken_error(count: int, of: str, layer: Optional[str] = None, *, then: str = "") -> NACError:
+    """The error of samples that cannot be counted.
+
+    Args:
+        count: how many there are.
+        of: of how many of what, e.g. "1000 fitting samples".
+        layer: where; None if it is not known.
+        then: what became of them.
+    """
+    where = "" if layer is None else f"layer '{layer}': "
+    return NACError(
+        f"{where}{count} of {of} have NaN or Inf readings{then}. Check the inputs (normalization, "
+        "corrupt images) and the precision (float16 overflows where bfloat16 does not)."
+    )

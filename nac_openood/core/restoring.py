@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, Type
+from typing import Any, Collection, Mapping, Optional, Type
 
 import torch
 from torch import Tensor
@@ -50,14 +50,17 @@ def refuse_other_tensors(tensors: Mapping[str, Tensor], known: Collection[str]) 
     refuse_unknown(tensors, known, "tensor")
 
 
-def check_counts(what: str, counts: Tensor, n_samples: int) -> None:
+def check_counts(what: str, counts: Tensor, n_samples: int, width: Optional[int] = None) -> None:
     """Every neuron must have been counted once for each sample, or the counts are not whole.
 
     Args:
         what: whose counts they are, for the error.
         counts: `[neurons, bins]`.
         n_samples: how many samples were counted.
+        width: how many bins there must be; None takes any number.
     """
+    if width is not None and counts.shape[1] != width:
+        raise NACError(f"the counts of {what} do not add up: {counts.shape[1]} bins, not {width}.")
     whole = (
         counts.shape[0] > 0
         and bool((counts >= 0).all())
@@ -65,9 +68,3 @@ def check_counts(what: str, counts: Tensor, n_samples: int) -> None:
     )
     if not whole:
         raise NACError(f"the counts of {what} do not add up.")
-
-
-def check_width(what: str, counts: Tensor, width: int) -> None:
-    """Raise if counts `[neurons, bins]` are of another number of bins."""
-    if counts.shape[1] != width:
-        raise NACError(f"the counts of {what} do not add up: {counts.shape[1]} bins, not {width}.")

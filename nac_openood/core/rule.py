@@ -1,9 +1,9 @@
 """What a rule is: how the readings of a network become a score.
 
 A rule says what it needs of a pass, is fitted batch by batch, merges with another of its kind by
-addition, and is a dict of tensors plus settings in a file: that much is an `Accumulator`, whatever
-it is used for. A `Rule` also scores samples. The detector, the plugin, the search, the comparison
-and the files know rules by this interface and by their names in `nac_openood.core.rules` only.
+addition, scores samples, and is a dict of tensors plus settings in a file. The detector, the
+plugin, the search, the comparison and the files know rules by this interface and by their names in
+`nac_openood.core.rules` only.
 """
 
 from __future__ import annotations
@@ -39,17 +39,26 @@ class Needs:
     mean: bool = False
 
 
-class Accumulator(ABC):
-    """Something fitted batch by batch on readings, merged by addition and kept in a file.
+class Rule(ABC):
+    """From readings to scores; higher scores mean more in-distribution.
+
+    It is fitted batch by batch, merged by addition, and moves its tensors to the device of the
+    readings it is given.
 
     Args:
         layers: settings by layer name, each a `layer_settings`.
     """
 
-    #: Its name in files.
+    #: The name under which `nac_openood.core.rules` lists it, also in files.
     name: ClassVar[str]
+    #: What people call it; its name if it has no title.
+    title: ClassVar[str] = ""
     #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
     layer_settings: ClassVar[Type[Any]]
+    #: Whether `layers="auto"` includes what the head receives.
+    reads_head_input: ClassVar[bool] = False
+    #: Whether scores depend on `calibrate`.
+    needs_calibration: ClassVar[bool] = False
 
     layers: Mapping[str, Any]
 
@@ -89,6 +98,14 @@ class Accumulator(ABC):
     def merge(self, other: Any) -> None:
         """Add what another of the same kind and settings was fitted on."""
 
+    def _check_like(self, other: Rule) -> None:
+        """Refuse to merge what was counted with other settings."""
+        if self.layers != other.layers:
+            raise NACError(
+                "cannot merge rules with different layers or settings: "
+                f"{self.layers} and {other.layers}."
+            )
+
     def addends(self) -> Optional[dict[str, Tensor]]:
         """What merging adds up, by name: whole numbers in fixed shapes.
 
@@ -127,22 +144,6 @@ class Accumulator(ABC):
         """
 
     @abstractmethod
-    def to(self, device: torch.device) -> Any:
-        """Move the tensors; fitting and scoring move them to their readings by themselves."""
-
-
-class Rule(Accumulator):
-    """From readings to scores; higher scores mean more in-distribution.
-
-    Its `name` is the one under which `nac_openood.core.rules` lists it.
-    """
-
-    #: Whether `layers="auto"` includes what the head receives.
-    reads_head_input: ClassVar[bool] = False
-    #: Whether scores depend on `calibrate`.
-    needs_calibration: ClassVar[bool] = False
-
-    @abstractmethod
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """The evidence of each layer (or of the logits), `[batch]` each.
 
@@ -177,7 +178,7 @@ class Rule(Accumulator):
         self.begin_calibration()
         return self.calibrate_on([self.parts(batch) for batch in readings])
 
-    def begin_calibration(self) -> None:
+    def begin_calibration(self) -> None:  # noqa: B027 - most have nothing to do
         """Get ready for the `parts` of calibration data."""
 
     def calibrate_on(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Reading
-from nac_openood.core.states import STATES
+from nac_openood.core.states import STATES, USUAL
 
 #: A layer is reported if at least this share of new ID samples gets one and the same score ...
 _SAME = 0.9
@@ -27,8 +27,8 @@ _SAME = 0.9
 _TWO_BINS = 0.99
 #: Fewer fitting samples say nothing about new ones.
 _LEAST = 20
-#: The sigmoid of this is 0.95.
-_USUAL = 2.94
+#: The usual size of a state is that of so many samples.
+_FEW = 1000
 
 
 class Saturation(NamedTuple):
@@ -126,7 +126,8 @@ def usual_steepness(reading: Reading, config: LayerConfig) -> Optional[float]:
         reading: in-distribution readings `[samples, neurons]`.
         config: the settings; the form of the state matters.
     """
-    sizes = STATES[config.state].squashed(*reading).abs().double()
-    sizes = sizes[:1000].quantile(0.95, dim=0)
+    activation, gradient = reading
+    few = activation[:_FEW], None if gradient is None else gradient[:_FEW]
+    sizes = STATES[config.state].squashed(*few).abs().double().quantile(0.95, dim=0)
     sizes = sizes[(sizes > 0) & sizes.isfinite()]
-    return _USUAL / float(sizes.median()) if len(sizes) else None
+    return USUAL / float(sizes.median()) if len(sizes) else None

@@ -26,6 +26,10 @@ class State:
         return sigmoid(steepness * self.squashed(activation, gradient))
 
 
+#: The sigmoid of this is 0.95: where the usual size of a state should land.
+USUAL = 2.94
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """The sigmoid, to the same bits on every device.
 

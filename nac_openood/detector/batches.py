@@ -21,6 +21,8 @@ from nac_openood.network.inputs import LABELS, as_inputs, mapped, rows, sample_c
 
 #: The seed with which the authors shuffle each class before taking its first samples.
 AUTHORS_SEED = 1
+#: Of loaders that do not say how large their batches are.
+_BATCH_SIZE = 32
 
 
 class Batch(NamedTuple):
@@ -231,15 +233,35 @@ def fitting_loader(
         return loader
     dataset: Any = loader.dataset  # type: ignore[attr-defined]
     indices = fitting_indices(dataset_labels(dataset), len(dataset), n_samples, seed)
-    return reloaded(loader, Subset(dataset, indices.tolist()))
+    return loader_like(loader, Subset(dataset, indices.tolist()))
 
 
-def reloaded(loader: Any, dataset: Any) -> DataLoader[Any]:
-    """A loader like `loader` over another dataset, in order."""
+def loader_like(
+    loader: Any, dataset: Any = None, plan: Optional[list[list[int]]] = None
+) -> DataLoader[Any]:
+    """A loader like `loader`.
+
+    Args:
+        loader: whose processes and ways of loading to take.
+        dataset: another one; None takes that of `loader`.
+        plan: the samples of each batch; None takes all of them in order, in batches of the same
+            size.
+    """
+    batching = {"batch_size": _batch_size(loader)} if plan is None else {"batch_sampler": plan}
     return DataLoader(
-        dataset,
-        batch_size=loader.batch_size or 1,
+        loader.dataset if dataset is None else dataset,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        **batching,
     )
+
+
+def _batch_size(loader: Any) -> int:
+    """How many samples a batch has; a sampler of somebody's own may not tell."""
+    told = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return told if isinstance(told, int) and told > 0 else _BATCH_SIZE

@@ -11,14 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from nac_openood.core.pvalues import MIN_SAMPLES
-from nac_openood.detector.batches import Batch
-from nac_openood.detector.dealing import over_batches
+from nac_openood.core.reading import Probed
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.false_alarms import FalseAlarms, binomial_interval
 from nac_openood.detector.store import FitSummary
 from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
-from nac_openood.network.calling import classify
 
 #: Fewer fitting samples of a class say little about it.
 _FEW = 10
@@ -81,10 +79,9 @@ def fit_checked(
     told: list[str] = []
     with recorded(told):
         detector.fit(train, n_samples, progress=progress)
-        detector.calibrate(val, 1 - alpha, progress=progress)
+        answers = detector._calibrate(val, 1 - alpha, _answers, progress)
     if detector.pvalues_ is None:
         raise too_few_to_calibrate()
-    answers = _answers(detector, val, progress)
     alarms = None
     if test is not None:
         with recorded(told):
@@ -92,8 +89,9 @@ def fit_checked(
     assert detector.fit_summary_ is not None
     at = detector.pvalues_.score_at(alpha)
     return report_of(
-        detector.fit_summary_, answers, alarms, told, n_classes=n_classes, alpha=alpha, threshold=at
-    )
+        detector.fit_summary_, count_answers(answers), alarms, told,
+        n_classes=n_classes, alpha=alpha, threshold=at,
+    )  # fmt: skip
 
 
 def report_of(
@@ -147,25 +145,20 @@ def recorded(told: list[str]) -> Iterator[None]:
     told.extend(str(entry.message) for entry in caught)
 
 
-def _answers(detector: NACDetector, val: Iterable[Any], progress: Optional[bool]) -> np.ndarray:
-    """How often which class was answered: counts `[classes, classes]`, true classes in rows."""
-
-    def count(batch: Batch) -> np.ndarray:
-        return count_answers(classify(detector.net, batch.data), batch.labels())
-
-    counts: Optional[np.ndarray] = None
-    for more in over_batches("accuracy", val, count, progress):
-        counts = more if counts is None else counts + more
-    if counts is None:
-        raise NACError("the loader of validation data yielded no batch.")
-    return counts
+def _answers(probed: Probed, label: Tensor) -> tuple[int, Tensor, Tensor]:
+    return probed.logits.shape[1], probed.logits.argmax(dim=1), label
 
 
-def count_answers(logits: Tensor, label: Tensor) -> np.ndarray:
-    """How often which class was answered: counts `[classes, classes]`, true classes in rows."""
-    n_classes = logits.shape[1]
+def count_answers(batches: Sequence[tuple[int, Tensor, Tensor]]) -> np.ndarray:
+    """How often which class was answered: counts `[classes, classes]`, true classes in rows.
+
+    Args:
+        batches: the number of classes, what was predicted and what is right, `[batch]` each.
+    """
+    n_classes = batches[0][0]
     counts = np.zeros((n_classes, n_classes), dtype=np.int64)
-    np.add.at(counts, (_checked(label.numpy(), n_classes), logits.argmax(1).cpu().numpy()), 1)
+    for _, prediction, label in batches:
+        np.add.at(counts, (_checked(label.numpy(), n_classes), prediction.cpu().numpy()), 1)
     return counts
 
 

@@ -20,13 +20,18 @@ LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
 def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dict[str, Any]:
     """The settings of each layer, by the names the user gave.
 
+    Empty where the layers are to be found by running the network: for "auto", and for the presets
+    of a rule that has no settings to ship.
+
     Args:
         net: the network.
-        layers: the name of a preset, a list of layer names (default settings), or a mapping of
-            layer names to settings.
+        layers: "auto", the name of a preset, a list of layer names (default settings), or a
+            mapping of layer names to settings.
         rule: whose settings.
     """
     if isinstance(layers, str):
+        if layers == AUTO:
+            return {}
         _check_preset(net, layers, rule)
         return dict(preset_for(net, layers, rule.name).layers)
     kind = rule.layer_settings

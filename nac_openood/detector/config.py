@@ -16,6 +16,9 @@ from nac_openood.core.rules import rule_named
 from nac_openood.errors import NACError
 from nac_openood.yaml_text import read_yaml
 
+#: Layer -> setting -> the values to try.
+Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
+
 #: Find the layers by running the network.
 AUTO = "auto"
 #: The sections of an OpenOOD config; whole configs are read, too.
@@ -23,6 +26,29 @@ _SECTIONS = (
     "postprocessor", "dataset", "ood_dataset", "network", "pipeline", "preprocessor", "trainer",
     "optimizer", "evaluator", "recorder",
 )  # fmt: skip
+
+
+def check_sweep(layers: Mapping[str, Any], sweep: Sweep) -> None:
+    """Refuse lists of anything that is no setting of these layers."""
+    unknown = [name for name in sweep if name not in layers]
+    if unknown:
+        raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
+    for layer, lists in sweep.items():
+        # how the output is laid out is how readings were made, and cannot change afterwards
+        known = [f.name for f in dataclasses.fields(layers[layer]) if f.name != "layout"]
+        for key, values in lists.items():
+            if key not in known:
+                raise NACError(
+                    f"layer '{layer}': unknown setting '{key}' in the sweep; expected one of "
+                    f"{known}."
+                )
+            if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+                raise NACError(
+                    f"layer '{layer}': expected a non-empty list of values for '{key}', got "
+                    f"{values!r}."
+                )
+            for value in values:  # each value must make a valid setting
+                dataclasses.replace(layers[layer], **{key: value})
 
 
 @dataclass(frozen=True)
@@ -33,7 +59,7 @@ class NACConfig:
         layers: settings by layer name; without any, layers are found automatically.
         n_samples: size of the class-balanced fitting set; None takes all samples.
         search: whether to search hyperparameters (OpenOOD's `APS_mode`).
-        sweep: layer -> setting -> the values to try.
+        sweep: the values to try, by layer and setting.
         search_in: inside OpenOOD, who searches: `setup` (ours, seconds) or `openood` (its sweep).
         fast: see `NACDetector`.
         rule: one of `nac_openood.core.rules.RULES`; the postprocessor's `name` in a file.
@@ -42,7 +68,7 @@ class NACConfig:
     layers: Mapping[str, Any]
     n_samples: Optional[int] = 1000
     search: bool = False
-    sweep: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    sweep: Sweep = field(default_factory=dict)
     search_in: str = "setup"
     fast: bool = False
     rule: str = "nac"
@@ -52,19 +78,7 @@ class NACConfig:
             raise NACError(f"search_in must be 'setup' or 'openood', got {self.search_in!r}.")
         if self.n_samples is not None:
             object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples, 1))
-        for layer, lists in self.sweep.items():
-            if layer not in self.layers:
-                raise NACError(
-                    f"the sweep names layer '{layer}', which is not among {list(self.layers)}."
-                )
-            for key, values in lists.items():
-                if not isinstance(values, (list, tuple)) or not values:
-                    raise NACError(
-                        f"the sweep of {layer}.{key} must be a list of values to try, got "
-                        f"{values!r}."
-                    )
-                for value in values:  # each value must make a valid setting
-                    dataclasses.replace(self.layers[layer], **{key: value})
+        check_sweep(self.layers, self.sweep)
 
     @property
     def layer_choice(self) -> Union[str, Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from nac_openood.detector.batches import Batch, batches, indexable
+from nac_openood.detector.batches import Batch, batches, indexable, loader_like
 from nac_openood.distributed import agreed, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
@@ -68,7 +68,7 @@ def _own(loader: Any, title: str, progress: Optional[bool]) -> Iterator[Dealt]:
     plan = planned(loader)
     numbers = needed(len(plan))
     starts = [0, *accumulate(map(len, plan))]
-    own = over(loader, [plan[n] for n in numbers])
+    own = loader_like(loader, plan=[plan[n] for n in numbers])
     for number, batch in zip(numbers, batches(bar(own, title, progress))):
         yield Dealt(batch, number, starts[number])
 
@@ -103,18 +103,3 @@ def _drawn(loader: Any) -> list[list[int]]:
     order = iter(loader.batch_sampler)
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     return list(order)
-
-
-def over(loader: Any, plan: list[list[int]]) -> DataLoader[Any]:
-    """A loader like `loader` with other batches."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=plan,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-    )

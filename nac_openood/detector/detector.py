@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import Reading
+from nac_openood.core.ranking import threshold_at
+from nac_openood.core.reading import Probed, Reading
 from nac_openood.core.rule import Rule
 from nac_openood.detector import store
 from nac_openood.detector.choose import LayerChoice, layer_settings
 from nac_openood.detector.dealing import Dealt, dealt
 from nac_openood.detector.export import export
 from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
+from nac_openood.detector.fitting import calibrated
 from nac_openood.detector.fitting_reader import FittingReader
 from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
-from nac_openood.detector.thresholds import threshold_at
 from nac_openood.detector.verdicts import ALPHA, Verdicts, verdicts
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.files import PathLike
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.random_state import kept_random_state
+
+_T = TypeVar("_T")
 
 
 class NACDetector(FittingReader):
@@ -79,9 +82,16 @@ class NACDetector(FittingReader):
         self.threshold_ = self.pvalues_ = None  # they belong to what they were made with
 
     @classmethod
-    def from_rule(cls, net: nn.Module, rule: Rule, *, fast: bool = False) -> NACDetector:
+    def from_rule(
+        cls,
+        net: nn.Module,
+        rule: Rule,
+        *,
+        fast: bool = False,
+        autocast: Optional[torch.dtype] = None,
+    ) -> NACDetector:
         """A fitted detector from a rule that was fitted earlier on the same network."""
-        detector = cls(net, rule.layers, rule=rule.name, fast=fast)
+        detector = cls(net, rule.layers, rule=rule.name, fast=fast, autocast=autocast)
         rule.check()
         detector._accept(rule, FitSummary(rule.n_samples))
         return detector
@@ -155,19 +165,32 @@ class NACDetector(FittingReader):
             tpr: the share of it that `predict` calls in-distribution.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        rule = self._fitted()
-        with kept_random_state():
-            rule.begin_calibration()
-            found = self._pass(
-                "calibrate",
-                dealt(loader, "calibrate", progress),
-                lambda each: rule.parts(self._probe(each.batch.data)),
-            )
-            scores = rule.calibrate_on(list(found)).cpu()
-        report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
-        self.threshold_ = threshold_at(scores, tpr)
-        self.pvalues_ = PValues(scores) if len(scores) >= MIN_SAMPLES else None
+        self._calibrate(loader, tpr, lambda probed, label: None, progress)
         return self
+
+    def _calibrate(
+        self,
+        loader: Iterable[Any],
+        tpr: float,
+        note: Callable[[Probed, Tensor], _T],
+        progress: Optional[bool] = None,
+    ) -> list[_T]:
+        """Like `calibrate`; returns what `note` makes of the readings and labels of each batch."""
+        rule, notes = self._fitted(), []
+
+        def work(each: Dealt) -> tuple[dict[str, Tensor], _T]:
+            probed = self._probe(each.batch.data)
+            return rule.parts(probed), note(probed, each.batch.labels())
+
+        def parts() -> Iterator[dict[str, Tensor]]:
+            samples = dealt(loader, "calibrate", progress)
+            for found, noted in self._pass("calibrate", samples, work):
+                notes.append(noted)
+                yield found
+
+        with kept_random_state():
+            self.threshold_, self.pvalues_ = calibrated(rule, parts(), tpr)
+        return notes
 
     def p_value(self, x: Any) -> Tensor:
         """How unusual each sample is, `[batch]`.
@@ -292,16 +315,16 @@ class NACDetector(FittingReader):
         Args:
             path: the file.
             net: the network, with the same weights.
-            layers: if given, what the file must have been fitted with.
+            layers: if given, what the file must have been fitted with; "auto" fits any file.
             fast: as in the constructor.
         """
         fitted = store.load(path, net)
-        detector = cls.from_rule(net, fitted.rule, fast=fast)
+        detector = cls.from_rule(net, fitted.rule, fast=fast, autocast=fitted.autocast)
         if layers is not None:
             wanted = layer_settings(net, layers, type(fitted.rule))
-            store.refuse_other_layers(path, fitted.rule, wanted)
+            if wanted:  # automatic layers would have to be found by running the network
+                store.refuse_other_layers(path, fitted.rule, wanted)
         detector.fit_summary_ = fitted.summary
         detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
         detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
-        detector.autocast = fitted.autocast
         return detector

@@ -8,11 +8,17 @@ from nac_openood.core.reading import Reading
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import AUTHORS_SEED, as_batch
 from nac_openood.detector.dealing import Dealt
-from nac_openood.detector.fitting import FittingSet, added_up, warn_if_saturated
+from nac_openood.detector.fitting import (
+    FittingSet,
+    add_batch,
+    added_up,
+    fitted_on,
+    refuse_unlabeled,
+    warn_if_saturated,
+)
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary
-from nac_openood.detector.streaming import add_batch, refuse_unlabeled
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 
@@ -52,7 +58,7 @@ class FittingReader(LayerReader):
         def count(each: Dealt) -> None:
             nonlocal rule
             batch = each.batch
-            rule = rule or self._unfitted(batch.data)
+            rule = rule or self._unfitted()
             refuse_unlabeled(rule, batch)
             rule.seek(each.start)
             rule.update(self._probe(batch.data), batch.label)
@@ -85,20 +91,21 @@ class FittingReader(LayerReader):
         """
         given = as_batch(batch)
         with kept_random_state():
-            rule = self.rule_ or self._unfitted(given.data)
-            added = add_batch(rule, given, self._probe(given.data))
+            probed = self._probe(given.data)
+            rule = self.rule_ or self._unfitted()
+            added = add_batch(rule, given, probed)
         self._accept(rule, _summary(self) + added)
         return self
 
     def fit_readings(self: _F, readings: Mapping[str, Reading]) -> _F:
         """Like `fit`, from `Readings` or a dict `layer -> (activation, gradient)`."""
         rule = self._unfitted()
+        parts: Iterable[Mapping[str, Reading]] = [readings]
         if isinstance(readings, Readings):
             readings.check_network(self.net)
             readings.check_labels("fitting")
-        for part in readings.batches() if isinstance(readings, Readings) else [readings]:
-            rule.update(part, getattr(part, "label", None))
-        rule.check()
+            parts = readings.batches()
+        fitted_on(rule, parts)
         self._accept(rule, FitSummary(rule.n_samples))
         return self
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nac_openood.detector.config import NACConfig, read_config
 from nac_openood.errors import NACError, ProbeError
-from nac_openood.network.architectures import describe, recognise
+from nac_openood.network.architectures import describe, recognize
 
 _PACKAGE = Path(__file__).parents[1]
 #: Inside the package in an installed wheel, beside it in a checkout.
@@ -59,7 +59,7 @@ def preset_for(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:
     """
     if not presets(rule):
         return NACConfig({}, rule=rule)
-    row = recognise(net)
+    row = recognize(net)
     if row is None:
         raise ProbeError(f"preset '{benchmark}' cannot be used: {describe(net)}")
     return preset(benchmark, row[0].family, rule)

@@ -17,7 +17,6 @@ from nac_openood.detector.choose import (
     layer_settings,
     locate_layers,
 )
-from nac_openood.detector.config import AUTO
 from nac_openood.detector.dealing import Dealt, dealt
 from nac_openood.detector.fitting import FittingSet
 from nac_openood.detector.readings import Readings
@@ -55,9 +54,9 @@ class LayerReader:
         self._layouts_known = False
         self._plan: Optional[PassPlan] = None
         self._sample: Optional[Tensor] = None
-        kind = rule_named(rule)  # a wrong name is refused at once
-        if layers != AUTO:  # which must see the network run, and so waits for the first batch
-            self._settle(layer_settings(net, layers, kind))
+        settings = layer_settings(net, layers, rule_named(rule))  # wrong names are refused at once
+        if settings:  # automatic layers wait for the first batch
+            self._settle(settings)
 
     def read_loader(
         self,
@@ -130,10 +129,8 @@ class LayerReader:
         self._needs = rule_named(self.rule)(settings).needs
         self.layers = dict(settings)  # last: other threads take it as the sign that all is there
 
-    def _unfitted(self, x: Any = None) -> Rule:
-        """A new rule; `x` is a batch by which to find automatic layers."""
-        if not self.layers and x is not None:
-            self._settle(automatic_settings(self.net, x, rule_named(self.rule)))
+    def _unfitted(self) -> Rule:
+        """A new rule."""
         if not self.layers:
             raise NotFittedError(
                 "`layers='auto'` finds layers by running the network: call fit or read_loader "
@@ -161,7 +158,7 @@ class LayerReader:
             self._plan = PassPlan(self.net, x, fast=self.fast)
             self._sample = x[:1].clone() if isinstance(x, Tensor) else None
         if not self.layers:
-            self._unfitted(x)
+            self._settle(automatic_settings(self.net, x, rule_named(self.rule)))
         if not self._layouts_known:
             found = with_layouts(self.net, x, self._places)
             if found is not None:

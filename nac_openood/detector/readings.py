@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files
-from nac_openood.core.coverage import not_finite
-from nac_openood.core.reading import ByLayer, Probed, Reading
+from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
 from nac_openood.detector.batches import check_labels
 from nac_openood.detector.stored_readings import check_stored
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import identity
 from nac_openood.spool import Spool
 from nac_openood.structure import from_values
@@ -46,8 +45,10 @@ class Readings(ByLayer):
         return self.prediction.shape[0]
 
     @property
-    def accuracy(self) -> float:
-        """The share of samples whose predicted class is their label."""
+    def accuracy(self) -> Optional[float]:
+        """The share of samples whose predicted class is their label; None without any label."""
+        if bool((self.label == -1).all()):
+            return None
         return float((self.prediction == self.label).double().mean())
 
     def batches(self, size: int = 1000) -> Iterator[Readings]:
@@ -71,10 +72,7 @@ class Readings(ByLayer):
                 broken[name] += int(not_finite(part[name]).sum())
         for name, count in broken.items():
             if count:
-                raise NACError(
-                    f"layer '{name}': {count} of {self.n_samples} {what} samples have NaN or Inf "
-                    "readings. Check the inputs (normalization, corrupt images) and the precision."
-                )
+                raise broken_error(count, f"{self.n_samples} {what} samples", name)
 
     def check_labels(self, what: str) -> None:
         """Refuse in-distribution samples with labels that are not classes of the network.
@@ -153,12 +151,9 @@ class Readings(ByLayer):
     def load(cls, path: files.PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
-        try:
+        with files.damage(path, "Make it again"):
             noted = from_values(_Noted, about)
             check_stored(tensors, noted.layers)
-        except NACError as error:
-            told = str(error).rstrip(".")
-            raise FileError(f"{path} is damaged: {told}. Make it again.") from error
         order = {f"activation/{name}": tensors[f"activation/{name}"] for name in noted.layers}
         return cls._from({**order, **tensors}, noted.network)
 

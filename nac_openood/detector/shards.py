@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-import numpy as np
 import torch
 
 from nac_openood import files
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.pvalues import PValues
+from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import Rule
 from nac_openood.detector import store
 from nac_openood.detector.checked_fit import (
@@ -27,10 +27,9 @@ from nac_openood.detector.checked_fit import (
 )
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.false_alarms import FalseAlarms, false_alarm_rates
-from nac_openood.detector.fitting import warn_if_saturated
+from nac_openood.detector.fitting import calibrated, warn_if_saturated
 from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.thresholds import threshold_at
 from nac_openood.distributed import check_shards, one_share
 from nac_openood.errors import FileError, NACError
 from nac_openood.structure import from_values
@@ -147,22 +146,16 @@ def merge_shards(folders: Sequence[files.PathLike]) -> Merged:
     told: list[str] = []
     with recorded(told):
         warn_if_saturated(rule)
-        val = _in_order(shards, _VAL)
-        rule.begin_calibration()
-        scores = rule.calibrate_on([rule.parts(batch) for batch in val])
-    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
-    if len(scores) < MIN_SAMPLES:
+        val, notes = _in_order(shards, _VAL), first.notes
+        threshold, pvalues = calibrated(rule, (rule.parts(b) for b in val), 1 - notes.alpha)
+    if pvalues is None:
         raise too_few_to_calibrate()
-    notes, pvalues = first.notes, PValues(scores)
     alarms = _alarms(rule, pvalues, _in_order(shards, _TEST), notes.alpha)
-    answers = np.sum(
-        [count_answers(b.logits, b.label) for b in val if b.logits is not None], axis=0
-    )
+    answers = count_answers([(logits_in(b).shape[1], b.prediction, b.label) for b in val])
     report = report_of(
         summary, answers, alarms, told, n_classes=notes.n_classes, alpha=notes.alpha,
         threshold=pvalues.score_at(notes.alpha),
     )  # fmt: skip
-    threshold = threshold_at(scores, 1 - notes.alpha)
     fitted = replace(first.fitted, rule=rule, summary=summary, threshold=threshold, pvalues=pvalues)
     return Merged(fitted, first.network, report)
 
@@ -231,4 +224,5 @@ def _alarms(
     if not test:
         return None
     scores = torch.cat([rule.score(batch) for batch in test])
+    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
     return false_alarm_rates(pvalues(scores), [alpha])[0]

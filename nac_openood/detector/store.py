@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Mapping, Optional
@@ -20,14 +19,13 @@ from nac_openood.core.restoring import stored_values
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import FileError, NACError
+from nac_openood.network.autocasting import PRECISIONS
 from nac_openood.network.fingerprint import difference
 from nac_openood.structure import from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.
 _KIND, _VERSION = "nac_openood detector", 2
-#: Names of the precisions that a network may be cast to.
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_BY_NAME = {name: dtype for dtype, name in PRECISIONS.items()}
 #: What the rule's tensors begin with, and the scores that p-values are taken against.
 _RULE, _SCORES = "rule/", "calibration"
 
@@ -69,7 +67,7 @@ def save(path: files.PathLike, fitted: Fitted, network: Mapping[str, str]) -> No
         "threshold": fitted.threshold,
         "classes": list(fitted.classes),
         "notes": dict(fitted.notes),
-        "autocast": None if fitted.autocast is None else _DTYPES[fitted.autocast],
+        "autocast": None if fitted.autocast is None else PRECISIONS[fitted.autocast],
     }
     tensors = {f"{_RULE}{name}": tensor for name, tensor in fitted.rule.tensors().items()}
     if fitted.pvalues is not None:
@@ -87,43 +85,25 @@ def read_fitted(
 ) -> tuple[Fitted, Mapping[str, str]]:
     """Read what `save` wrote, and the fingerprint of its network, which `check` may refuse."""
     tensors, about = files.read_tensors(path, _KIND, _VERSION)
-    try:
+    with files.damage(path, "Fit again"):
         noted = _noted(about)
         check(noted.network)
         own = _of_rule(about, {n: t for n, t in tensors.items() if n != _SCORES})
         rule = rule_named(noted.rule).restore(noted.settings, own)
         pvalues = PValues(stored_values(tensors, _SCORES, 1)) if _SCORES in tensors else None
-        summary = _summary_of(noted.summary)
         precision = None if noted.autocast is None else _BY_NAME[noted.autocast]
         fitted = Fitted(
-            rule, summary, noted.threshold, pvalues, noted.classes, noted.notes, precision
+            rule, noted.summary, noted.threshold, pvalues, noted.classes, noted.notes, precision
         )
-        return fitted, noted.network
-    except FileError:
-        raise
-    except NACError as error:
-        raise _damaged(path, error) from error
+    return fitted, noted.network
 
 
 def notes_of(path: files.PathLike) -> Mapping[str, str]:
     """The notes in a detector's file, read without the network."""
     _, about = files.read_tensors(path, _KIND, _VERSION)
-    try:
-        return _noted(about).notes
-    except NACError as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: files.PathLike, error: NACError) -> FileError:
-    return FileError(f"{path} is damaged: {str(error).rstrip('.')}. Fit again.")
-
-
-@dataclass(frozen=True)
-class _NotedSummary:
-    """A `FitSummary` as it stands in a file, where names are texts."""
-
-    n_samples: int
-    class_counts: Mapping[str, int]
+    with files.damage(path, "Fit again"):
+        noted = _noted(about)
+    return noted.notes
 
 
 @dataclass(frozen=True)
@@ -131,7 +111,7 @@ class _Noted:
     """What a file says beside its tensors; early ones have no classes, notes and precision."""
 
     network: Mapping[str, str]
-    summary: _NotedSummary
+    summary: FitSummary
     threshold: Optional[float]
     rule: str
     settings: Mapping[str, Any]
@@ -146,6 +126,9 @@ class _Noted:
             raise NACError(f"'autocast' must be one of {list(_BY_NAME)}, got {self.autocast!r}.")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise NACError(f"'threshold' must be a finite number, got {self.threshold!r}.")
+        n_samples = whole_number("n_samples", self.summary.n_samples, 0)
+        if not all(0 <= count <= n_samples for count in self.summary.class_counts.values()):
+            raise NACError("'class_counts' must be numbers of samples by class.")
 
 
 def _noted(about: Mapping[str, Any]) -> _Noted:
@@ -155,16 +138,6 @@ def _noted(about: Mapping[str, Any]) -> _Noted:
         others = {name: value for name, value in about.items() if name not in kept}
         about = {**others, "rule": Coverage.name, "settings": kept}
     return from_values(_Noted, about)
-
-
-def _summary_of(noted: _NotedSummary) -> FitSummary:
-    counts = noted.class_counts
-    n_samples = whole_number("n_samples", noted.n_samples, 0)
-    if not all(re.fullmatch("[0-9]{1,9}", label) for label in counts) or not all(
-        0 <= count <= n_samples for count in counts.values()
-    ):
-        raise NACError("'class_counts' must be numbers of samples by class.")
-    return FitSummary(n_samples, {int(label): count for label, count in counts.items()})
 
 
 def _refuse_other_network(path: files.PathLike, saved: Mapping[str, str], net: nn.Module) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.detector.readings import Readings
+from nac_openood.network.inputs import device_of
 
 _T = TypeVar("_T")
 #: How many batches lie on the device at once: the one it works on, and the next.
@@ -33,7 +34,7 @@ def ahead(
         change: is given an item and a function that copies a tensor; returns the item with its data
             copied.
     """
-    device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+    device = device_of(net)
     streams = _streams(device)
     if streams is None:
         yield from items

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from nac_openood.core.precision import double
+from nac_openood.core.devices import double
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files
-from nac_openood.core.coverage import not_finite
 from nac_openood.core.integral import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.core.reading import Reading
+from nac_openood.core.reading import Reading, not_finite
 from nac_openood.core.restoring import refuse_other_tensors, stored_tensor, stored_values
 from nac_openood.core.states import sigmoid
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import AUTO
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import NACError
 from nac_openood.evaluation.data import Domains
 from nac_openood.evaluation.passes import OneLayerReader
 from nac_openood.network.calling import classify
@@ -92,7 +91,7 @@ class CheckpointReadings:
     def load(cls, path: files.PathLike) -> CheckpointReadings:
         """Map a file that `extract_checkpoint` wrote."""
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
-        try:
+        with files.damage(path, "Delete it"):
             noted = from_values(_Noted, about)
             correct = {
                 role: {name: _flags(tensors, f"{role}/{name}") for name in names}
@@ -104,9 +103,6 @@ class CheckpointReadings:
             right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
             if right != len(product) or "val" not in correct:
                 raise NACError("it does not hold all of the training and validation data.")
-        except NACError as error:
-            told = str(error).rstrip(".")
-            raise FileError(f"{path} is damaged: {told}. Delete it.") from error
         return cls(noted.layer, product, correct, noted.made_with)
 
 

@@ -6,16 +6,15 @@ from typing import Any, Iterable, Iterator, NamedTuple, Optional
 
 from torch import Tensor, nn
 
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Probed
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
+from nac_openood.detector.reader import LayerReader
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import Layer, find_layer, known_layers, recognise
+from nac_openood.network.architectures import Layer, find_layer, known_layers, recognize
 from nac_openood.network.auto import auto_layers
-from nac_openood.network.plan import PassPlan
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.taps import read
-from nac_openood.network.tokens import with_layouts
 from nac_openood.progress import bar
 
 
@@ -32,7 +31,7 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
     """
     if name != AUTO:
         return find_layer(net, name)
-    found = recognise(net)
+    found = recognize(net)
     if found is None:
         return auto_layers(net, x).head_input
     layers = known_layers(net)
@@ -49,7 +48,7 @@ class Pass(NamedTuple):
     label: Tensor
 
 
-class OneLayerReader:
+class OneLayerReader(LayerReader):
     """Reads one layer of a network, with gradients; the network is never changed.
 
     Args:
@@ -60,9 +59,8 @@ class OneLayerReader:
     """
 
     def __init__(self, net: nn.Module, layer: str = AUTO, layout: Optional[str] = None) -> None:
-        self._net, self._name, self._layout = net, layer, layout
-        self._layer: Optional[Layer] = None
-        self._plan: Optional[PassPlan] = None
+        super().__init__(net, AUTO)
+        self._name, self._layout = layer, layout
         if layer != AUTO:
             find_layer(net, layer)  # a wrong name is refused at once
 
@@ -88,19 +86,16 @@ class OneLayerReader:
                         f"{title}: expected labels, because only correctly classified samples "
                         "count, but this loader yields none. Let it yield (x, y)."
                     )
-                probed, layer = self._read(batch.data)
+                probed = self._probe(batch.data)
                 check_labels(batch.label, probed.logits.shape[1])
                 empty = False
-                yield Pass(layer.path, probed, batch.label)
+                yield Pass(next(iter(self.layers)), probed, batch.label)
         if empty:
             raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")
 
-    def _read(self, x: Any) -> tuple[Probed, Layer]:
-        if self._plan is None or self._layer is None:
-            self._plan = PassPlan(self._net, x)
-            found = deepest_layer(self._net, x, self._name)
-            self._layer = Layer(found.alias, found.path, self._layout or found.layout)
-        if self._layer.layout is None:
-            watched = with_layouts(self._net, x, {"": self._layer})
-            self._layer = self._layer if watched is None else watched[""]
-        return read(self._net, x, {self._layer.path: self._layer}, self._plan), self._layer
+    def prepare(self, x: Any) -> None:
+        """Find the layer, by the first batch; see `LayerReader`."""
+        if not self.layers:
+            found = deepest_layer(self.net, x, self._name)
+            self._settle({found.path: LayerConfig(layout=self._layout or found.layout)})
+        super().prepare(x)

@@ -1,7 +1,7 @@
-"""Which modules to read, by architecture: rows of a table, recognised by the modules that exist.
+"""Which modules to read, by architecture: rows of a table, recognized by the modules that exist.
 
 A row matches when all its `requires` paths exist in the network, so OpenOOD's, torchvision's and
-timm's networks are recognised without importing any of them. To support another architecture,
+timm's networks are recognized without importing any of them. To support another architecture,
 add a row.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, takewhile
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
 from torch import nn
@@ -37,7 +37,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row: how to recognise a network and where its layers are, deepest first."""
+    """A row: how to recognize a network and where its layers are, deepest first."""
 
     name: str
     family: str
@@ -149,7 +149,7 @@ def _prefixes(modules: Mapping[str, nn.Module]) -> Iterator[str]:
         queue.extend(f"{prefix}{w}." for w in _WRAPPERS if f"{prefix}{w}" in modules)
 
 
-def recognise(net: nn.Module) -> Optional[tuple[Architecture, str]]:
+def recognize(net: nn.Module) -> Optional[tuple[Architecture, str]]:
     """The table's row for `net` and the prefix of its paths there, or None."""
     modules = dict(net.named_modules())
     for prefix in _prefixes(modules):
@@ -161,7 +161,7 @@ def recognise(net: nn.Module) -> Optional[tuple[Architecture, str]]:
 
 def known_layers(net: nn.Module) -> list[Layer]:
     """The layers the table knows of `net`, deepest first, with full paths; [] if unknown."""
-    found = recognise(net)
+    found = recognize(net)
     if found is None:
         return []
     architecture, prefix = found
@@ -174,14 +174,12 @@ def _numbered(row: Layer, modules: Mapping[str, nn.Module]) -> list[Layer]:
     """One layer for each block `{k}` that exists, deepest first; or the row itself."""
     if "{k}" not in row.path:
         return [row] if row.path in modules else []
-    found: list[Layer] = []
-    for k in count():
-        path = row.path.format(k=k)
-        if path not in modules:
-            return found[::-1]
-        also = tuple(name.format(k=k) for name in row.also)
-        found.append(Layer(row.alias.format(k=k), path, row.layout, also))
-    return found
+    paths = takewhile(modules.__contains__, (row.path.format(k=k) for k in count()))
+    found = [
+        Layer(row.alias.format(k=k), path, row.layout, tuple(n.format(k=k) for n in row.also))
+        for k, path in enumerate(paths)
+    ]
+    return found[::-1]
 
 
 def find_layer(net: nn.Module, name: str) -> Layer:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Any, Iterable, Optional
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import nn
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, known_layers
 from nac_openood.network.axes import Look
 from nac_openood.network.calling import logits_of, prepare, returned_logits
 from nac_openood.network.flow import Call, record
-from nac_openood.network.inputs import as_arguments, token_mask
+from nac_openood.network.inputs import rows, sample_count
 from nac_openood.network.places import Place, layout_of
 from nac_openood.network.replica import unwrap
 from nac_openood.network.stages import STREAMS, Survey
@@ -28,7 +27,6 @@ from nac_openood.network.tokens import token_layouts
 
 #: Windows and heads come in twos and fours, so three rows are the samples.
 _SAMPLES = 3
-_HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,11 @@ class AutoLayers:
             blocks have one size, as in a transformer, the blocks at a quarter, half and three
             quarters of the depth. If the network has no such blocks, the head's input.
         last: the last block of the last stage; None if all blocks have one size.
-        head: the path of the layer that makes the logits; None if there are several of them.
     """
 
     head_input: Layer
     early: tuple[Layer, ...]
     last: Optional[Layer]
-    head: Optional[str]
 
     @property
     def deepest_first(self) -> tuple[Layer, ...]:
@@ -57,12 +53,7 @@ class AutoLayers:
         return tuple({layer.path: layer for layer in layers}.values())
 
 
-def auto_layers(
-    net: nn.Module,
-    *args: Any,
-    run: Optional[Callable[[nn.Module], Any]] = None,
-    **kwargs: Any,
-) -> AutoLayers:
+def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     """The layers to read in `net`, found by running it once on a few samples.
 
     The network is left as it was: no hook, mode, gradient, statistic or random state changes.
@@ -70,25 +61,17 @@ def auto_layers(
 
     Args:
         net: a classifier, also in DataParallel, DDP or torch.compile; paths include the wrapper.
-        args: a batch as the network takes it, `net(*args, **kwargs)`: tensors `[batch, ...]`, also
-            in lists. A single tuple or dict is a batch of several inputs, as a detector takes it.
-            The first samples are used.
-        run: called instead, as `run(net)`, with a network like `net` to pass a small batch to.
-            Three samples suffice; with a single one, windows cannot be told from samples.
-        kwargs: named inputs, as in `auto_layers(bert, input_ids=..., attention_mask=...)`.
+        x: a batch for it, as a detector takes it; three samples are used.
 
     Raises:
         ProbeError: where nothing sensible is found, listing modules that can be named.
     """
     inner = unwrap(net)
-    if run is None:
-        if len(args) == 1 and not kwargs and isinstance(args[0], (tuple, Mapping)):
-            args, kwargs = as_arguments(prepare(inner, args[0]))
-        args, kwargs = _few(inner, (args, kwargs))
-    run = run or (lambda network: network(*args, **kwargs))
-    flow = record(inner, run)
-    tensors = _tensors((args, kwargs)) or _tensors(flow.output)
-    logits = logits_of(flow.output, tensors[0] if tensors else torch.empty(0))
+    with torch.inference_mode(False):  # whose tensors nothing may overwrite outside of it
+        x = prepare(inner, x)
+        few = rows(x, torch.arange(_SAMPLES) % sample_count(x))
+    flow = record(inner, few)
+    logits = logits_of(flow.output, few)
     returned = returned_logits(flow.output)
     sink = None if returned is None else flow.look(returned)
     if sink is None:
@@ -98,8 +81,7 @@ def auto_layers(
         return found
     # the code between a layer and the head may take some of its tokens in ways that make no view
     module = {"": net.get_submodule(found.head_input.path)}
-    mask = token_mask(inner, kwargs or args)
-    layout = token_layouts(inner, run, logits.shape[0], module, mask).get("")
+    layout = token_layouts(inner, few, module).get("")
     return replace(found, head_input=replace(found.head_input, layout=layout or "tokens"))
 
 
@@ -123,13 +105,7 @@ class _Choice:
         found, end = self.survey.stages(given.node)
         early = tuple(self.layer(place, inside=end is None) for place in found)
         last = None if end is None else self.layer(end)
-        return AutoLayers(head_input, early or (head_input,), last, self.head())
-
-    def head(self) -> Optional[str]:
-        last = self.stream.products[-1]
-        makers = [c for c in self.flow.calls if last in c.nodes and isinstance(c.module, _HEADS)]
-        is_single = self.stream.is_cut(last) and makers
-        return self.prefix + makers[-1].path if is_single else None
+        return AutoLayers(head_input, early or (head_input,), last)
 
     def given_to_head(self) -> Look:
         """What the last product is given; for several heads, what they have in common."""
@@ -191,34 +167,6 @@ def _layout_given(output: Look, given: Look, batch: int) -> Optional[str]:
     first = (output.stride[0], output.stride[-1])
     is_first = given.offset == output.offset and given.stride == first
     return "class_token" if is_first and len(output.shape) == 3 else None
-
-
-def _few(net: nn.Module, batch: Any) -> Any:
-    """The first samples of a batch, repeated if there are too few, where the network is."""
-    tensors = [tensor for tensor in _tensors(batch) if tensor.ndim]
-    if not tensors or not len(tensors[0]):
-        raise ProbeError(
-            "expected a batch to run the network on, got no tensor with a sample in it. Pass what "
-            "the network takes, e.g. `auto_layers(net, images)`."
-        )
-    size = len(tensors[0])
-    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
-
-    def few(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if value.ndim and len(value) == size:
-            value = value[[i % size for i in range(_SAMPLES)]]
-        if weights is None:
-            return value
-        return value.to(weights.device, weights.dtype if value.is_floating_point() else None)
-
-    with torch.inference_mode(False):  # whose tensors nothing may overwrite outside of it
-        return tree_map(few, batch)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 def _nothing_found(net: nn.Module, why: str, calls: Iterable[Call]) -> ProbeError:

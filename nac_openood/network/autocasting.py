@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from nac_openood.errors import NACError
+from nac_openood.network.inputs import device_of
 
-_HALF = (torch.bfloat16, torch.float16)
+#: The precisions that a network may be cast to, with their names in files.
+PRECISIONS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def checked_autocast(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
     """The precision to cast to; None is the network's own."""
-    if dtype is not None and dtype not in _HALF:
+    if dtype is not None and dtype not in list(PRECISIONS):
         raise NACError(
             f"`autocast` must be torch.bfloat16, torch.float16 or None, got {dtype!r}. None runs "
             "the network in its own precision."
@@ -31,7 +33,7 @@ def autocast_to(net: nn.Module, dtype: Optional[torch.dtype]) -> ContextManager[
         dtype: what `torch.autocast` casts to; None turns it off, also where the caller is inside
             `torch.autocast`.
     """
-    kind = next((parameter.device.type for parameter in net.parameters()), "cpu")
+    kind = device_of(net).type
     if not torch.amp.is_autocast_available(kind):
         return nullcontext()
     if dtype is None:

@@ -12,6 +12,7 @@ from nac_openood.errors import NACError
 from nac_openood.network.module_settings import module_classes, module_settings
 from nac_openood.network.replica import unwrap
 from nac_openood.network.running_code import BYTECODE_OF, Reached, own_function
+from nac_openood.seals import raw_bytes
 
 #: What the names of settings begin with in a fingerprint.
 _SETTING = "setting "
@@ -84,8 +85,7 @@ def _tensors(net: nn.Module) -> dict[str, str]:
             continue  # a module may keep other extra state
         name = name.replace("_orig_mod.", "")
         structure.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        weights.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+        weights.update(raw_bytes(tensor.detach().cpu()))
     return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
 
 

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nac_openood.network.axes import PRODUCTS, Look, axis_after
 from nac_openood.network.hooks import hooked
+from nac_openood.network.inputs import Inputs, call
 from nac_openood.network.random_state import kept_random_state
 
 #: What is known of a tensor that is no node: made of weights and constants alone, or integers
@@ -119,12 +120,12 @@ class _Recorder(TorchDispatchMode):
         return self._look(tensor, place) if place >= 0 else None
 
 
-def record(net: nn.Module, run: Callable[[nn.Module], Any]) -> Flow:
+def record(net: nn.Module, x: Inputs) -> Flow:
     """Run `net` once, in evaluation mode and without gradients, and record what flows where.
 
     Args:
         net: the network, without wrappers.
-        run: calls the network it is given on a batch.
+        x: a batch as it takes it.
     """
     recorder = _Recorder(net)
     calls: dict[str, list[Optional[Call]]] = {}
@@ -149,9 +150,9 @@ def record(net: nn.Module, run: Callable[[nn.Module], Any]) -> Flow:
         adapt=_layer_by_layer,
     )
     with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
-        output = run(watched)
+        output = call(watched, x)
     once = [found[0] for found in calls.values() if len(found) == 1]
-    found = [call for call in once if call is not None and call.outputs]
+    found = [one for one in once if one is not None and one.outputs]
     return Flow(recorder.nodes, found, output, recorder.look)
 
 

@@ -15,9 +15,8 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as everywhere
 
-from nac_openood.network.hooks import run_without_grad
+from nac_openood.network.hooks import has_hooks, run_without_grad
 from nac_openood.network.inputs import Inputs
 
 
@@ -58,28 +57,12 @@ def fold(
         read: the modules whose outputs are read. They and modules with hooks see no other tensor.
         replicas: by their originals.
     """
-    if (
-        everywhere._global_forward_pre_hooks
-        or everywhere._global_forward_hooks
-        or everywhere._global_backward_pre_hooks
-        or everywhere._global_backward_hooks
-    ):
-        return
     for conv, norm, givers, takers in foldable:
-        hooked = any(map(_has_hooks, givers | takers))
+        hooked = any(map(has_hooks, givers | takers))
         if givers.isdisjoint(read) and not hooked and _has_statistics(norm):
             folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
             vars(replicas[conv])["forward"] = folded
             vars(replicas[norm])["forward"] = _identity
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-    )
 
 
 def _has_statistics(norm: nn.BatchNorm2d) -> bool:

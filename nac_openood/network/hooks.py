@@ -13,10 +13,11 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import nn
+from torch.nn.modules import module as everywhere
 from torch.utils.hooks import RemovableHandle
 
 from nac_openood.network.inputs import Inputs, call, mapped
-from nac_openood.network.replica import replicate, unwrap
+from nac_openood.network.replica import HOOKS, replicate, unwrap
 
 #: Called as `observe(module, inputs)` before a module runs.
 InputObserver = Callable[[nn.Module, "tuple[Any, ...]"], None]
@@ -118,6 +119,11 @@ def attach(
     if on_output is not None:
         return module.register_forward_hook(on_output)
     raise ValueError("attach needs on_input or on_output")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody hooked a module, or all modules there are."""
+    return any(getattr(module, name) or getattr(everywhere, f"_global{name}") for name in HOOKS)
 
 
 def _observe(

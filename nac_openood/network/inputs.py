@@ -89,6 +89,11 @@ def _conversion(value: Any) -> str:
     return ""
 
 
+def device_of(net: nn.Module) -> torch.device:
+    """Where a network is; the CPU if it has no parameters."""
+    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+
+
 def tensors_in(x: Any) -> list[Tensor]:
     """All tensors of a batch, in order."""
     if isinstance(x, Tensor):

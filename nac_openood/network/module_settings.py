@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import re
-import sys
 import types
 from functools import cache, partial
 from typing import Any, Iterator, Optional
@@ -17,7 +16,7 @@ from typing import Any, Iterator, Optional
 import torch
 from torch import nn
 
-from nac_openood.network.running_code import is_library, plain_text
+from nac_openood.network.running_code import is_library_class, plain_text
 
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
 _IDLE = re.compile("Identity|.*Dropout.*|DropPath|StochasticDepth|DropBlock.*")
@@ -65,7 +64,7 @@ def _class(module: nn.Module) -> str:
     for kind in type(module).__mro__:
         if kind.__module__.startswith("torch.") and kind is not nn.Module:
             return kind.__qualname__
-        if not _is_library(kind):
+        if not is_library_class(kind):
             break
     return type(module).__qualname__
 
@@ -75,7 +74,7 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
         return
     is_torchs = type(module).__module__.startswith("torch.")
     kind: Any = type(module)
-    of_library = not is_torchs and _is_library(kind)
+    of_library = not is_torchs and is_library_class(kind)
     changing = _assigned(kind)
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name in _IGNORED or name in changing:
@@ -103,11 +102,6 @@ def _setting(value: Any) -> Optional[str]:
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return f"function {value.__name__}"
     return plain_text(value)
-
-
-@cache
-def _is_library(kind: type) -> bool:
-    return is_library(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
 @cache

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 
-from nac_openood.network.hooks import OutputObserver
+from nac_openood.network.hooks import OutputObserver, has_hooks
 
 
 class _Seen(NamedTuple):
@@ -86,6 +85,5 @@ def _plain_linear(module: nn.Module) -> bool:
         type(module) is nn.Linear
         and "weight" in module._parameters
         and "forward" not in vars(module)
-        and not (module._forward_hooks or module._forward_pre_hooks)
-        and not (_module._global_forward_hooks or _module._global_forward_pre_hooks)
+        and not has_hooks(module)
     )

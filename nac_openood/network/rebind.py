@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import partial
 from itertools import chain
-from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from types import CellType, FunctionType, MethodType
+from typing import Any, Iterable, Mapping, Optional
 
 from torch import Tensor
+
+from nac_openood.network.running_code import nested_code
 
 #: These lead nowhere, and most attributes of a module are of them.
 LEAVES = {type(None), bool, int, float, str, bytes, Tensor}
@@ -126,12 +128,6 @@ def _content(cell: CellType) -> Any:
 
 def _named_globals(function: FunctionType) -> dict[str, Any]:
     """The global variables that a function names, except functions, which would lead too far."""
-    found = {n: function.__globals__.get(n) for n in _names(function.__code__)}
+    names = (name for code in nested_code(function.__code__) for name in code.co_names)
+    found = {name: function.__globals__.get(name) for name in names}
     return {n: value for n, value in found.items() if type(value) is not FunctionType}
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -31,7 +31,8 @@ _REGISTRIES = frozenset(
     for name, value in vars(nn.Module()).items()
     if isinstance(value, dict) and "state_dict" not in name
 )
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+#: The hooks that somebody may have put on a module, by attribute.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -96,7 +97,7 @@ def _fill(replica: nn.Module, module: nn.Module, rebind: Rebind) -> None:
     for name, value in state.items():
         if name in _REGISTRIES:
             state[name] = value = value.copy()
-            if name in _HOOKS:
+            if name in HOOKS:
                 for key, hook in value.items():
                     value[key] = _rebound(hook, module, rebind)
             elif name in ("_modules", "_parameters"):

@@ -117,7 +117,7 @@ class Reached:
         function = own_function(value)
         if function is not None:
             self.add(function, owner)
-        elif isinstance(value, type) and not is_library(value.__module__, _file(value)):
+        elif isinstance(value, type) and not is_library_class(value):
             if not issubclass(value, torch.nn.Module):  # whose instances are looked at themselves
                 for part in vars(value):
                     self._method(value, part)
@@ -144,14 +144,16 @@ def plain_text(value: Any, depth: int = 0) -> Optional[str]:
     return None
 
 
-def _file(kind: type) -> Optional[str]:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+@cache
+def is_library_class(kind: type) -> bool:
+    """Like `is_library`, of a class."""
+    return is_library(kind.__module__, getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
     """Global names that code reads, and attributes that it asks for; also in nested functions."""
     reads, asks = set(), set()
-    for each in _nested(code):
+    for each in nested_code(code):
         for step in dis.get_instructions(each):
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 reads.add(str(step.argval))
@@ -160,11 +162,12 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
     return reads, asks
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function and of all functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+            yield from nested_code(constant)
 
 
 def code_text(code: types.CodeType) -> str:

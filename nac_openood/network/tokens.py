@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nac_openood.network.architectures import Layer
 from nac_openood.network.calling import prepare, returned_logits
 from nac_openood.network.hooks import hooked
-from nac_openood.network.inputs import call, mapped, rows, sample_count, token_mask
+from nac_openood.network.inputs import Inputs, call, mapped, rows, sample_count, token_mask
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import unwrap
 
@@ -43,12 +43,7 @@ def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optiona
     if not unknown:
         return dict(layers)
     inner = unwrap(net)
-    few = rows(prepare(inner, x), slice(_FEW))
-
-    def run(network: nn.Module) -> Any:
-        return call(network, mapped(few, torch.clone))
-
-    found = token_layouts(inner, run, sample_count(few), unknown, token_mask(inner, few))
+    found = token_layouts(inner, rows(prepare(inner, x), slice(_FEW)), unknown)
     if None in found.values():
         return None
     named = {name: replace(layers[name], layout=layout) for name, layout in found.items()}
@@ -56,21 +51,16 @@ def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optiona
 
 
 def token_layouts(
-    net: nn.Module,
-    run: Callable[[nn.Module], Any],
-    batch: int,
-    modules: Mapping[str, nn.Module],
-    mask: Optional[Tensor] = None,
+    net: nn.Module, x: Inputs, modules: Mapping[str, nn.Module]
 ) -> dict[str, Optional[str]]:
     """The layouts of modules that return tokens, by name; None where a batch cannot tell.
 
     Args:
         net: the network, without wrappers.
-        run: calls the network it is given on a batch.
-        batch: how many samples that batch has.
+        x: a batch as it takes it.
         modules: of `net`, by name.
-        mask: bool `[batch, tokens]`, False for padding.
     """
+    batch, mask = sample_count(x), token_mask(net, x)
     seen: dict[str, Tensor] = {}
 
     def observe(name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
@@ -84,7 +74,7 @@ def token_layouts(
     gradients: Sequence[Optional[Tensor]] = ()
     with kept_random_state(), torch.inference_mode(False), torch.enable_grad():
         try:
-            logits = returned_logits(run(watched))
+            logits = returned_logits(call(watched, mapped(x, torch.clone)))
             if seen and logits is not None and logits.requires_grad:
                 # of no equal parts, which might cancel
                 by = torch.arange(1, logits.shape[-1] + 1, device=logits.device)

@@ -223,11 +223,17 @@ class NACPostprocessor(BasePostprocessor):
         state = {k: v for k, v in vars(self).items() if k not in ("_cache", "_cached")}
         state["config"] = plain(self.config)
         if self._rule is not None:
-            self._rule.to(torch.device("cpu"))  # the pickle may be read where no GPU is
+            rule = self._rule
+            # on the CPU: the pickle may be read where no GPU is
+            tensors = {name: tensor.cpu() for name, tensor in rule.tensors().items()}
+            state["_rule"] = rule.name, rule.settings(), tensors
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if isinstance(self._rule, tuple):  # in early pickles it is the rule itself
+            name, settings, tensors = self._rule
+            self._rule = rule_named(name).restore(settings, tensors)
         self._forget()
 
     def _forget(self) -> None:

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Optional
@@ -36,7 +37,9 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
         importlib.invalidate_caches()
     with compat(on_cpu):
         try:
-            importlib.import_module("openood.evaluation_api")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of OpenOOD's dependencies about each other
+                importlib.import_module("openood.evaluation_api")
         except ImportError as error:
             raise NACError(import_failure(error)) from error
         yield tree

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
+from nac_openood.core.coverage import Coverage
 from nac_openood.core.delong import Interval
+from nac_openood.core.plus import NACPlus
 
 #: A detector loses if the 99 % interval of the difference in AUROC lies above this.
 MARGIN = 0.01
 #: How far behind the best alternative NAC+ may be to be named in its place.
 _CLOSE = 0.01
 
-NAC_TITLE, NAC_PLUS_TITLE = "NAC", "NAC+"
+NAC_TITLE, NAC_PLUS_TITLE = Coverage.title, NACPlus.title
 #: What the samples are that a detector has to tell from ID data.
 REAL, SURROGATE = "OOD validation data", "surrogates, not real OOD data"
 
@@ -96,7 +98,7 @@ def losing(
     best, by = next(iter(ahead.items()))
     plus = ahead.get(NAC_PLUS_TITLE)
     use = NAC_PLUS_TITLE if plus is not None and by.value - plus.value <= _CLOSE else best
-    instead = "rule='nac_plus'" if use == NAC_PLUS_TITLE else use
+    instead = f"rule='{NACPlus.name}'" if use == NAC_PLUS_TITLE else use
     if use != best:
         instead += f" ({_percent(table[use].auroc.value)})"
     if title == NAC_TITLE and not searched:

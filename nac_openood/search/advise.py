@@ -27,7 +27,6 @@ from nac_openood.network.inputs import Inputs, shapes
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.search.advice import (
     NAC_PLUS_TITLE,
-    NAC_TITLE,
     REAL,
     SURROGATE,
     Advice,
@@ -43,7 +42,6 @@ _LEAST, _MOST, _TRAIN = 20, 1000, 1000
 #: A part of the score tells nothing if its AUROC is less than this and either nearly all ID samples
 #: are alike, or this share of all samples is.
 _CHANCE, _SAME = 0.55, 0.9
-_TITLES = {"nac": NAC_TITLE, "nac_plus": NAC_PLUS_TITLE}
 
 
 def advise(
@@ -115,7 +113,7 @@ def _first(loader: Iterable[Any]) -> Inputs:
 
 
 def _not_compared(rule: Rule, sample: Inputs, seconds: float) -> Advice:
-    title = _TITLES.get(rule.name, rule.name)
+    title = rule.title or rule.name
     note = (
         f"{title} was not compared with other methods: surrogates can only be made from square "
         f"images, not from batches of {shapes(sample)}. To compare it, pass OOD "
@@ -149,7 +147,7 @@ def advise_on_readings(
         searched: whether the rule's settings were searched on these samples.
     """
     began = time.perf_counter()
-    title = _TITLES.get(rule.name, rule.name)
+    title = rule.title or rule.name
     pair = _few_rows(id_val), _few_rows(ood_val)
     mine = pair if own is None else (_few_rows(own[0]), _few_rows(own[1]))
     wrong, notes = _saturated(rule, *mine, against), []

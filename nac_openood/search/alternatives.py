@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Optional
+from typing import Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nac_openood.core.coverage import not_finite
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.logit_scores import energy, msp
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import MIN_SAMPLES
-from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.reading import Probed, Reading, not_finite
 from nac_openood.core.rules import rule_named
+from nac_openood.detector.fitting import fitted_on
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.network.architectures import Layer
@@ -51,15 +51,6 @@ class Known:
 
     head_input: Optional[str] = None
     early: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for a note beside readings."""
-        return {"head_input": self.head_input, "early": dict(self.early)}
-
-    @classmethod
-    def from_dict(cls, note: Mapping[str, Any]) -> Known:
-        """What `to_dict` gave; nothing is known without a note."""
-        return cls(note.get("head_input"), note.get("early") or {})
 
 
 def known_of(detector: LayerReader, x: Inputs) -> Known:
@@ -94,7 +85,9 @@ def reader_for(detector: LayerReader, x: Inputs) -> tuple[Optional[LayerReader],
     if found is None:
         return None, Known()
     layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
-    reader = LayerReader(detector.net, layers, rule=NACPlus.name, fast=detector.fast)
+    reader = LayerReader(
+        detector.net, layers, rule=NACPlus.name, fast=detector.fast, autocast=detector.autocast
+    )
     early = dict.fromkeys((layer.path for layer in found.early), 1.0)
     return reader, Known(found.head_input.path, early)
 
@@ -141,7 +134,7 @@ def alternatives(
     if fit is not None and fit.n_samples > _MOST_FITTED:
         fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MOST_FITTED).long())
     if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
-        found["NAC+"] = _plus(fit, id_val, known.early)
+        found[NACPlus.title] = _plus(fit, id_val, known.early)
     if id_val.logits is not None:
         found["energy"] = lambda readings: energy(_logits(readings))
         found["MSP"] = lambda readings: msp(_logits(readings))
@@ -170,9 +163,7 @@ def _knn(fitted: Tensor, layer: str) -> Score:
 
 def _finite(readings: Readings, layers: Iterable[str]) -> Readings:
     """The samples without NaN and Inf, which no rule is fitted on."""
-    broken = ~_logits(readings).isfinite().all(dim=1)
-    for name in layers:
-        broken |= not_finite(readings[name])
+    broken = not_finite(Reading(_logits(readings)), *(readings[name] for name in layers))
     return readings.rows(~broken) if broken.any() else readings
 
 
@@ -183,9 +174,7 @@ def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
 
     fit, id_val = (_finite(readings, early) for readings in (fit, id_val))
     rule = NACPlus({name: LayoutConfig() for name in early})
-    for part in fit.batches():
-        rule.update(only_early(part))
-    rule.check()
+    fitted_on(rule, map(only_early, fit.batches()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of few samples: intervals tell that here
         rule.calibrate(map(only_early, id_val.batches()))

@@ -8,12 +8,12 @@ from typing import Any, Mapping, Optional, Sequence
 from torch import nn
 
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.config import NACConfig, read_config
-from nac_openood.detector.presets import preset, preset_for
+from nac_openood.detector.config import NACConfig, Sweep, read_config
+from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import known_layers, recognise
+from nac_openood.network.architectures import known_layers, recognize
 from nac_openood.network.fingerprint import identity
-from nac_openood.search.space import Sweep, paper_space
+from nac_openood.search.space import paper_space
 from nac_openood.search.stored import ReadingSet
 
 
@@ -24,20 +24,13 @@ def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = 
     order = [layer.alias for layer in known_layers(net)]
     if all(name in order for name in names):
         names = sorted(names, key=order.index)
-    return NACConfig({name: LayerConfig() for name in names}, n_samples=_samples(net, benchmark))
-
-
-def _samples(net: nn.Module, benchmark: str) -> Optional[int]:
-    """The preset's number of fitting samples, where there is a preset."""
-    try:
-        return preset_for(net, benchmark).n_samples
-    except NACError:
-        return NACConfig.n_samples
+    n_samples = preset_or_auto(net, benchmark).n_samples
+    return NACConfig({name: LayerConfig() for name in names}, n_samples=n_samples)
 
 
 def about_network(net: nn.Module) -> dict[str, Any]:
     """What to note beside the readings of a network."""
-    row = recognise(net)
+    row = recognize(net)
     return {"family": None if row is None else row[0].family, "network": identity(net)}
 
 

@@ -15,6 +15,7 @@ The plugin, `nac-openood search`, the comparison and the demo all take these ste
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 
@@ -32,7 +33,7 @@ from nac_openood.errors import NACError
 from nac_openood.progress import Say
 from nac_openood.search.advice import REAL, SURROGATE, Advice
 from nac_openood.search.advise import advise, advise_on_readings
-from nac_openood.search.alternatives import Known, known_of
+from nac_openood.search.alternatives import known_of
 from nac_openood.search.result import SearchResult
 from nac_openood.search.run import search
 from nac_openood.search.space import paper_space
@@ -129,8 +130,7 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
     return advise_on_readings(
         rule, readings.id_val, readings.ood_val, readings.fit,
-        known=Known.from_dict(readings.about.get("known") or {}),
-        against=SURROGATE if readings.surrogate else REAL, searched=True,
+        known=readings.known, against=SURROGATE if readings.surrogate else REAL, searched=True,
     )  # fmt: skip
 
 
@@ -225,9 +225,10 @@ def gather(
         **(about or {}),
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
-        "accuracy": found["id_val"].accuracy,
-        "known": known_of(reader, first.samples).to_dict(),
+        "known": asdict(known_of(reader, first.samples)),
     }
+    if found["id_val"].accuracy is not None:
+        notes["accuracy"] = found["id_val"].accuracy
     if target is not None:
         write_manifest(target, list(found), notes)
     return ReadingSet(**found, about=notes)

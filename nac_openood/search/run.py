@@ -12,13 +12,14 @@ import torch
 
 from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.core.ranking import joined_auroc, joined_fpr_at, joined_fpr_in_at
+from nac_openood.detector.config import Sweep
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.progress import tqdm
 from nac_openood.search.joint import Joint, objective_named
 from nac_openood.search.leaderboard import Leaderboard
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
-from nac_openood.search.space import Sweep, layer_candidates, paper_space
+from nac_openood.search.space import layer_candidates, paper_space
 from nac_openood.search.strategies import STRATEGIES, Budget
 from nac_openood.search.tables import SearchData, score_layer
 

@@ -7,13 +7,8 @@ import itertools
 from typing import Any, Mapping, Sequence
 
 from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.config import Sweep, check_sweep
 from nac_openood.errors import NACError
-
-#: Layer -> setting -> values, as in `NACConfig.sweep`.
-Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
-
-#: What a search may vary; `layout` is how readings were made and cannot change afterwards.
-SETTINGS = ("n_bins", "full_count", "steepness", "state", "weight")
 
 #: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
 #: Full weight comes first: of equally good candidates the first one wins.
@@ -63,10 +58,13 @@ def layer_candidates(
     """
     if not layers:
         raise NACError("no layers to search: pass e.g. {'avgpool': LayerConfig(), ...}.")
-    unknown = [name for name in sweep if name not in layers]
-    if unknown:
-        raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
-    found = {name: _expand(name, base, sweep.get(name, {})) for name, base in layers.items()}
+    check_sweep(layers, sweep)
+    found = {
+        name: tuple(
+            dataclasses.replace(base, **point) for point in grid_points(sweep.get(name, {}))
+        )
+        for name, base in layers.items()
+    }
     if leave_out and len(layers) > 1:
         found = {
             name: (*points, dataclasses.replace(points[0], weight=0.0))
@@ -78,22 +76,6 @@ def layer_candidates(
             "Give at least one layer a weight above 0."
         )
     return found
-
-
-def _expand(
-    name: str, base: LayerConfig, lists: Mapping[str, Sequence[Any]]
-) -> tuple[LayerConfig, ...]:
-    for key, values in lists.items():
-        if key not in SETTINGS:
-            raise NACError(
-                f"layer '{name}': unknown setting '{key}' in the sweep; "
-                f"expected one of {list(SETTINGS)}."
-            )
-        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
-            raise NACError(
-                f"layer '{name}': expected a non-empty list of values for '{key}', got {values!r}."
-            )
-    return tuple(dataclasses.replace(base, **point) for point in grid_points(lists))
 
 
 def grid_points(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from nac_openood.detector.batches import (
     dataset_labels,
     fitting_indices,
     indexable,
-    reloaded,
+    loader_like,
 )
 
 
@@ -36,7 +36,7 @@ def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optio
     labels, size = dataset_labels(loader.dataset), len(loader.dataset)
     rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
     rows = _drawn(labels, rest, n)
-    return reloaded(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
+    return loader_like(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
 
 
 def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
@@ -48,7 +48,8 @@ def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
     if indexable(loader):
         source: Any = loader
         labels, size = dataset_labels(source.dataset), len(source.dataset)
-        return reloaded(loader, Subset(source.dataset, _drawn(labels, np.arange(size), n).tolist()))
+        rows = _drawn(labels, np.arange(size), n)
+        return loader_like(loader, Subset(source.dataset, rows.tolist()))
     taken: list[Batch] = []
     for batch in batches(loader):
         taken.append(batch.rows(slice(n)))

@@ -51,6 +51,11 @@ class ReadingSet:
         """Whether the OOD validation set is made of in-distribution images."""
         return bool(self.about.get("ood_val", {}).get("surrogate", False))
 
+    @property
+    def known(self) -> Known:
+        """Which layers serve the alternatives; nothing is known without a note."""
+        return from_values(Known, self.about.get("known") or {})
+
     def save(self, folder: Union[str, Path]) -> None:
         """Write the set into a folder, which is created."""
         target = prepare_folder(folder)

@@ -45,7 +45,7 @@ def _mixed(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _shuffled(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Sixteen patches in another order, each image its own; what is over at the edges stays."""
+    """Sixteen patches, shuffled image by image; pixels left over at the edges stay in place."""
     side = min(images.shape[2:]) // 4
     if not side:
         return images.flip(2, 3)

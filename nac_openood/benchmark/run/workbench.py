@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
-import torch
 from torch import nn
 
 from nac_openood.benchmark.methods.scorer import Given, Scorer
@@ -22,6 +21,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.network.calling import classify, unwrap
 from nac_openood.network.fingerprint import identity
 from nac_openood.network.head import Head, head_of
+from nac_openood.network.inputs import device_of
 from nac_openood.network.running_code import code_text
 from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
@@ -44,7 +44,7 @@ class Workbench:
 
     def __post_init__(self) -> None:
         study = self.study
-        self.device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
+        self.device = device_of(self.net)
         self.samples = {**study.fitting, **study.scored}
         self.identity = {n: s.identity if study.reuse else "" for n, s in self.samples.items()}
         self._base = {

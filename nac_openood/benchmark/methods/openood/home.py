@@ -8,10 +8,8 @@ import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Iterator
 
-import torch
-from torch import nn
-
 from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.network.inputs import device_of
 from nac_openood.network.random_state import kept_random_state
 
 
@@ -21,7 +19,7 @@ def at_home(given: Given) -> Iterator[None]:
     from nac_openood.plugin.source import openood_ready
 
     with ExitStack() as home:
-        home.enter_context(openood_ready(on_cpu=_device(given.net).type == "cpu"))
+        home.enter_context(openood_ready(on_cpu=device_of(given.net).type == "cpu"))
         home.enter_context(_known(given))
         home.enter_context(kept_random_state(given.seed))
         home.enter_context(redirect_stdout(io.StringIO()))
@@ -30,10 +28,6 @@ def at_home(given: Given) -> Iterator[None]:
         home.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of code that is not ours
         yield
-
-
-def _device(net: nn.Module) -> torch.device:
-    return next((p.device for p in net.parameters()), torch.device("cpu"))
 
 
 def shows_bars(given: Given) -> bool:

@@ -16,6 +16,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.inputs import device_of
 from nac_openood.sources.networks import load_checkpoint
 
 
@@ -42,7 +43,7 @@ class OpenGANScorer:
             from openood.postprocessors import OpenGanPostprocessor
 
             wide = given.net.get_fc()[0].shape[1]  # type: ignore[operator]
-            device = next(given.net.parameters()).device
+            device = device_of(given.net)
             self._net: nn.Module = load_checkpoint(Discriminator(wide), self.file).to(device)
             self._processor = OpenGanPostprocessor(None)
             self._given, self._device = given, device

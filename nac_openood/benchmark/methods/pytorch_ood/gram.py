@@ -14,6 +14,7 @@ from nac_openood.benchmark.methods.pytorch_ood.on_networks import OnNetwork
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
+from nac_openood.network.inputs import device_of
 
 
 class Gram(OnNetwork):
@@ -47,7 +48,7 @@ class Gram(OnNetwork):
         self.detector = self.detectors.Gram(
             replay.logits, replay.steps, self.given.n_classes, num_poles_list=powers
         )
-        device = next(self.net.parameters()).device
+        device = device_of(self.net)
         with self.calling("fitting"):
             self.detector.to(device).fit(train)
             self.detector.to(device)  # its statistics are on the CPU

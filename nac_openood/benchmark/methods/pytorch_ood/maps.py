@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.network.architectures import known_layers, recognise
+from nac_openood.network.architectures import known_layers, recognize
 from nac_openood.network.calling import logits_of
 from nac_openood.network.hooks import EndOfPass, run
 
@@ -23,7 +23,7 @@ def stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
     if all(name in found and found[name].layout == "maps" for name in names):
         modules = dict(net.named_modules())
         return [modules[found[name].path] for name in names]
-    row = recognise(net)
+    row = recognize(net)
     what = "is not in the architecture table" if row is None else f"is a {row[0].name}"
     raise Absent(
         f"{method} needs feature maps [batch, channels, height, width] of {' and '.join(names)}, "

@@ -10,6 +10,7 @@ from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter, Point
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.network.calling import logits_of
 from nac_openood.network.hooks import run
+from nac_openood.network.inputs import device_of
 
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
@@ -64,7 +65,7 @@ class MDSEnsemble(OnNetwork):
         values, label = data.map_batches(self.net, given.train, self._encode)
         data.every_class(self.name, label, given.n_classes)
         self.detector = self.detectors.MahalanobisODIN(self._encode, norm_std=list(_STD))
-        device = next(self.net.parameters()).device
+        device = device_of(self.net)
         with self.calling("fitting"):
             self.detector.fit_features(values.to(device), label.to(device))
 

@@ -1,9 +1,14 @@
-"""Tensors that follow what they are used with to its device."""
+"""What depends on where a tensor is: its precision, and where those it is used with must be."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def double(tensor: Tensor) -> Tensor:
+    """`tensor` in float64, on the CPU if its device has no float64 (Apple's MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)
 
 
 class Placed:
