@@ -20,9 +20,12 @@ class FileError(NACError):
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a text file could not be read, in a few words.
+    """Why a file could not be read or written, in a few words without a full stop."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return str(getattr(error, "strerror", None) or error).rstrip(".")
 
-    Args:
-        error: an `OSError` or a `UnicodeDecodeError`.
-    """
-    return getattr(error, "strerror", None) or "it is not UTF-8 text"
+
+def first_line(error: Exception) -> str:
+    """The first line of a message; the type of an error that has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

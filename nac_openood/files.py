@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nac_openood.distributed import is_main, together
-from nac_openood.errors import FileError, NACError, why_unreadable
+from nac_openood.errors import FileError, NACError, first_line, why_unreadable
 from nac_openood.seals import SEAL, SealedPart, seal_of, sealed, unsealed
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -65,7 +65,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, (OSError, SafetensorError)):
-            raise FileError(f"cannot write {path}: {_reason(error)}.") from error
+            raise FileError(f"cannot write {path}: {why_unreadable(error)}.") from error
         raise
 
 
@@ -102,6 +102,14 @@ def write_text(path: PathLike, text: str) -> Path:
     return Path(path)
 
 
+def read_text(path: PathLike, what: str = "") -> str:
+    """The UTF-8 text in a file, or an error that calls it `what`, by default its path."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
+
+
 def write_json(path: PathLike, content: Any) -> Path:
     """Write a JSON value whole or not at all, and return the path."""
     return write_text(path, json.dumps(content, indent=1) + "\n")
@@ -113,7 +121,7 @@ def write_weights(path: PathLike, net: nn.Module) -> Path:
         try:
             torch.save(net.state_dict(), temporary)
         except RuntimeError as error:  # what torch makes of a full disk
-            raise FileError(f"cannot write {path}: {str(error).splitlines()[0]}.") from error
+            raise FileError(f"cannot write {path}: {first_line(error)}.") from error
     return Path(path)
 
 
@@ -184,18 +192,14 @@ def read_document(
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{missing}.") from None
     except (OSError, NACError) as error:
-        raise FileError(f"{path} is damaged ({_reason(error)}). {again}.") from error
+        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
     _refuse_newer(path, found, version)
     try:
         content = unsealed(document)
         del content["format"]
         return parse(content)
     except NACError as error:
-        raise FileError(f"{path} is damaged ({_reason(error)}). {again}.") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).rstrip(".")
+        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
 
 
 def _refuse_newer(path: PathLike, found: int, known: int) -> None:

@@ -28,7 +28,7 @@ from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.false_alarms import false_alarm_rates
 from nac_openood.report.figures.canvas import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.imglist import ListedImages, benchmark_named
-from nac_openood.sources.networks import build, load_checkpoint, transform_for
+from nac_openood.sources.networks import build, load_checkpoint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LAYERS = ["layer1", "layer2", "layer3"]
@@ -43,7 +43,7 @@ Parts = Mapping[str, Tensor]
 def read_all(root: Path, checkpoint: Path, folder: Path) -> dict[str, Readings]:
     net = load_checkpoint(build("resnet18_32x32", 10), checkpoint)
     detector = NACDetector(net, LAYERS, rule="nac_plus")
-    transform = transform_for("resnet18_32x32", benchmark_named("cifar10"))
+    transform = benchmark_named("cifar10").transform()
     lists, found = root / "benchmark_imglist" / "cifar10", {}
     folder.mkdir(parents=True, exist_ok=True)
     for name in ["train_cifar10", "val_cifar10", *(f"test_{n}" for n in TEST)]:

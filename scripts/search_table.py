@@ -21,7 +21,7 @@ from nac_openood.detector.presets import preset
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
 from nac_openood.search.recipe import HELD_OUT, held_out_of
 from nac_openood.sources.imglist import ListedImages, benchmark_named
-from nac_openood.sources.networks import build, load_checkpoint, transform_for
+from nac_openood.sources.networks import build, load_checkpoint
 
 NEAR, FAR = ["cifar100", "tin"], ["mnist", "svhn", "texture", "places365"]
 PRESET = preset("cifar10", "resnet")
@@ -29,7 +29,7 @@ PRESET = preset("cifar10", "resnet")
 
 def loaders(root: Path) -> dict[str, object]:
     """Every set by name; a surrogate set is `seed<N>` (all kinds in turn) or a kind's name."""
-    transform = transform_for("resnet18_32x32", benchmark_named("cifar10"))
+    transform = benchmark_named("cifar10").transform()
 
     def listed(name: str) -> ListedImages:
         lists = root / "benchmark_imglist" / "cifar10"

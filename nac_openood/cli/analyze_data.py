@@ -33,10 +33,8 @@ def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
         config=None if args.nac_config is None else read_config(args.nac_config),
         search=args.search,
         most_train=options.number(args, "most_train", MOST_TRAIN, 1),
-        batch_size=options.number(args, "batch_size", 100, 1),
-        workers=options.number(args, "workers", 0, 0),
         seed=args.seed, skip_bad=args.skip_bad, checkpoint=args.checkpoint or "",
-        command=options.typed_command(), say=say,
+        **options.loading(args), command=options.typed_command(), say=say,
     )  # fmt: skip
 
 

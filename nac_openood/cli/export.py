@@ -6,7 +6,6 @@ import argparse
 
 from nac_openood.cli import given, options
 from nac_openood.cli.output import show
-from nac_openood.errors import NACError
 
 _EXAMPLES = f"""\
 examples:
@@ -51,15 +50,10 @@ def _export(args: argparse.Namespace) -> int:
     from PIL import Image
 
     from nac_openood.files import check_folder
-    from nac_openood.sources.texts import takes_text
 
     out = Path(args.out)
     check_folder(out)
-    deployed = given.deployed(args)
-    if takes_text(deployed.transform):
-        raise NACError(
-            "expected a detector of images to export: programs take one tensor, no text."
-        )
+    deployed = given.deployed(args, images_to="export")
     image = deployed.transform(Image.new("RGB", (_SIDE, _SIDE)))
     deployed.detector.export(out, image[None], alpha=args.alpha)
     shape = ", ".join(map(str, image.shape))

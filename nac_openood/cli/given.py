@@ -11,6 +11,7 @@ from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import DataLoader
 
     from nac_openood.sources.checkpoints import Checkpoint
     from nac_openood.sources.fitted import Deployed
@@ -71,18 +72,30 @@ def add_detector(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
-def deployed(args: argparse.Namespace) -> Deployed:
-    """The detector of --detector with its network, on its device, and its transform."""
+def deployed(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
+    """The detector of --detector with its network, on its device, and its transform.
+
+    Args:
+        args: the options.
+        images_to: what is done that can be done with a detector of images only.
+    """
     from nac_openood.sources.checkpoints import PUBLISHED
     from nac_openood.sources.fitted import load_fitted
+    from nac_openood.sources.texts import takes_text
 
     weights = args.checkpoint
     if weights is not None and not weights.startswith(PUBLISHED):
         weights = one_checkpoint(argparse.Namespace(arch=args.arch or "", checkpoint=weights))
-    return load_fitted(
+    found = load_fitted(
         args.detector, arch=args.arch, weights=weights, transform=args.transform,
         prepare=lambda net: options.on_device(net, args.device),
     )  # fmt: skip
+    if images_to and takes_text(found.transform):
+        raise NACError(
+            f"expected a detector of images to {images_to}, and this one is of texts. "
+            "nac-openood score judges texts."
+        )
+    return found
 
 
 def checkpoints_of(args: argparse.Namespace) -> list[Checkpoint]:
@@ -211,7 +224,21 @@ def transform_of(
     return made[0]
 
 
-def readable(images: Any, workers: int, title: str) -> Any:
+def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
+    """Batches of a set, in order, without images that cannot be read if the user wants that."""
+    from torch.utils.data import DataLoader
+
+    from nac_openood.sources.samples import Samples
+
+    loading = options.loading(args)
+    samples = Samples(role, _readable(data, loading["workers"], role) if args.skip_bad else data)
+    return DataLoader(
+        samples.dataset, loading["batch_size"], num_workers=loading["workers"],
+        collate_fn=samples.collate,
+    )  # fmt: skip
+
+
+def _readable(images: Any, workers: int, title: str) -> Any:
     """The images without those that cannot be read, which are named; other data as it is."""
     from nac_openood.sources.images import FileImages, bad_images, told
 

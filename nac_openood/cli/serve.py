@@ -131,7 +131,7 @@ def _judge(args: argparse.Namespace) -> Judge:
     # every image is checked before it is decoded
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     judge = Judge(
-        given.deployed(args), alpha=args.alpha,
+        given.deployed(args, images_to="serve"), alpha=args.alpha,
         max_pixels=options.number(args, "max_pixels", MAX_PIXELS, 1),
     )  # fmt: skip
     failed = judge.warm_up()
@@ -159,13 +159,8 @@ def _access(args: argparse.Namespace) -> Access:
 
 
 def _token(args: argparse.Namespace) -> Optional[str]:
-    from pathlib import Path
+    from nac_openood.files import read_text
 
     if args.token_file is None:
         return os.environ.get(_TOKEN) or None
-    try:
-        return Path(args.token_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise NACError(
-            f"--token-file: cannot read {args.token_file} ({error.strerror})."
-        ) from error
+    return read_text(args.token_file, f"--token-file {args.token_file}").strip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
@@ -15,12 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 from nac_openood.demo.domains import N_DIGITS, DigitDomain, digit_domains, write_domains
 from nac_openood.demo.embedded_images import SIDE
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs
+from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs, with_origin
 from nac_openood.evaluation.runs import find_runs, split_domains
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
-from nac_openood.search.output import versions
 from nac_openood.sources.domains import domainbed_transform
 from nac_openood.sources.networks import build, load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
@@ -92,10 +89,7 @@ def run_rank_demo(
         runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
         out=folder / "rankings", space="all", progress=progress, say=say,
     )  # fmt: skip
-    return replace(
-        ranked, dataset="digits", arch=ARCH, command=command, versions=versions(),
-        created=datetime.now().isoformat(timespec="seconds"),
-    )  # fmt: skip
+    return with_origin(ranked, dataset="digits", arch=ARCH, command=command)
 
 
 def _train(

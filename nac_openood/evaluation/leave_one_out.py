@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -18,6 +20,7 @@ from nac_openood.evaluation.ranking import Ranking, read_ranking
 from nac_openood.evaluation.runs import TrainingRun, split_domains
 from nac_openood.evaluation.space import Space
 from nac_openood.progress import Say
+from nac_openood.search.output import versions
 from nac_openood.structure import from_values
 
 RANKED_RUNS_FILE = "results.json"
@@ -197,6 +200,15 @@ def rank_runs(
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
     return with_notes(RankedRuns(tuple(ranked)))
+
+
+def with_origin(ranked: RankedRuns, *, dataset: str, arch: str, command: str) -> RankedRuns:
+    """The same, with what a reader needs to know to repeat it: made now, with these libraries."""
+    return replace(
+        ranked, dataset=dataset, arch=arch, command=command,
+        created=datetime.now().isoformat(timespec="seconds"),
+        versions={**versions(), "scipy": version("scipy")},
+    )  # fmt: skip
 
 
 def with_notes(ranked: RankedRuns) -> RankedRuns:

@@ -14,9 +14,11 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from nac_openood.errors import NACError
+from nac_openood.sources.image_settings import square_settings
 from nac_openood.sources.images import FileImages, Transform, folder_images
+from nac_openood.sources.samples import Rows
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HELD_OUT = 0.2
 
 
 class DomainFolder(Dataset[tuple[Any, int]]):
@@ -92,34 +94,36 @@ def domain_classes(folders: Iterable[Union[str, Path]]) -> tuple[str, ...]:
 
 def domainbed_transform(size: int = 224) -> Transform:
     """DomainBed's test transform: resize to `size` x `size`, normalize as for ImageNet."""
-    from torchvision import transforms
-
-    composed: Transform = transforms.Compose(
-        [
-            transforms.Resize((size, size)),
-            transforms.ToTensor(),
-            transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
-        ]
-    )
-    return composed
+    return square_settings(size).transform()
 
 
-def split_indices(n: int, seed: int, fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-    """Split `n` samples at random into training rows and held-out rows, as DomainBed does.
+def split_domain(data: Any, trial: int, domain_index: int) -> tuple[Rows, Rows]:
+    """The training rows of a domain and the 20 % that are held out, as DomainBed splits them.
+
+    Args:
+        data: a map-style dataset.
+        trial: see `split_seed`.
+        domain_index: see `split_seed`.
+    """
+    kept, held = split_indices(len(data), split_seed(trial, domain_index))
+    return Rows(data, kept), Rows(data, held)
+
+
+def split_indices(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split `n` samples at random: 20 %, rounded down, are held out, as DomainBed does.
 
     Args:
         n: number of samples.
         seed: e.g. from `split_seed`.
-        fraction: share of the samples that is held out, rounded down.
 
     Returns:
         The training rows and the held-out rows, int64, in random order.
     """
-    held = int(n * fraction)
-    if not 0 < held < n:
+    held = int(n * _HELD_OUT)
+    if not held:
         raise NACError(
-            f"holding out a fraction of {fraction} of {n} samples leaves {n - held} for training "
-            f"and {held} held out: expected at least one of each. Change `fraction`, or add images."
+            f"20 % of {n} samples are to be held out, which is none: expected at least "
+            f"{round(1 / _HELD_OUT)} samples. Add some, or pass validation data of your own."
         )
     rows = np.arange(n)
     np.random.RandomState(seed).shuffle(rows)

@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 from nac_openood.sources.network_kind import NetworkKind
 from nac_openood.sources.scripts import is_script, network_of_script
 
@@ -64,7 +64,7 @@ class ExportedPrograms(NetworkKind):
         except Exception as error:  # a damaged file fails in many ways
             raise NACError(
                 f"{arch} is damaged or not a program ({type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}). {_HOW_TO_EXPORT}"
+                f"{first_line(error)}). {_HOW_TO_EXPORT}"
             ) from error
         _refuse_fixed_batch(arch, program)
         return net

@@ -144,6 +144,27 @@ class Samples(Dataset[Any]):
         )
 
 
+class Rows(Subset[Any]):
+    """Some samples of a dataset, in their order, with an identity of their own.
+
+    Args:
+        dataset: a map-style dataset.
+        rows: int64 `[n]`, which samples.
+    """
+
+    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
+        super().__init__(dataset, np.sort(rows).tolist())
+        if hasattr(dataset, "origin"):
+            self.origin = dataset.origin
+        if hasattr(dataset, "identity"):  # otherwise `Samples` hashes the samples themselves
+            self.identity = self._identity
+
+    def _identity(self) -> str:
+        digest = hashlib.sha256(str(self.dataset.identity()).encode())  # type: ignore[attr-defined]
+        digest.update(np.asarray(self.indices, dtype=np.int64).tobytes())
+        return digest.hexdigest()[:16]
+
+
 class _Scan(NamedTuple):
     labels: Optional[np.ndarray]
     digest: str
