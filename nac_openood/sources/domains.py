@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
-from PIL import Image
-from torch.utils.data import Dataset
 
 from nac_openood.errors import NACError
 from nac_openood.sources.image_settings import square_settings
-from nac_openood.sources.images import FileImages, Transform, folder_images
+from nac_openood.sources.images import FileImages, Transform, image_names
 from nac_openood.sources.samples import Rows
 
 _HELD_OUT = 0.2
 
 
-class DomainFolder(Dataset[tuple[Any, int]]):
+class DomainFolder(FileImages):
     """The images of one domain, as pairs `(image, label)`, sorted by class and path.
 
     Args:
@@ -46,29 +44,15 @@ class DomainFolder(Dataset[tuple[Any, int]]):
         classes: Optional[Sequence[str]] = None,
         transform: Optional[Transform] = None,
     ) -> None:
-        self.path = Path(path)
-        found = names_by_class(self.path)
-        self.classes = tuple(found if classes is None else classes)
-        _check_classes(self.path, found, self.classes)
-        names = [name for one in self.classes for name in found[one]]
-        labels = np.repeat(np.arange(len(self.classes)), [len(found[c]) for c in self.classes])
+        found = names_by_class(Path(path))
+        known = tuple(found if classes is None else classes)
+        _check_classes(Path(path), found, known)
         transform = transform or domainbed_transform()
-        self._images = FileImages(names, labels, self.path, transform, f"the folder {self.path}")
-        self.labels, self.names, self.origin = self._images.labels, names, self._images.origin
+        images = by_class({one: found[one] for one in known}, known)
+        super().__init__(*images, Path(path), transform, f"the folder {path}", known)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self._images.transform(self.picture(index)), int(self.labels[index])
-
-    def picture(self, index: int) -> Image.Image:
-        """The image, in RGB."""
-        return self._images.picture(index)
-
-    def identity(self) -> str:
-        """A text that changes with the files, their labels and the transform."""
-        return self._images.identity()
+    def __getitem__(self, index: int) -> tuple[Any, int]:  # type: ignore[override]
+        return self.transform(self.picture(index)), int(self.labels[index])
 
 
 def domain_folders(root: Union[str, Path]) -> dict[str, Path]:
@@ -144,7 +128,7 @@ def split_seed(trial: int, domain_index: int) -> int:
 def names_by_class(path: Path) -> dict[str, list[str]]:
     """The sorted names of the images in a folder by the subfolder of their class, in its order."""
     found: dict[str, list[str]] = {}
-    for name in folder_images(path, _no_transform).names:
+    for name in image_names(path):
         folder, slash, _ = name.partition("/")
         if slash and _is_shown(folder):
             found.setdefault(folder, []).append(name)
@@ -154,6 +138,20 @@ def names_by_class(path: Path) -> dict[str, list[str]]:
             f"{path}/dog/1.jpg."
         )
     return dict(sorted(found.items()))
+
+
+def by_class(
+    found: Mapping[str, Sequence[str]], classes: Sequence[str]
+) -> tuple[list[str], np.ndarray]:
+    """The names and their labels, int64, in the order of `found`.
+
+    Args:
+        found: names by class, e.g. from `names_by_class`.
+        classes: names of the classes in the order of their labels.
+    """
+    labels = [classes.index(one) for one in found]
+    names = [name for some in found.values() for name in some]
+    return names, np.repeat(labels, [len(some) for some in found.values()])
 
 
 def _check_classes(path: Path, found: Iterable[str], expected: Sequence[str]) -> None:
@@ -179,7 +177,3 @@ def _check_classes(path: Path, found: Iterable[str], expected: Sequence[str]) ->
 
 def _is_shown(name: str) -> bool:
     return not name.startswith(".")
-
-
-def _no_transform(image: Image.Image) -> Any:
-    return image

@@ -15,7 +15,7 @@ from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.distributed import in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.images import Transform, folder_images, open_image
+from nac_openood.sources.images import Transform, image_names, open_image
 from nac_openood.sources.judged import Judged, judge_batch
 from nac_openood.sources.texts import takes_text, without_padding
 
@@ -38,7 +38,7 @@ def expand(given: Iterable[str], *, texts: bool = False) -> list[str]:
         if not path.is_dir():
             found.append(entry)  # a missing file is told about when it is its turn
             continue
-        inside = _text_files(path) if texts else folder_images(path, _no_transform).names
+        inside = _text_files(path) if texts else image_names(path)
         found += [str(path / name) for name in inside]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
@@ -154,10 +154,6 @@ class _PathImages(Dataset[_Row]):
         except (OSError, UnicodeDecodeError) as error:
             return _Row(path, problem=str(error))
         return _Row(path, self.transform(text))
-
-
-def _no_transform(image: Any) -> Any:
-    return image
 
 
 def read_image(path: str, transform: Transform) -> Optional[tuple[Any, Tensor]]:

@@ -97,6 +97,12 @@ def transform_text(transform: Transform) -> str:
 
 def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
     """All images in a folder and its subfolders, sorted by path, without labels."""
+    root, names = Path(folder), image_names(folder)
+    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+
+
+def image_names(folder: Union[str, Path]) -> list[str]:
+    """The paths of all images in a folder and its subfolders, relative to it and sorted."""
     root = Path(folder)
     if not root.is_dir():
         raise NACError(f"there is no folder {root}: expected a folder of images.")
@@ -112,7 +118,7 @@ def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
         raise NACError(
             f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
         )
-    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+    return names
 
 
 def _unreadable(error: OSError) -> None:

@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 from typing import Iterable, Optional, Sequence, Union
 
-import numpy as np
-
 from nac_openood.errors import NACError, why_unreadable
-from nac_openood.sources.domains import names_by_class
+from nac_openood.sources.domains import by_class, names_by_class
 from nac_openood.sources.images import FileImages, Transform, folder_images
 from nac_openood.sources.texts import LabelledTexts
 
@@ -44,9 +42,7 @@ def labelled_samples(
     found = names_by_class(path)
     known = tuple(found if classes is None else classes)
     _refuse_unknown(f"the folder {path}", found, known)
-    names = [name for folder in found for name in found[folder]]
-    labels = np.repeat([known.index(folder) for folder in found], [len(n) for n in found.values()])
-    return FileImages(names, labels, path, transform, f"the folder {path}", known)
+    return FileImages(*by_class(found, known), path, transform, f"the folder {path}", known)
 
 
 def unlabelled_samples(given: Union[str, Path], transform: Transform) -> Listed:
