@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Optional
 
 from nac_openood.errors import NACError
 from nac_openood.sources.samples import Samples
-from nac_openood.sources.sets import check_file_names
+from nac_openood.sources.sets import check_file_names, check_mapping
 
 ROLES = ("train", "val", "test", "oracle")
 
@@ -38,11 +38,7 @@ class Domains:
 
     def __post_init__(self) -> None:
         for role in ROLES:
-            if not isinstance(getattr(self, role), Mapping):
-                raise NACError(
-                    f"`{role}` must map names of domains to datasets, as in "
-                    f"{{'sketch': dataset}}; got {type(getattr(self, role)).__name__}."
-                )
+            check_mapping(role, getattr(self, role), "names of domains", "sketch")
             check_file_names("a domain", getattr(self, role))
         for role in ("train", "val"):
             if not getattr(self, role):

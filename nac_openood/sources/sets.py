@@ -49,11 +49,7 @@ class Datasets:
 
     def __post_init__(self) -> None:
         for role in ("near", "far", "shifted"):
-            if not isinstance(getattr(self, role), Mapping):
-                raise NACError(
-                    f"`{role}` must map names to datasets, as in {{'svhn': dataset}}; got "
-                    f"{type(getattr(self, role)).__name__}."
-                )
+            check_mapping(role, getattr(self, role), "names", "svhn")
         check_names([*self.shifted, *self.near, *self.far])
 
     def roles(self) -> dict[str, str]:
@@ -154,6 +150,15 @@ def check_names(names: Sequence[str]) -> None:
         raise NACError(
             f"an OOD set cannot be called {', '.join(reserved)}; these names are reserved: "
             f"{', '.join(RESERVED)}."
+        )
+
+
+def check_mapping(role: str, given: Any, what: str, example: str) -> None:
+    """Refuse anything but datasets by name as an argument."""
+    if not isinstance(given, Mapping):
+        raise NACError(
+            f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}; got "
+            f"{type(given).__name__}."
         )
 
 
