@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,10 @@ from nac_openood.detector.config import read_config
 from nac_openood.errors import NACError
 from nac_openood.sources.sets import Datasets
 
-_SOURCES = ("embedded", *given.SOURCES)
-
 
 def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data that the options name, or take what was read before."""
-    named = [options.option(name) for name in _SOURCES if getattr(args, name) not in (None, False)]
-    if len(named) != 1:
-        raise NACError(
-            f"expected one of {', '.join(map(options.option, _SOURCES))} to say which images to "
-            f"use, got {' and '.join(named) or 'none'}."
-        )
+    given.one_source(args, ("embedded", *given.SOURCES))
     net, sets, arch = _embedded(args) if args.embedded else _given(args)
     return prepare_analysis(
         net, sets, out, arch=arch,
@@ -39,9 +31,7 @@ def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
 
 
 def _embedded(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
-    from nac_openood.demo.embedded import embedded_sets
-    from nac_openood.demo.run import NETWORKS
-    from nac_openood.demo.trained import trained
+    from nac_openood.demo.run import NETWORKS, network_and_sets
 
     kind = args.arch or "resnet"
     if kind not in NETWORKS or args.checkpoint is not None:
@@ -49,10 +39,7 @@ def _embedded(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
             f"--embedded has networks of its own: expected --arch {' or '.join(NETWORKS)} and no "
             "--checkpoint."
         )
-    # shifted digits count as in-distribution in full-spectrum detection only
-    sets = replace(embedded_sets(say), shifted={})
-    say(f"a small network for digits 0 to 7 ({kind}): trained now, or taken from the cache")
-    net = trained(NETWORKS[kind], seed=args.seed)
+    net, sets = network_and_sets(kind, args.seed, say)
     return options.on_device(net, args.device), sets, NETWORKS[kind]
 
 

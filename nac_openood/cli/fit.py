@@ -91,7 +91,6 @@ def _fit(args: argparse.Namespace) -> int:
 
     out = Path(args.out)
     check_folder(out)  # before the long part, or its result could not be written
-    args.near = args.far = None
     args.ood_val = "none"
     path = given.one_checkpoint(args)
     data = given.data_of(args, [path], needs_test=False)

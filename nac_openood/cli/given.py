@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from nac_openood.sources.checkpoints import Checkpoint
     from nac_openood.sources.fitted import Deployed
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
@@ -79,15 +78,11 @@ def deployed(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
         args: the options.
         images_to: what is done that can be done with a detector of images only.
     """
-    from nac_openood.sources.checkpoints import PUBLISHED
     from nac_openood.sources.fitted import load_fitted
     from nac_openood.sources.texts import takes_text
 
-    weights = args.checkpoint
-    if weights is not None and not weights.startswith(PUBLISHED):
-        weights = one_checkpoint(argparse.Namespace(arch=args.arch or "", checkpoint=weights))
     found = load_fitted(
-        args.detector, arch=args.arch, weights=weights, transform=args.transform,
+        args.detector, arch=args.arch, weights=_one_file(args.checkpoint), transform=args.transform,
         prepare=lambda net: options.on_device(net, args.device),
     )  # fmt: skip
     if images_to and takes_text(found.transform):
@@ -98,36 +93,45 @@ def deployed(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
     return found
 
 
-def checkpoints_of(args: argparse.Namespace) -> list[Checkpoint]:
-    """The checkpoints of --checkpoint; without it one with an empty path: the network's own."""
-    from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
+def checkpoints_of(args: argparse.Namespace) -> dict[str, Optional[str]]:
+    """The paths of --checkpoint by name; None for a network that comes with its weights."""
+    from nac_openood.sources.checkpoints import find_checkpoints
 
-    if args.arch is None:
-        raise NACError("expected --arch: which network?")
-    given = args.checkpoint
-    if given is None:
-        return [Checkpoint("network", "")]
-    return find_checkpoints(given if isinstance(given, list) else [given])
+    _check_arch(args)
+    if args.checkpoint is None:
+        return {"network": None}
+    return {each.name: each.path for each in find_checkpoints(args.checkpoint)}
 
 
 def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
     """The path of the one checkpoint, or None for a network that comes with its weights."""
-    found = checkpoints_of(args)
+    _check_arch(args)
+    return _one_file(args.checkpoint)
+
+
+def _check_arch(args: argparse.Namespace) -> None:
+    if args.arch is None:
+        raise NACError("expected --arch: which network?")
+
+
+def _one_file(given: Optional[str]) -> Optional[str]:
+    from nac_openood.sources.checkpoints import find_checkpoints
+
+    if given is None:
+        return None
+    found = find_checkpoints([given])
     if len(found) > 1:
         raise NACError(
-            f"{args.checkpoint} holds {len(found)} checkpoints, expected one: pass e.g. "
-            f"{found[0].path}."
+            f"{given} holds {len(found)} checkpoints, expected one: pass e.g. {found[0].path}."
         )
-    return found[0].path or None
+    return found[0].path
 
 
 def loader_of(args: argparse.Namespace, n_classes: int) -> Callable[[Optional[str]], nn.Module]:
     """A function that makes the network of a checkpoint, on its device."""
     from nac_openood.sources.networks import network_of
 
-    return lambda path: options.on_device(
-        network_of(args.arch, n_classes, path or None), args.device
-    )
+    return lambda path: options.on_device(network_of(args.arch, n_classes, path), args.device)
 
 
 def data_of(
@@ -140,41 +144,41 @@ def data_of(
         checkpoints: of the network; all must agree on the transform.
         needs_test: whether there must be ID test data.
     """
-    given = [name for name in SOURCES if getattr(args, name) is not None]
-    if len(given) != 1:
-        raise NACError(
-            f"expected one of {' and '.join(map(options.option, SOURCES))} to say which images to "
-            f"use, got {' and '.join(map(options.option, given)) or 'none'}."
-        )
-    read = _listed if given == ["id_data"] else _own
+    read = _listed if one_source(args, SOURCES) == "id_data" else _own
     return read(args, checkpoints, needs_test)
+
+
+def one_source(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """Which one of these options says where the images are from."""
+    given = [name for name in names if getattr(args, name) not in (None, False)]
+    if len(given) != 1:
+        *most, last = map(options.option, names)
+        raise NACError(
+            f"expected one of {', '.join(most)} and {last} to say which images to use, got "
+            f"{' and '.join(map(options.option, given)) or 'none'}."
+        )
+    return given[0]
 
 
 def _listed(
     args: argparse.Namespace, checkpoints: Sequence[Optional[str]], needs_test: bool
 ) -> Data:
     from nac_openood.sources.imglist import benchmark_named
-    from nac_openood.sources.sets import Datasets, fitting_sets, listed_sets
+    from nac_openood.sources.sets import listed_sets
 
     refused = [name for name in ("val", "test") if getattr(args, name, None) is not None]
     if refused:
         raise NACError(f"{' and '.join(map(options.option, refused))} goes with --train only.")
     benchmark = benchmark_named(args.id_data)
     transform = transform_of(args, checkpoints, benchmark)
-    place = benchmark, args.data_root or "data", transform.transform
-    if needs_test:
-        sets = listed_sets(
-            *place, near=args.near, far=args.far, ood_val=args.ood_val,
-            full_spectrum=getattr(args, "fsood", False),
-        )  # fmt: skip
-        return Data(sets, transform, own=False)
-    found = fitting_sets(*place, args.ood_val)
-    train, id_val, *outside = found.values()
-    sets = Datasets(
-        benchmark.name, benchmark.n_classes, train, id_val, None, outside[0] if outside else None,
-        std=benchmark.std,
+    sets = listed_sets(
+        benchmark, args.data_root or "data", transform.transform, near=getattr(args, "near", None),
+        far=getattr(args, "far", None), ood_val=args.ood_val,
+        full_spectrum=getattr(args, "fsood", False), needs_test=needs_test,
     )  # fmt: skip
-    return Data(sets, transform, own=False, ood_val=list(found)[-1] if outside else "")
+    name, is_folder, _ = (args.ood_val or benchmark.ood_val).partition("=")
+    title = name if is_folder else f"val_{name}"
+    return Data(sets, transform, own=False, ood_val="" if sets.ood_val is None else title)
 
 
 def _own(args: argparse.Namespace, checkpoints: Sequence[Optional[str]], needs_test: bool) -> Data:
@@ -195,7 +199,7 @@ def _own(args: argparse.Namespace, checkpoints: Sequence[Optional[str]], needs_t
     sets = own_sets(
         args.train, **roles, **sets_of,
         transform=None if transform is None else transform.transform,
-        classes=kind_of(args.arch).classes(args.arch, checkpoints[0] or None),
+        classes=kind_of(args.arch).classes(args.arch, checkpoints[0]),
         seed=args.seed, needs_test=needs_test,
     )  # fmt: skip
     return Data(sets, transform, own=True, ood_val=(roles["ood_val"] or "").partition("=")[0])
@@ -212,7 +216,7 @@ def transform_of(
             raise NACError("--image-size and --transform exclude each other: give one of them.")
         return square_transform(options.number(args, "image_size", 224, 1))
     made = [
-        chosen_transform(args.transform, args.arch, path or None, benchmark=benchmark)
+        chosen_transform(args.transform, args.arch, path, benchmark=benchmark)
         for path in checkpoints
     ]
     if len({one.identity for one in made}) > 1:

@@ -68,7 +68,6 @@ def own_sets(
         {**found.get(role, {}), **reader.named(role, entries)}
         for role, entries in (("near", near), ("far", far))
     )
-    check_names([*near_sets, *far_sets])
     outside = found.get("ood_val")
     if ood_val not in (None, NO_OOD):
         outside = next(iter(reader.named("ood_val", [str(ood_val)]).values()))
