@@ -38,7 +38,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     with together(f"write {path.name}"):
-        check_folder(path)
+        check_target(path)
         with _replacing(path) if is_main() else _thrown_away() as temporary:
             yield temporary
 
@@ -78,7 +78,7 @@ def remove(path: Path) -> None:
         raise FileError(f"cannot remove {path}: {error.strerror}.") from error
 
 
-def check_folder(path: Path) -> None:
+def check_target(path: Path) -> None:
     """Refuse a path whose folder does not exist, or that is a folder itself."""
     if not path.name or path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder. Name a file.")

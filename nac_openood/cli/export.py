@@ -49,10 +49,10 @@ def _export(args: argparse.Namespace) -> int:
 
     from PIL import Image
 
-    from nac_openood.files import check_folder
+    from nac_openood.files import check_target
 
     out = Path(args.out)
-    check_folder(out)
+    check_target(out)
     deployed = given.deployed(args, images_to="export")
     image = deployed.transform(Image.new("RGB", (_SIDE, _SIDE)))
     deployed.detector.export(out, image[None], alpha=args.alpha)

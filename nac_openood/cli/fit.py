@@ -85,12 +85,12 @@ def _fit(args: argparse.Namespace) -> int:
 
     from nac_openood.detector.checked_fit import fit_checked
     from nac_openood.detector.detector import NACDetector
-    from nac_openood.files import check_folder
+    from nac_openood.files import check_target
     from nac_openood.sources.fitted import note_origin
     from nac_openood.sources.own_sets import classes_of
 
     out = Path(args.out)
-    check_folder(out)  # before the long part, or its result could not be written
+    check_target(out)  # before the long part, or its result could not be written
     args.ood_val = "none"
     path = given.one_checkpoint(args)
     data = given.data_of(args, [path], needs_test=False)

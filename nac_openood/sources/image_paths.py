@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.detector.dealing import needed
@@ -154,9 +153,3 @@ class _PathImages(Dataset[_Row]):
         except (OSError, UnicodeDecodeError) as error:
             return _Row(path, problem=str(error))
         return _Row(path, self.transform(text))
-
-
-def read_image(path: str, transform: Transform) -> Optional[tuple[Any, Tensor]]:
-    """The image and its tensor; None if it cannot be read (any more)."""
-    found = open_image(Path(path))
-    return None if isinstance(found, str) else (found, transform(found))

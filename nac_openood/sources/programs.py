@@ -2,7 +2,7 @@
 
 `torch.export` keeps which operation came from which submodule, so its programs have layers that
 can be read. TorchScript becomes a network of operations where PyTorch can take it apart
-(`scripts.py`).
+(`torchscript.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from nac_openood.errors import NACError, first_line
 from nac_openood.sources.network_kind import NetworkKind
-from nac_openood.sources.scripts import is_script, network_of_script
+from nac_openood.sources.torchscript import is_script, network_of_script
 
 _EXPORTED = ".pt2"
 #: What people call TorchScript files.
