@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 
 class NACError(ValueError):
     """Something about the input is wrong; the message says what, and how to fix it."""
@@ -24,6 +26,12 @@ def why_unreadable(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return str(getattr(error, "strerror", None) or error).rstrip(".")
+
+
+def some(names: Sequence[object], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.detector.dealing import needed
-from nac_openood.detector.verdicts import ALPHA, checked_alpha
+from nac_openood.detector.verdicts import ALPHA
 from nac_openood.distributed import in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
@@ -69,7 +69,6 @@ def judge_images(
         batch_size: images per batch.
         workers: number of processes that load images.
     """
-    checked_alpha(alpha)
     images = _PathImages(paths, deployed.transform)
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]

@@ -13,14 +13,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
 
 Transform = Callable[[Image.Image], Tensor]
 
 _SUFFIXES = frozenset(Image.registered_extensions())
-_SHOWN = 5
 
 
 class FileImages(Dataset[dict[str, Any]]):
@@ -148,9 +147,8 @@ def bad_images(
 
 def told(images: FileImages, bad: dict[int, str]) -> str:
     """A sentence that names the first few bad images and counts them all."""
-    shown = [f"{images.root / images.names[i]} ({why})" for i, why in list(bad.items())[:_SHOWN]]
-    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return f"{len(bad)} of {len(images)} images are missing or unreadable: {', '.join(shown)}{more}"
+    every = [f"{images.root / images.names[i]} ({why})" for i, why in bad.items()]
+    return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
 
 
 class _Checks(Dataset[str]):

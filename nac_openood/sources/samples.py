@@ -19,8 +19,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from nac_openood.detector.batches import as_batch, dataset_labels
-from nac_openood.detector.fitting import check_labels
+from nac_openood.detector.batches import as_batch, check_labels, dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 from nac_openood.sources.texts import collate_for
