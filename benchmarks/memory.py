@@ -29,6 +29,7 @@ from nac_openood.core.held_out import MOST
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
 from nac_openood.detector.presets import preset_for
+from nac_openood.files import write_json
 
 RULES = {"nac": ["body.3", "pool"], "nac_plus": ["body.1", "body.3"]}
 SAMPLES = (1_000, 10_000, 100_000)
@@ -133,7 +134,7 @@ def main() -> None:
         print(f"   ViT-B/16, {', '.join(found['vit']['layers'])}, {rule}: {size:.1f} MB kept")
     if args.save:
         path = Path(__file__).with_suffix(".json")
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(path, found)
 
 
 if __name__ == "__main__":

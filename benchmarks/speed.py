@@ -31,6 +31,7 @@ import torchvision
 
 from nac_openood import LayerConfig, NACDetector
 from nac_openood.core.histogram import Histogram
+from nac_openood.files import write_json
 from nac_openood.sources.networks import CifarResNet18
 
 LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
@@ -230,7 +231,7 @@ def main(words: list[str]) -> None:
         path = Path(__file__).with_suffix(".json")
         kept = json.loads(path.read_text()) if path.is_file() else {}
         about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        path.write_text(json.dumps({**kept, **about, **found}, indent=1) + "\n")
+        write_json(path, {**kept, **about, **found})
 
 
 if __name__ == "__main__":
