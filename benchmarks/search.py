@@ -132,9 +132,8 @@ def main() -> None:
     before = memory_mb("VmHWM")
     whole, seconds = timed(**data, held_out=held_out, strategy="layerwise")
     print(f"the paper's whole space, layerwise, guard {seconds:8.2f} s     target <= 30 s")
-    print(
-        f"    extra memory                          {memory_mb('VmHWM') - before:8.0f} MB    <= 1024 MB"
-    )
+    extra = memory_mb("VmHWM") - before
+    print(f"    extra memory                          {extra:8.0f} MB    <= 1024 MB")
     print(f"    {whole.evaluated} joint points, AUROC {whole.best.auroc:.4f}")
     budget = Budget(points=100_000)
     drawn, spent = timed(**data, strategy="random", budget=budget, leave_out=False)

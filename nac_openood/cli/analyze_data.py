@@ -9,7 +9,7 @@ from typing import Any
 from nac_openood.analysis.api import prepare_analysis
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.extract import MOST_TRAIN
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.cli.output import say
 from nac_openood.detector.config import read_config
 from nac_openood.errors import NACError
@@ -18,7 +18,7 @@ from nac_openood.sources.sets import Datasets
 
 def prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data that the options name, or take what was read before."""
-    given.one_source(args, ("embedded", *given.SOURCES))
+    given_data.one_source(args, ("embedded", *given_data.SOURCES))
     net, sets, arch = _embedded(args) if args.embedded else _given(args)
     return prepare_analysis(
         net, sets, out, arch=arch,
@@ -45,5 +45,5 @@ def _embedded(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
 
 def _given(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
     path = given.one_checkpoint(args)
-    sets = given.data_of(args, [path]).sets
+    sets = given_data.data_of(args, [path]).sets
     return given.loader_of(args, sets.n_classes)(path), sets, args.arch

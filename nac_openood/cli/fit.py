@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Mapping, Optional
 
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.cli.output import complain, show
 from nac_openood.cli.sharding import add_shard
 from nac_openood.errors import NACError
@@ -93,11 +93,11 @@ def _fit(args: argparse.Namespace) -> int:
     check_target(out)  # before the long part, or its result could not be written
     args.ood_val = "none"
     path = given.one_checkpoint(args)
-    data = given.data_of(args, [path], needs_test=False)
+    data = given_data.data_of(args, [path], needs_test=False)
     net = given.loader_of(args, data.sets.n_classes)(path)
     roles = {"train": data.sets.train, "val": data.sets.id_val, "test": data.sets.test}
     loaders: dict[str, Any] = {
-        role: None if found is None else given.loader(args, role, found)
+        role: None if found is None else given_data.loader(args, role, found)
         for role, found in roles.items()
     }
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)

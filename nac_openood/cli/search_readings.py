@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def _collect(args: argparse.Namespace, say: Say) -> ReadingSet:
     from nac_openood.search.recipe import HELD_OUT, gather
 
     path = given.one_checkpoint(args)
-    data = given.data_of(args, [path], needs_test=False)
+    data = given_data.data_of(args, [path], needs_test=False)
     net = given.loader_of(args, data.sets.n_classes)(path)
     config = _config(args, net, data)
     names = {"id_val": f"val_{data.sets.id_name}", "ood_val": data.ood_val}
     roles = {"train": data.sets.train, names["id_val"]: data.sets.id_val}
     sets = {**roles, **({data.ood_val: data.sets.ood_val} if data.sets.ood_val is not None else {})}
-    loaders = [given.loader(args, name, found) for name, found in sets.items()]
+    loaders = [given_data.loader(args, name, found) for name, found in sets.items()]
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": data.sets.id_name}
     return gather(
         NACDetector(net, config.layer_choice, fast=args.fast), *loaders,
@@ -72,7 +72,7 @@ def _collect(args: argparse.Namespace, say: Say) -> ReadingSet:
     )  # fmt: skip
 
 
-def _config(args: argparse.Namespace, net: Any, data: given.Data) -> NACConfig:
+def _config(args: argparse.Namespace, net: Any, data: given_data.Data) -> NACConfig:
     """The layers to read: those asked for, else the shipped ones, for own data automatic ones."""
     from nac_openood.detector.config import NACConfig
     from nac_openood.search.choice import config_for
