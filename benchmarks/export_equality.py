@@ -26,7 +26,7 @@ from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.networks import CifarResNet18, load_checkpoint
 
 CIFAR10 = BENCHMARKS["cifar10"]
-TESTS = ("cifar10", "cifar100", "tin", "mnist", "svhn", "texture", "places365")
+TESTS = ("cifar10", *CIFAR10.near, *CIFAR10.far)
 BATCH, CLOSE = 100, 1e-5
 
 

@@ -13,14 +13,12 @@ table in docs/scale.md.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Iterator
 
 import torch
 import torchvision
+from measured_process import in_a_process
 from torch import Tensor, nn
 
 from nac_openood import NACDetector
@@ -29,6 +27,7 @@ from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
 from nac_openood.core.set_aside import MOST
 from nac_openood.detector.presets import preset_for
+from nac_openood.files import write_json
 
 RULES = {"nac": ["body.3", "pool"], "nac_plus": ["body.1", "body.3"]}
 SAMPLES = (1_000, 10_000, 100_000)
@@ -103,15 +102,6 @@ def vit() -> dict[str, Any]:
     return {"layers": list(layers), "state_mb": sizes}
 
 
-def in_a_process(rule: str, n: int) -> dict[str, float]:
-    code = f"import json, memory; print(json.dumps(memory.fit({rule!r}, {n})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--save", action="store_true", help="write benchmarks/memory.json")
@@ -122,7 +112,7 @@ def main() -> None:
     for rule in RULES:
         found["fit"][rule] = {}
         for n in args.samples:
-            row = found["fit"][rule][str(n)] = in_a_process(rule, n)
+            row = found["fit"][rule][str(n)] = in_a_process("memory", f"fit({rule!r}, {n})")
             print(
                 f"   {rule:9} {n:7,}   {row['extra_mb']:18.1f} MB   {row['state_mb']:12.2f} MB"
                 f"   {row['seconds']:8.1f}",
@@ -133,7 +123,7 @@ def main() -> None:
         print(f"   ViT-B/16, {', '.join(found['vit']['layers'])}, {rule}: {size:.1f} MB kept")
     if args.save:
         path = Path(__file__).with_suffix(".json")
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(path, found)
 
 
 if __name__ == "__main__":

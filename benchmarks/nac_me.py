@@ -11,7 +11,6 @@ processes on the machine change them little. `--save` writes them to benchmarks/
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from speed import rounds
 from nac_openood import coverage_integral
 from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.evaluation.space import integral_candidates
+from nac_openood.files import write_json
 from nac_openood.sources.networks import build
 
 LIMIT = 1.5
@@ -89,7 +89,7 @@ def main() -> None:
     if "--save" in sys.argv:
         path = Path(__file__).with_suffix(".json")
         rounded = {k: {n: round(v, 3) for n, v in part.items()} for k, part in found.items()}
-        path.write_text(json.dumps(rounded, indent=1) + "\n")
+        write_json(path, rounded)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from own_place import fill
 
 from nac_openood import NACDetector, distributed
+from nac_openood.files import write_json
 from nac_openood.sources.small_networks import CifarResNet18
 
 BATCH, IMAGES, RANKS = 50, 600, 3
@@ -193,7 +194,7 @@ def main() -> None:
     found["kills"] = try_kills(args.kills)
     if args.save:
         path = Path(__file__).with_suffix(".json")
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(path, found)
     return None
 
 

@@ -11,8 +11,6 @@ With --mapped: the authors' sweep for ViT-B/16 with 50,000 fitting samples, read
 from __future__ import annotations
 
 import argparse
-import resource
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Iterator
 
 import torch
+from measured_process import memory_mb
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector, Reading, Readings
@@ -47,11 +46,6 @@ def random_readings(seed: int, spread: float) -> Readings:
     return Readings(layers, unknown, unknown)
 
 
-def peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
 def timed(**options: object) -> tuple[SearchResult, float]:
     began = time.perf_counter()
     result = search(**options, progress=False)  # type: ignore[arg-type]
@@ -71,12 +65,6 @@ def network_seconds(images: int, points: int) -> float:
     return (time.perf_counter() - began) / points * SAMPLES / images
 
 
-def own_mb() -> float:
-    """Memory of this process that no file backs."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith("RssAnon")).split()[1]) / 2**10
-
-
 def vit_parts(samples: int, seed: int) -> Iterator[Readings]:
     """Random readings of ViT-B/16, 1,000 samples at a time."""
     draw = torch.Generator().manual_seed(seed)
@@ -92,12 +80,12 @@ def vit_parts(samples: int, seed: int) -> Iterator[Readings]:
 def mapped() -> None:
     config = preset("imagenet", "vit")
     with tempfile.TemporaryDirectory() as folder:
-        peak = own = own_mb()
+        peak = own = memory_mb("RssAnon")
 
         def watched(parts: Iterator[Readings]) -> Iterator[Readings]:
             nonlocal peak
             for part in parts:
-                peak = max(peak, own_mb())
+                peak = max(peak, memory_mb("RssAnon"))
                 yield part
 
         sizes = {"fit": 50_000, "id_val": 5_000, "ood_val": 2_000}
@@ -108,12 +96,12 @@ def mapped() -> None:
         on_disk = sum(p.stat().st_size for p in Path(folder).iterdir()) / 2**20
         print(f"readings of ViT-B/16 on disk              {on_disk:8.0f} MB")
         print(f"    most memory while writing             {peak - own:8.0f} MB extra")
-        done, peak, before = threading.Event(), 0.0, own_mb()
+        done, peak, before = threading.Event(), 0.0, memory_mb("RssAnon")
 
         def watch() -> None:
             nonlocal peak
             while not done.wait(0.05):
-                peak = max(peak, own_mb())
+                peak = max(peak, memory_mb("RssAnon"))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -141,10 +129,11 @@ def main() -> None:
 
     _, sweep = timed(**data, sweep=config.sweep, strategy="grid")
     print(f"the authors' CIFAR-10 sweep, 256 points   {sweep:8.2f} s     target <= 2 s")
-    before = peak_mb()
+    before = memory_mb("VmHWM")
     whole, seconds = timed(**data, held_out=held_out, strategy="layerwise")
     print(f"the paper's whole space, layerwise, guard {seconds:8.2f} s     target <= 30 s")
-    print(f"    extra memory                          {peak_mb() - before:8.0f} MB    <= 1024 MB")
+    extra = memory_mb("VmHWM") - before
+    print(f"    extra memory                          {extra:8.0f} MB    <= 1024 MB")
     print(f"    {whole.evaluated} joint points, AUROC {whole.best.auroc:.4f}")
     budget = Budget(points=100_000)
     drawn, spent = timed(**data, strategy="random", budget=budget, leave_out=False)

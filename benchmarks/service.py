@@ -40,6 +40,7 @@ from nac_openood import NACDetector
 from nac_openood.demo.embedded import N_CLASSES, embedded_sets
 from nac_openood.demo.trained import trained
 from nac_openood.demo.training import RECIPES
+from nac_openood.files import write_json
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.server import listening_socket, run_until_signal, server
@@ -275,7 +276,7 @@ def main() -> None:
             "load_average_before": busy,
         }  # fmt: skip
         content = rounded({"about": about, "load": found, "hostile": hostile})
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        write_json(path, content)
         service_page.write(content)
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Iterable, NamedTuple
 
+from measured_process import memory_mb
 from PIL import Image
 
 Address = tuple[str, int]
@@ -167,33 +168,19 @@ def send(address: Address, pieces: Iterable[Any]) -> int:
     return status
 
 
-class Memory:
-    """The resident memory of a process, by the kernel's own record."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
-
-    def _read(self, name: str) -> float:
-        lines = (self._folder / "status").read_text().splitlines()
-        return int(next(x for x in lines if x.startswith(name)).split()[1]) / 1024
-
-    def now(self) -> float:
-        """In MB."""
-        return self._read("VmRSS:")
-
-    def peak_of(self, work: Callable[[], Any]) -> float:
-        """The most memory while `work` runs, in MB."""
-        (self._folder / "clear_refs").write_text("5")  # forgets earlier peaks
-        work()
-        return self._read("VmHWM:")
+def _peak_of(pid: int, work: Callable[[], Any]) -> float:
+    """The most memory of a process while `work` runs, in MB."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # forgets earlier peaks
+    work()
+    return memory_mb("VmHWM", pid)
 
 
 def attack(address: Address, pid: int) -> dict[str, dict[str, Any]]:
     """Attack a service in every way, up to 40 requests of a kind at the same time."""
-    memory, kinds, found = Memory(pid), attacks(), {}
+    kinds, found = attacks(), {}
     for name, (pieces, wanted, times) in kinds.items():
-        before, statuses = memory.now(), Counter[int]()
-        peak = memory.peak_of(lambda: at_once(address, pieces, times, statuses))  # noqa: B023
+        before, statuses = memory_mb("VmRSS", pid), Counter[int]()
+        peak = _peak_of(pid, lambda: at_once(address, pieces, times, statuses))  # noqa: B023
         found[name] = {
             "requests": times,
             "statuses": {str(status): count for status, count in sorted(statuses.items())},
@@ -202,14 +189,14 @@ def attack(address: Address, pid: int) -> dict[str, dict[str, Any]]:
         }
     # what stays after the first time is the allocator's; what grows the second time would leak
     before, quick = (
-        memory.now(),
+        memory_mb("VmRSS", pid),
         [kind for kind in kinds.values() if not {200, 408} & {*kind.statuses}],
     )
     for pieces, _, times in quick:
         at_once(address, pieces, times, Counter())
     found["all quick ones again: memory left behind"] = {
         "requests": sum(kind.times for kind in quick),
-        "statuses": {}, "as_expected": True, "peak_mb": memory.now() - before,
+        "statuses": {}, "as_expected": True, "peak_mb": memory_mb("VmRSS", pid) - before,
     }  # fmt: skip
     return found
 

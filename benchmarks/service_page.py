@@ -28,8 +28,8 @@ def section(found: dict[str, Any]) -> str:
         f"connections over loopback, on a machine with {about['cores']} cores that the clients "
         f"share. The network is `{about['arch']}` of the embedded benchmark on one thread; the "
         "same service without NAC+ returns its softmax. The right answer to every request was "
-        "known in advance. The network is small, so that the fixed costs of HTTP and of NAC+ weigh "
-        "more than usual. Before the run, the load average of the machine was "
+        "known in advance. The network is small, so that the fixed cost of HTTP weighs more "
+        "than usual. Before the run, the load average of the machine was "
         f"{about['load_average_before']:.1f}; other work makes times longer.", "",
         "| | NAC+ | the network alone |", "| --- | ---: | ---: |",
     ]  # fmt: skip

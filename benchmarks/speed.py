@@ -19,8 +19,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,9 +26,11 @@ from typing import Callable
 
 import torch
 import torchvision
+from measured_process import in_a_process, memory_mb
 
 from nac_openood import LayerConfig, NACDetector
 from nac_openood.core.histogram import Histogram
+from nac_openood.files import write_json
 from nac_openood.sources.networks import CifarResNet18
 
 LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
@@ -176,26 +176,8 @@ def fit_bins(n_bins: int) -> dict:
     return {"seconds": seconds, "peak_mb": memory_mb("VmHWM")}
 
 
-def memory_mb(field: str) -> float:
-    """A figure of this process, as Linux tells it (ru_maxrss would start at the parent's)."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE).group(1)) / 1024
-
-
-def in_a_process(call: str) -> dict:
-    code = f"import json, speed; print(json.dumps(speed.{call}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def histogram() -> dict[str, float]:
-    ours, literal = (in_a_process(f"histogram_step({w!r})") for w in ("ours", "literal"))
+    ours, literal = (in_a_process("speed", f"histogram_step({w!r})") for w in ("ours", "literal"))
     print("(b) count and score 200 x 2048 states in 1000 bins   [targets >= 100 x, <= 1/100]")
     print(f"    ours     {ours['seconds'] * 1e3:9.1f} ms {ours['extra_mb']:9.1f} MB extra")
     print(f"    literal  {literal['seconds'] * 1e3:9.1f} ms {literal['extra_mb']:9.1f} MB extra")
@@ -208,7 +190,7 @@ def bins() -> dict[str, dict[str, float]]:
     print("(c) fitting, ResNet-18, four layers, 300 images   [flat within 20 %]")
     ratios, first = {}, None
     for n_bins in (50, 500, 5000):
-        found = in_a_process(f"fit_bins({n_bins})")
+        found = in_a_process("speed", f"fit_bins({n_bins})")
         first = first or found
         time_ratio, memory_ratio = (found[k] / first[k] for k in ("seconds", "peak_mb"))
         ratios[str(n_bins)] = {"time": time_ratio, "memory": memory_ratio}
@@ -230,7 +212,7 @@ def main(words: list[str]) -> None:
         path = Path(__file__).with_suffix(".json")
         kept = json.loads(path.read_text()) if path.is_file() else {}
         about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        path.write_text(json.dumps({**kept, **about, **found}, indent=1) + "\n")
+        write_json(path, {**kept, **about, **found})
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def exchange(step: str, value: Any, error: Optional[Exception] = None) -> list[A
     everyone = _gather((step, value, None if error is None else _told(error)))
     failed = [(rank, told) for rank, (_, _, told) in enumerate(everyone) if told is not None]
     if failed:
-        _shared = error or NACError(_with_rank(*failed[0]))
+        _shared = error or NACError(with_rank(*failed[0]))
         raise _shared from None
     steps = [step for step, _, _ in everyone]
     if len(set(steps)) > 1:
@@ -196,7 +196,8 @@ def _told(error: Exception) -> str:
     return str(error) if isinstance(error, NACError) else f"{type(error).__name__}: {error}"
 
 
-def _with_rank(rank: int, told: str) -> str:
+def with_rank(rank: int, told: str) -> str:
+    """A message, and the process that it comes from."""
     return f"{told} (process {rank})"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 
 class NACError(ValueError):
     """Something about the input is wrong; the message says what, and how to fix it."""
@@ -20,9 +22,18 @@ class FileError(NACError):
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a text file could not be read, in a few words.
+    """Why a file could not be read or written, in a few words without a full stop."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return str(getattr(error, "strerror", None) or error).rstrip(".")
 
-    Args:
-        error: an `OSError` or a `UnicodeDecodeError`.
-    """
-    return getattr(error, "strerror", None) or "it is not UTF-8 text"
+
+def some(names: Sequence[object], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message; the type of an error that has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

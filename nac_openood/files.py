@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nac_openood.distributed import is_main, together
-from nac_openood.errors import FileError, NACError, why_unreadable
+from nac_openood.errors import FileError, NACError, first_line, why_unreadable
 from nac_openood.seals import SEAL, SealedPart, seal_of, sealed, unsealed
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -38,7 +38,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """
     path = Path(path)
     with together(f"write {path.name}"):
-        check_folder(path)
+        check_target(path)
         with _replacing(path) if is_main() else _thrown_away() as temporary:
             yield temporary
 
@@ -54,18 +54,14 @@ def _replacing(path: Path) -> Iterator[Path]:
     # its name is known before it is made, so that an interrupt at any moment finds it
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.touch(mode=0o600, exist_ok=False)
+        temporary.touch(exist_ok=False)
         yield temporary
-        # a private file until now; a saved file has the permissions of any other
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, (OSError, SafetensorError)):
-            raise FileError(f"cannot write {path}: {_reason(error)}.") from error
+            raise FileError(f"cannot write {path}: {why_unreadable(error)}.") from error
         raise
 
 
@@ -78,7 +74,7 @@ def remove(path: Path) -> None:
         raise FileError(f"cannot remove {path}: {error.strerror}.") from error
 
 
-def check_folder(path: Path) -> None:
+def check_target(path: Path) -> None:
     """Refuse a path whose folder does not exist, or that is a folder itself."""
     if not path.name or path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder. Name a file.")
@@ -102,6 +98,14 @@ def write_text(path: PathLike, text: str) -> Path:
     return Path(path)
 
 
+def read_text(path: PathLike, what: str = "") -> str:
+    """The UTF-8 text in a file, or an error that calls it `what`, by default its path."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
+
+
 def write_json(path: PathLike, content: Any) -> Path:
     """Write a JSON value whole or not at all, and return the path."""
     return write_text(path, json.dumps(content, indent=1) + "\n")
@@ -113,7 +117,7 @@ def write_weights(path: PathLike, net: nn.Module) -> Path:
         try:
             torch.save(net.state_dict(), temporary)
         except RuntimeError as error:  # what torch makes of a full disk
-            raise FileError(f"cannot write {path}: {str(error).splitlines()[0]}.") from error
+            raise FileError(f"cannot write {path}: {first_line(error)}.") from error
     return Path(path)
 
 
@@ -184,14 +188,14 @@ def read_document(
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{missing}.") from None
     except (OSError, NACError) as error:
-        raise FileError(f"{path} is damaged ({_reason(error)}). {again}.") from error
+        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
     _refuse_newer(path, found, version)
     try:
         content = unsealed(document)
         del content["format"]
         return parse(content)
     except NACError as error:
-        raise FileError(f"{path} is damaged ({_reason(error)}). {again}.") from error
+        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
 
 
 @contextmanager
@@ -207,11 +211,7 @@ def damage(path: PathLike, again: str) -> Iterator[None]:
     except FileError:
         raise
     except NACError as error:
-        raise FileError(f"{path} is damaged: {_reason(error)}. {again}.") from error
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).rstrip(".")
+        raise FileError(f"{path} is damaged: {why_unreadable(error)}. {again}.") from error
 
 
 def _refuse_newer(path: PathLike, found: int, known: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Union
 
-from nac_openood.distributed import exchange, is_main
+from nac_openood.distributed import agreed, is_main
 from nac_openood.errors import FileError
 
 try:
@@ -39,13 +39,8 @@ def locked(folder: Union[str, Path]) -> Iterator[None]:
     Raises:
         FileError: another process has locked the folder.
     """
-    place, error = Path(folder).resolve(), None
-    if is_main():
-        try:
-            _lock(place)
-        except FileError as problem:
-            error = problem
-    exchange("lock the folder", None, error)
+    place = Path(folder).resolve()
+    agreed("lock the folder", lambda: _lock(place))
     try:
         yield
     finally:

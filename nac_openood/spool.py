@@ -47,7 +47,7 @@ class Spool:
 
     def __init__(self, path: files.PathLike) -> None:
         self.path = Path(path)
-        files.check_folder(self.path)
+        files.check_target(self.path)
         self._parts: dict[str, _Growing] = {}
         self._files = ExitStack()
 

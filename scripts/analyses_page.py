@@ -18,6 +18,7 @@ import jinja2
 import yaml
 
 from nac_openood.analysis import table
+from nac_openood.files import write_json
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -234,7 +235,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         findings[name] = {**findings.get(name, {}), **(kept(folder) if folder else {})}
         if folder:
             copy_figures(name, folder)
-    file.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
+    write_json(file, findings)
     (DOCS / "analyses.md").write_text(page(findings), encoding="utf-8")
 
 

@@ -101,11 +101,10 @@ def run(kind: type[Target], first: int, cases: int) -> Tally:
     return Tally(kind, found, seconds)
 
 
-def render(tallies: list[Tally], first: int, requested: int) -> str:
+def render(tallies: list[Tally], total: Counter[str], first: int, requested: int) -> str:
     """The page of the docs."""
     template = (ROOT / "scripts" / "robustness.md.j2").read_text(encoding="utf-8")
     known = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
-    total = sum((tally.verdicts for tally in tallies), Counter[str]())
     return known.from_string(template).render(
         tallies=tallies, total=total, first=first, requested=requested,
         cases=sum(total.values()), seconds=sum(tally.seconds for tally in tallies),
@@ -126,7 +125,7 @@ def main() -> int:
     total = sum((tally.verdicts for tally in tallies), Counter[str]())
     print(f"{'together':22}{dict(total)}, {sum(total.values())} cases")
     if args.save:
-        PAGE.write_text(render(tallies, args.first, args.cases), encoding="utf-8")
+        PAGE.write_text(render(tallies, total, args.first, args.cases), encoding="utf-8")
     return int(any(verdict not in GOOD for verdict in total))
 
 

@@ -9,7 +9,6 @@ Writes docs/nac_plus/figures.json and weight.png. Then: python scripts/update_re
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Mapping
 
@@ -27,12 +26,13 @@ from nac_openood.core.ranking import auroc
 from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.false_alarms import false_alarm_rates
 from nac_openood.report.figures.canvas import OOD_COLOR, OUR_COLOR, blank
-from nac_openood.sources.imglist import ListedImages, benchmark_named
-from nac_openood.sources.networks import build, load_checkpoint, transform_for
+from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.networks import build, load_checkpoint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LAYERS = ["layer1", "layer2", "layer3"]
-NEAR, FAR = ["cifar100", "tin"], ["mnist", "svhn", "texture", "places365"]
+CIFAR10 = BENCHMARKS["cifar10"]
+NEAR, FAR = CIFAR10.near, CIFAR10.far
 TEST = ["cifar10", *NEAR, *FAR]
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 SIZES, SEEDS = (100, 1000), range(1, 6)
@@ -43,13 +43,12 @@ Parts = Mapping[str, Tensor]
 def read_all(root: Path, checkpoint: Path, folder: Path) -> dict[str, Readings]:
     net = load_checkpoint(build("resnet18_32x32", 10), checkpoint)
     detector = NACDetector(net, LAYERS, rule="nac_plus")
-    transform = transform_for("resnet18_32x32", benchmark_named("cifar10"))
-    lists, found = root / "benchmark_imglist" / "cifar10", {}
+    transform, found = CIFAR10.transform(), {}
     folder.mkdir(parents=True, exist_ok=True)
     for name in ["train_cifar10", "val_cifar10", *(f"test_{n}" for n in TEST)]:
         path = folder / f"{name}.safetensors"
         if not path.is_file():
-            data = ListedImages(lists / f"{name}.txt", root / "images_classic", transform)
+            data = CIFAR10.images(root, name, transform)
             detector.read_loader(DataLoader(data, batch_size=100), save_to=path, progress=True)
         found[name.removeprefix("test_")] = Readings.load(path)
     return found
@@ -159,7 +158,7 @@ def main() -> None:
     found = measure(read_all(args.data_root, args.checkpoint, args.readings))
     target = DOCS / "nac_plus"
     target.mkdir(exist_ok=True)
-    files.write_text(target / "figures.json", json.dumps(found, indent=1) + "\n")
+    files.write_json(target / "figures.json", found)
     curve(found, target / "weight.png")
 
 

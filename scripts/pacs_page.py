@@ -12,12 +12,13 @@ import numpy as np
 from nac_openood.benchmark.paper.generalization import published_choice
 from nac_openood.benchmark.paper.printed import PrintedValue
 from nac_openood.benchmark.paper.published import table
+from nac_openood.evaluation.correlation import standard_error
+from nac_openood.evaluation.ranking import CRITERIA
 
 Figures = Mapping[str, Any]
 
 TARGETS = {"art_painting": "Art", "cartoon": "Cartoon", "photo": "Photo", "sketch": "Sketch"}
 DOMAINS = (*TARGETS, "average")
-CRITERIA = {"validation": "Validation", "nac-me": "NAC-ME", "oracle": "Oracle"}
 VARIANTS = {
     "erm": "ERM",
     "max": "maximize, as printed",
@@ -184,7 +185,7 @@ def _cell(values: Sequence[float], sign: str = "") -> str:
     """Mean and standard error, of one value the value alone."""
     if not values:
         return "-"
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+    error = standard_error(values)
     return f"{np.mean(values):{sign}.1f}" + ("" if error is None else f" ± {error:.1f}")
 
 

@@ -26,13 +26,12 @@ from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.evaluation.rank import rank_checkpoints
-from nac_openood.evaluation.ranking import Ranking
-from nac_openood.files import write_text
+from nac_openood.evaluation.ranking import CRITERIA, Ranking
+from nac_openood.files import write_json, write_text
 from nac_openood.sources.networks import build, load_checkpoint
 
 DOCS = Path(__file__).parents[1] / "docs"
 SPACE = "pacs"  # the settings of the paper's table
-CRITERIA = ("validation", "nac-me", "oracle")
 
 
 class Plain(Dataset[tuple[Tensor, int]]):
@@ -150,7 +149,7 @@ def main() -> None:
         told["runs"] = trained(args.out)
         if not args.runs_only:
             told["rankings"] = rankings(args.data, args.out)
-        write_text(document, json.dumps(told, indent=1) + "\n")
+        write_json(document, told)
     write_text(DOCS / "pacs_study.md", page(told))
 
 

@@ -33,6 +33,7 @@ from nac_openood.sources.domains import (
     split_indices,
     split_seed,
 )
+from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD
 from nac_openood.sources.networks import build
 from nac_openood.training import ERM, NACEntropy, SaveCheckpoints, train
 
@@ -41,7 +42,6 @@ STEPS, EVERY, BATCH, RATE = 600, 50, 32, 1e-3  # a batch has so many images of e
 TRIALS = (0, 1, 2)
 ENTROPY_TARGETS = ("art_painting", "sketch")
 PAD = 8  # pixels by which training images are moved at most
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Variant(NamedTuple):
@@ -89,7 +89,7 @@ def _as_uint8(image: Any) -> Tensor:
 
 def normalized(pixels: Tensor) -> Tensor:
     """Float32 images, normalized as for ImageNet, `[..., 3, H, W]`."""
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
     return pixels.float().div(255).sub(mean).div(std)
 
 

@@ -9,6 +9,7 @@ exact pass, and kept in --readings. No search sees a test set.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +21,17 @@ from nac_openood.detector.batches import dataset_labels, fitting_indices
 from nac_openood.detector.presets import preset
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
 from nac_openood.search.recipe import HELD_OUT, held_out_of
-from nac_openood.sources.imglist import ListedImages, benchmark_named
-from nac_openood.sources.networks import build, load_checkpoint, transform_for
+from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.networks import build, load_checkpoint
 
-NEAR, FAR = ["cifar100", "tin"], ["mnist", "svhn", "texture", "places365"]
+CIFAR10 = BENCHMARKS["cifar10"]
+NEAR, FAR = CIFAR10.near, CIFAR10.far
 PRESET = preset("cifar10", "resnet")
 
 
 def loaders(root: Path) -> dict[str, object]:
     """Every set by name; a surrogate set is `seed<N>` (all kinds in turn) or a kind's name."""
-    transform = transform_for("resnet18_32x32", benchmark_named("cifar10"))
-
-    def listed(name: str) -> ListedImages:
-        lists = root / "benchmark_imglist" / "cifar10"
-        return ListedImages(lists / f"{name}.txt", root / "images_classic", transform)
-
+    listed = partial(CIFAR10.images, root, transform=CIFAR10.transform())
     train = listed("train_cifar10")
     fit = fitting_indices(dataset_labels(train), len(train), PRESET.n_samples)
     names = ["val_cifar10", "val_tin", *(f"test_{n}" for n in ["cifar10", *NEAR, *FAR])]

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from nac_openood import NACDetector
 from nac_openood.core.logit_scores import energy, msp
 from nac_openood.core.ranking import auroc, joined_fpr_at
-from nac_openood.files import write_text
+from nac_openood.files import write_json, write_text
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -279,7 +279,7 @@ def main() -> None:
             runs.append(measure(held_out, by_topic, args.seed))
             print(json.dumps(runs[-1]["results"]), file=sys.stderr)
         told = {"python": platform.python_version(), "seed": args.seed, "runs": runs}
-        write_text(document, json.dumps(told, indent=1) + "\n")
+        write_json(document, told)
     write_text(DOCS / "text.md", page(told))
 
 

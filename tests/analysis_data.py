@@ -43,8 +43,8 @@ CONFIG = NACConfig(
 def some(images: EmbeddedImages, step: int) -> EmbeddedImages:
     """Every `step`-th image."""
     rows = np.arange(0, len(images), step)
-    names, sources = ([given[i] for i in rows] for given in (images.names, images.sources))
-    return EmbeddedImages(images.pixels[rows], images.labels[rows], names, sources)
+    names = [images.names[i] for i in rows]
+    return EmbeddedImages(images.pixels[rows], images.labels[rows], names)
 
 
 def few_sets() -> Datasets:

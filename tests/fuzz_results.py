@@ -138,7 +138,7 @@ class Rankings(Target):
         runs = RankedRuns((RankedRun("c", 0, ranking),), "own", "mlp", notes=("a",))
         runs.save(folder / "out")
         write_ranked_page(runs, folder)  # matplotlib makes its caches
-        self.expected = ranking.to_dict()
+        self.expected = ranking
 
     def rank(self, out: Path) -> Ranking:
         given = sorted(map(str, self.folder.glob("*.pt")))
@@ -152,14 +152,14 @@ class Rankings(Target):
         path = rng.choice(found)
         on_purpose = damage(rng, path)
         if path.suffix == ".safetensors":
-            same = self.rank(out).to_dict() == self.expected
+            same = self.rank(out) == self.expected
             return HEALED if same else (VALID, "") if on_purpose else (SILENT, "another ranking")
         runs = RankedRuns.load(out)
         ranked_summary(runs)
         write_ranked_tables(runs, out)
         if rng.random() < 0.1:
             write_ranked_page(runs, out)
-        same = Ranking.load(out).to_dict() == self.expected == runs.runs[0].ranking.to_dict()
+        same = Ranking.load(out) == self.expected == runs.runs[0].ranking
         if same and runs == RankedRuns.load(self.folder / "out"):
             return IDENTICAL
         return (VALID, "") if on_purpose else (SILENT, "another ranking")

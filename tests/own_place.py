@@ -23,6 +23,7 @@ SIZES = {"train": 60, "val": 30, "test": 20}
 TRANSFORM = "resize: 36\ncrop: 32\nmean: [0.5, 0.5, 0.5]\nstd: [0.25, 0.25, 0.25]\n"
 CODE = """
 from torch import nn
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -59,6 +60,10 @@ def to_tensor():
 
 def birds(transform):
     return ImageFolder("birds/train", transform)
+
+
+def loaded(transform):
+    return DataLoader(birds(transform), batch_size=32, shuffle=True)
 """
 
 

@@ -82,7 +82,7 @@ def test_a_kind_that_fails_leaves_the_others(place, tmp_path, capsys):
     ("arguments", "told"),
     [
         (["layerz", "--embedded"], "unknown kind of analysis ['layerz']; expected some of states"),
-        (["layers"], "expected one of --embedded, --id-data, --train"),
+        (["layers"], "expected one of --embedded, --id-data and --train"),
         (["layers", "--embedded", "--id-data", "cifar10"], "got --embedded and --id-data"),
         (["layers", "--embedded", "--checkpoint", "a.pt"], "--embedded has networks of its own"),
         (["layers", "--id-data", "cifar10"], "expected --arch: which network?"),

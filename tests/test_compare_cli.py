@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from PIL import Image
 from processes import Command, run
 
 from nac_openood.benchmark.run.results import Results
-from nac_openood.cli import main
+from nac_openood.cli import conducted, main
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import build, network_of
 
@@ -201,3 +202,13 @@ def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
     assert plain(killed) == plain(whole)
     kept = json.loads((killed / "results.json").read_text())
     assert kept["sets"] == json.loads((whole / "results.json").read_text())["sets"]
+
+
+def test_only_a_page_that_was_written_is_opened(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(conducted, "open_page", opened.append)
+    for page in (None, tmp_path / "report.html"):  # None: matplotlib is missing
+        monkeypatch.setattr(conducted, "publish", lambda *_, page=page: page)
+        comparison = SimpleNamespace(rows=())
+        assert conducted.carry_out(tmp_path, lambda c=comparison: c, show_page=True) == 0
+    assert opened == [tmp_path / "report.html"]

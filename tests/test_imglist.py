@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch import nn
 
 from nac_openood import NACError
 from nac_openood.sources.images import folder_images
-from nac_openood.sources.imglist import BENCHMARKS, ListedImages, benchmark_named
-from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint, transform_for
+from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
+from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint
+from nac_openood.sources.transforms import chosen_transform
 
 
 @pytest.mark.parametrize(("name", "side"), [("cifar10", 32), ("imagenet", 224)])
@@ -57,7 +58,7 @@ def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_list_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"caf\xe9.png 1\n")
-    with pytest.raises(NACError, match="cannot be read: it is not UTF-8 text"):
+    with pytest.raises(NACError, match=r"cannot read the list .*: it is not UTF-8 text"):
         ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
 
 
@@ -81,6 +82,10 @@ def test_networks_by_name() -> None:
     assert build("squeezenet1_1", 5)(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
     pytest.importorskip("timm")
     assert build("timm:resnet10t", 3)(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+
+
+def transform_for(arch: str, benchmark: Benchmark, weights: Optional[str] = None) -> Any:
+    return chosen_transform("auto", arch, weights, benchmark=benchmark).transform
 
 
 def test_torchvision_networks_bring_their_transform_on_imagenet() -> None:
@@ -145,7 +150,7 @@ def test_published_weights_bring_their_own_transform() -> None:
     first, second = (
         transform_for("resnet50", imagenet, f"torchvision:IMAGENET1K_V{v}") for v in (1, 2)
     )
-    assert first.resize_size == [256] and second.resize_size == [232]  # type: ignore[attr-defined]
+    assert first.resize_size == [256] and second.resize_size == [232]
     assert repr(transform_for("resnet50", imagenet, "best.ckpt")) == repr(first)
 
 

@@ -17,7 +17,6 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig
 from nac_openood.core.reading import Reading
-from nac_openood.demo.domains import DigitDomain, write_domains
 from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.demo.embedded_files import write_openood
 from nac_openood.demo.trained import _keep
@@ -79,7 +78,7 @@ def search(number):
 
 def images(number):
     pixels = np.full((2, 32, 32, 3), number, np.uint8)
-    return EmbeddedImages(pixels, np.array([0, 1]), ["d/0", "d/1"], ["x", "x"])
+    return EmbeddedImages(pixels, np.array([0, 1]), ["d/0", "d/1"])
 
 
 def sets(number):
@@ -128,14 +127,9 @@ WRITERS = {
 IN_PARTS = {
     "set of readings": "readings.json",
     "embedded images": "benchmark_imglist/embedded/manifest.json",
-    "domains": "domains/.manifest.json",
 }
 FOLDERS = {
     "embedded images": lambda folder, n: write_openood(folder, sets(n)),
-    "domains": lambda folder, n: write_domains(
-        folder / "domains",
-        {"a": DigitDomain(np.full((1, 32, 32, 3), n, np.uint8), np.zeros(1, np.int64))},
-    ),
 }
 
 

@@ -10,6 +10,7 @@ import time
 import pytest
 from compare_toy import Toy, study, write_data
 
+from nac_openood import distributed
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.errors import FileError
@@ -52,6 +53,20 @@ def test_another_process_is_told_until_the_first_is_dead(holder, tmp_path):
     holder.wait()
     conduct(study(data, out, {"toy": Toy}))
     assert Results.load(out).rows[0].status == "ok"
+
+
+def test_the_other_processes_of_a_job_are_told_why_there_is_no_lock(monkeypatch, tmp_path):
+    told = []
+
+    def gathered(payload):
+        told.append(payload)
+        return [payload, (payload[0], None, None)]
+
+    monkeypatch.setattr(distributed, "_world", distributed.World(0, 2))
+    monkeypatch.setattr(distributed, "_gather", gathered)
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "removed"):
+        pass
+    assert told[0][0] == "lock the folder" and "removed" in told[0][2]
 
 
 def test_a_command_says_it_in_its_own_words(holder, tmp_path, capsys):

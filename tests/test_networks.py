@@ -207,6 +207,17 @@ def test_timm_with_a_checkpoint_and_its_transform(tmp_path):
         network_of("timm:resnet0", 3)
 
 
+def test_a_failed_download_without_a_message_is_told(monkeypatch):
+    timm = pytest.importorskip("timm")
+
+    def failing(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr(timm, "create_model", failing)
+    with pytest.raises(NACError, match=r"cannot be downloaded \(TimeoutError: TimeoutError\)"):
+        network_of("timm:resnet18", 1000)
+
+
 @pytest.fixture(scope="module")
 def hugging_face(tmp_path_factory):
     """A folder with a small ViT, its image processor and the names of its classes."""

@@ -45,6 +45,13 @@ def test_search(here, tmp_path, capsys):
     assert json.loads((tmp_path / "search.json").read_text())["data"]["accuracy"] > 0.9
 
 
+@pytest.mark.parametrize("val", [[], ["--val", "net.py:loaded"]])
+def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
+    kept = ["--save-readings", str(tmp_path / "kept"), "--out", str(tmp_path), "--restarts", "1"]
+    assert main(["search", *NETWORK, "--train", "net.py:loaded", *val, *kept]) == 0
+    assert ReadingSet.load(tmp_path / "kept").id_val.n_samples == (240 if val else 48)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -124,6 +124,12 @@ def unknown():
 def pictures(transform):
     return [(transform(None), 0), (transform(None), 1)]
 
+def halves(samples):
+    return torch.stack([x for x, _ in samples]) / 2, torch.tensor([y for _, y in samples])
+
+def loaded():
+    return torch.utils.data.DataLoader(table(), 7, shuffle=True, collate_fn=halves)
+
 def unlabelled():
     return [torch.randn(3) for _ in range(20)]
 """
@@ -145,6 +151,16 @@ def test_datasets_of_ones_own_code(tmp_path):
         needs_test=False,
     )  # fmt: skip
     assert given.n_classes == 2
+
+
+def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(tmp_path):
+    (tmp_path / "data.py").write_text(CODE)
+    sets = own_sets(f"{tmp_path / 'data.py'}:loaded", transform=None)
+    assert (sets.n_classes, [len(s.dataset) for s in (sets.train, sets.id_val, sets.test)]) == (
+        5, [32, 10, 8],
+    )  # fmt: skip
+    x, _ = next(iter(sets.id_val))
+    assert torch.equal(x, torch.stack([sets.id_val.dataset[i][0] for i in range(7)]) / 2)
 
 
 @pytest.mark.parametrize(

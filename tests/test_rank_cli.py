@@ -46,7 +46,7 @@ def checkpoint(path, seed, n_classes=2, arch="resnet_embedded"):
 def train(pacs, folder, domains, *, steps, seed=0):
     """Checkpoints of a short but real training, one per step."""
     roles, _ = domains_by_role([pacs / d for d in domains], None, None, domainbed_transform(32))
-    samples = [data.dataset[i] for data in roles["train"].values() for i in data.rows]
+    samples = [sample for data in roles["train"].values() for sample in data]
     x, y = torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
     torch.manual_seed(seed)
     net = build("resnet_embedded", 2).train()
@@ -210,6 +210,9 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
         ],
         "unknown architecture": [run, *sources, "--arch", "resnet19"],
         "--image-size must be at least 1": [run, *sources, *ARCH[:2], "--image-size", "0"],
+        "--image-size and --transform exclude each other": [
+            run, *sources, *ARCH, "--transform", "auto"
+        ],
         "--space must be one of": [run, *sources, *ARCH, "--space", "mnist"],
     }  # fmt: skip
     for told, options in cases.items():

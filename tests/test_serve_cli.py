@@ -85,7 +85,10 @@ def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # no
     assert "--host 0.0.0.0 lets other machines in, which needs a token" in capsys.readouterr().err
     file = tmp_path / "token"
     assert serve("--token-file", str(file)) == 1
-    assert f"--token-file: cannot read {file}" in capsys.readouterr().err
+    assert f"cannot read --token-file {file}: No such file" in capsys.readouterr().err
+    file.write_bytes(b"\xff\xfe token")
+    assert serve("--token-file", str(file)) == 1
+    assert f"cannot read --token-file {file}: it is not UTF-8 text" in capsys.readouterr().err
     file.write_text("short\n")
     assert serve("--token-file", str(file)) == 1
     assert "at least 16 characters" in capsys.readouterr().err

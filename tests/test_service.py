@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from fastapi.testclient import TestClient
 
 from nac_openood.errors import NACError
+from nac_openood.serving.access import Access, is_loopback
 from nac_openood.serving.app import service
-from nac_openood.serving.guard import Access, is_loopback
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.sources.decoding import ImageError, rgb_image

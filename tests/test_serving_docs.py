@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from service_toy import connected, encoded, picture, running, toy_judge
 
 from nac_openood.cli import build_parser
-from nac_openood.serving.limits import MAX_PIXELS
+from nac_openood.serving.limits import Limits
 from nac_openood.serving.metrics import WINDOW, ServiceMetrics
 from nac_openood.serving.schema import ERROR_ANSWERS
 from nac_openood.sources.decoding import MAX_RATIO
@@ -51,7 +51,7 @@ def test_options_and_statuses_exist():
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) <= known | {"--data-binary", "--save"}
     rows = re.search(r"\| status \|.*?\n\n", PAGE, re.DOTALL)[0]
     assert set(map(int, re.findall(r"\b[45]\d\d\b", rows))) == set(ERROR_ANSWERS)
-    assert f"more than {MAX_RATIO} times" in rows and MAX_PIXELS == 25_000_000
+    assert f"more than {MAX_RATIO} times" in rows and Limits().max_pixels == 25_000_000
 
 
 def test_metrics_exist():

@@ -14,6 +14,7 @@ from nac_openood.cli import main
 from nac_openood.errors import NACError
 from nac_openood.sources.labelled import labelled_samples
 from nac_openood.sources.networks import kind_of
+from nac_openood.sources.own_sets import own_sets
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.texts import collate_for, collate_texts, without_padding
 
@@ -93,6 +94,19 @@ def test_fit_and_score(place, monkeypatch, capsys):
     assert "cannot read missing.txt (missing)" in capsys.readouterr().err
     assert main([*given, "new", "--gallery", "g.html"]) == 1
     assert "--gallery shows images, and this detector is one of texts" in capsys.readouterr().err
+    for command in (["serve", "--port", "0"], ["export", "--out", "t.onnx"]):
+        assert main([*command, *given[1:]]) == 1
+        told = f"expected a detector of images to {command[0]}, and this one is of texts"
+        assert told in capsys.readouterr().err
+
+
+def test_held_out_texts_have_an_identity_without_being_read(place, monkeypatch):
+    arch = f"hf:{place / 'net'}"
+    encode = kind_of(arch).transform(arch, None)
+    sets = [own_sets(place / "val.csv", transform=encode, seed=seed) for seed in (0, 0, 1)]
+    monkeypatch.setattr(type(encode), "__call__", None)  # nothing is tokenized
+    first, again, other = (Samples("val", each.id_val).identity for each in sets)
+    assert first == again != other
 
 
 def test_labels_follow_the_network(place):

@@ -26,7 +26,7 @@ from nac_openood.distributed import agreed
 from nac_openood.errors import NACError
 from nac_openood.network.calling import count_classes, unwrap
 from nac_openood.progress import Say
-from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
+from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints, networks_by_name
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import Datasets, check_file_names
 
@@ -194,21 +194,11 @@ def _networks(
     """The runs, a function that returns the network of a run, and the name of the architecture."""
     named = networks if isinstance(networks, Mapping) else _named(networks)
     check_file_names("a network", named)
-    modules = {name: net for name, net in named.items() if isinstance(net, nn.Module)}
     if not named:
         raise NACError("expected at least one network in `networks`, got none.")
-    if load is None and len(modules) < len(named):
-        raise NACError(
-            "to compare checkpoints, pass `load`: a function that makes a network from the path of "
-            "a checkpoint. Or pass the networks themselves."
-        )
-    kinds = {name: type(unwrap(net)).__name__ for name, net in modules.items()}
-    runs = tuple(Checkpoint(name, kinds.get(name, str(net))) for name, net in named.items())
-
-    def network(run: Checkpoint) -> nn.Module:
-        return modules[run.name] if run.name in modules else load(run.path)  # type: ignore[misc]
-
-    return runs, network, arch or kinds.get(runs[0].name, "network")
+    runs, network = networks_by_name(named, load, "compare")
+    first = runs[0].path if isinstance(named[runs[0].name], nn.Module) else "network"
+    return tuple(runs), network, arch or first
 
 
 def _named(networks: Any) -> dict[str, Network]:

@@ -29,7 +29,7 @@ from nac_openood.cli import (
 )
 from nac_openood.cli.options import refuse_impossible_names
 from nac_openood.cli.output import complain, say_warnings, speak_for
-from nac_openood.cli.shared import run_shared
+from nac_openood.cli.processes import run_shared
 from nac_openood.distributed import launched
 from nac_openood.errors import NACError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
 from nac_openood.cli import given, options
@@ -110,23 +110,23 @@ def _analyze(args: argparse.Namespace) -> int:
     asked = {name: getattr(args, name) for name in same}
     told = Options(say=say, **{name: value for name, value in asked.items() if value is not None})
     failed: list[str] = []
+    page = None
     try:
         for kind, found in analyze(prepared(args, out), args.kinds, told):
             if isinstance(found, NACError):
                 complain(f"{kind}: {found}")
                 failed.append(kind)
             else:
-                _publish(found, out)
+                page = _publish(found, out)
     except KeyboardInterrupt:
         return interrupted(out)
-    page = out / "report.html"
-    if args.open and page.is_file():
+    if args.open and page is not None:
         open_page(page)
     return 0 if not failed else 1 if len(failed) == len(chosen_kinds(args.kinds)) else 2
 
 
-def _publish(found: Finding, out: Path) -> None:
-    """Show what was found, and write its files and the page."""
+def _publish(found: Finding, out: Path) -> Optional[Path]:
+    """Show what was found, and write its files and the page, which is returned."""
     from nac_openood.report.analysis.write import (
         finding_text,
         write_analysis_page,
@@ -136,5 +136,6 @@ def _publish(found: Finding, out: Path) -> None:
 
     show(f"\n{finding_text(found)}\n")
     written: list[Any] = write_finding(found, out)
-    written += drawn("figures", lambda: [*write_figures(found, out), write_analysis_page(out)])
-    show_written(out, written)
+    pictures = drawn("figures", lambda: [*write_figures(found, out), write_analysis_page(out)])
+    show_written(out, [*written, *pictures])
+    return pictures[-1] if pictures else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.cli.conducted import carry_out
 from nac_openood.cli.output import say
 
@@ -83,7 +83,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     config = None if args.nac_config is None else read_config(args.nac_config)
     checkpoints = given.checkpoints_of(args)
-    data = given.data_of(args, [checkpoint.path for checkpoint in checkpoints])
+    data = given_data.data_of(args, list(checkpoints.values()))
     load = given.loader_of(args, data.sets.n_classes)
     same = (
         "arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers", "against",
@@ -92,7 +92,7 @@ def _compare(args: argparse.Namespace) -> int:
     return carry_out(
         Path(args.out),
         lambda: compare(
-            {each.name: each.path or load(None) for each in checkpoints},
+            {name: load(None) if path is None else path for name, path in checkpoints.items()},
             **vars(data.sets),
             **{name: getattr(args, name) for name in same},
             load=load,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, Optional
 
-from nac_openood.cli.output import complain, drawn, interrupted, show, show_written
+from nac_openood.cli.output import complain, drawn, interrupted, open_page, show, show_written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from nac_openood.benchmark.run.results import Results
 
 
-def carry_out(out: Path, run: Callable[[], Results]) -> int:
+def carry_out(out: Path, run: Callable[[], Results], *, show_page: bool = False) -> int:
     """Run a comparison, write and show its tables, and return the exit code.
 
     Args:
         out: the folder of the results, in which those of an interrupted run are found.
         run: makes the comparison.
+        show_page: whether to open the page in a browser.
     """
     from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 
@@ -27,7 +28,9 @@ def carry_out(out: Path, run: Callable[[], Results]) -> int:
         if (out / RESULTS_FILE).is_file():
             publish(Results.load(out), RESULTS_FILE)
         return interrupted(out)
-    publish(results, RESULTS_FILE)
+    page = publish(results, RESULTS_FILE)
+    if show_page and page is not None:
+        open_page(page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
         complain(f"failed: {', '.join(failed)} (see the table)")

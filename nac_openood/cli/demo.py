@@ -6,7 +6,7 @@ import argparse
 import time
 
 from nac_openood.cli import options
-from nac_openood.cli.output import open_page, say, show
+from nac_openood.cli.output import say, show
 from nac_openood.demo.run import NETWORKS, run_demo
 
 _EXAMPLES = """\
@@ -51,9 +51,7 @@ def _demo(args: argparse.Namespace) -> int:
             out, arch=args.arch, backend=args.backend, quick=args.quick, seed=args.seed,
             command=options.typed_command(), say=say,
         ),
+        show_page=args.open,
     )  # fmt: skip
     show(f"Done in {time.perf_counter() - start:.0f} s.")
-    page = out / "report.html"
-    if args.open and page.is_file():
-        open_page(page)
     return code

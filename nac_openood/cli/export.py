@@ -6,7 +6,6 @@ import argparse
 
 from nac_openood.cli import given, options
 from nac_openood.cli.output import show
-from nac_openood.errors import NACError
 
 _EXAMPLES = f"""\
 examples:
@@ -50,16 +49,11 @@ def _export(args: argparse.Namespace) -> int:
 
     from PIL import Image
 
-    from nac_openood.files import check_folder
-    from nac_openood.sources.texts import takes_text
+    from nac_openood.files import check_target
 
     out = Path(args.out)
-    check_folder(out)
-    deployed = given.deployed(args)
-    if takes_text(deployed.transform):
-        raise NACError(
-            "expected a detector of images to export: programs take one tensor, no text."
-        )
+    check_target(out)
+    deployed = given.deployed(args, images_to="export")
     image = deployed.transform(Image.new("RGB", (_SIDE, _SIDE)))
     deployed.detector.export(out, image[None], alpha=args.alpha)
     shape = ", ".join(map(str, image.shape))

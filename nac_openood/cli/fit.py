@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Mapping, Optional
 
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.cli.output import complain, show
 from nac_openood.cli.sharding import add_shard
 from nac_openood.errors import NACError
@@ -85,19 +85,21 @@ def _fit(args: argparse.Namespace) -> int:
 
     from nac_openood.detector.checked_fit import fit_checked
     from nac_openood.detector.detector import NACDetector
-    from nac_openood.files import check_folder
+    from nac_openood.files import check_target
     from nac_openood.sources.fitted import note_origin
     from nac_openood.sources.own_sets import classes_of
 
     out = Path(args.out)
-    check_folder(out)  # before the long part, or its result could not be written
-    args.near = args.far = None
+    check_target(out)  # before the long part, or its result could not be written
     args.ood_val = "none"
     path = given.one_checkpoint(args)
-    data = given.data_of(args, [path], needs_test=False)
+    data = given_data.data_of(args, [path], needs_test=False)
     net = given.loader_of(args, data.sets.n_classes)(path)
     roles = {"train": data.sets.train, "val": data.sets.id_val, "test": data.sets.test}
-    loaders = {role: _loader(args, role, found) for role, found in roles.items()}
+    loaders: dict[str, Any] = {
+        role: None if found is None else given_data.loader(args, role, found)
+        for role, found in roles.items()
+    }
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
     n_samples = _samples(args, loaders["train"], data.sets.n_classes)
     note_origin(
@@ -147,23 +149,6 @@ def _tell_if_shared(train: Any, val: Any) -> None:
             f"warning: {shared} validation images are training images, too. New images will look "
             "unusual more often than they should: pass others as --val."
         )
-
-
-def _loader(args: argparse.Namespace, role: str, images: Any) -> Any:
-    """Batches of a set, without images that cannot be read if the user wants that."""
-    from torch.utils.data import DataLoader
-
-    from nac_openood.sources.texts import collate_for
-
-    if images is None or isinstance(images, DataLoader):
-        return images
-    workers = options.number(args, "workers", 0, 0)
-    if args.skip_bad:
-        images = given.readable(images, workers, role)
-    return DataLoader(
-        images, options.number(args, "batch_size", 100, 1), num_workers=workers,
-        collate_fn=collate_for(images),
-    )  # fmt: skip
 
 
 def _samples(args: argparse.Namespace, train: Any, n_classes: int) -> Optional[int]:

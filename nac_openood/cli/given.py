@@ -1,9 +1,9 @@
-"""The network, the transform and the data that the options of a command name."""
+"""The network and the transform that the options of a command name."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from nac_openood.cli import options
 from nac_openood.cli.output import say
@@ -12,28 +12,8 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from torch import nn
 
-    from nac_openood.sources.checkpoints import Checkpoint
     from nac_openood.sources.fitted import Deployed
-    from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
-
-SOURCES = ("id_data", "train")
-
-
-class Data(NamedTuple):
-    """Datasets and the transform that makes their samples.
-
-    Args:
-        sets: the datasets.
-        transform: None if they come from code that needs no transform.
-        own: whether the user brought them, and no settings are shipped for them.
-        ood_val: name of the OOD validation set, if there is one.
-    """
-
-    sets: Datasets
-    transform: Optional[Preprocessing]
-    own: bool
-    ood_val: str = ""
 
 
 def add_network(group: argparse._ActionsContainer, *, several: bool = False) -> None:
@@ -71,121 +51,67 @@ def add_detector(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
-def deployed(args: argparse.Namespace) -> Deployed:
-    """The detector of --detector with its network, on its device, and its transform."""
-    from nac_openood.sources.checkpoints import PUBLISHED
-    from nac_openood.sources.fitted import load_fitted
+def deployed(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
+    """The detector of --detector with its network, on its device, and its transform.
 
-    weights = args.checkpoint
-    if weights is not None and not weights.startswith(PUBLISHED):
-        weights = one_checkpoint(argparse.Namespace(arch=args.arch or "", checkpoint=weights))
-    return load_fitted(
-        args.detector, arch=args.arch, weights=weights, transform=args.transform,
+    Args:
+        args: the options.
+        images_to: what is done that can be done with a detector of images only.
+    """
+    from nac_openood.sources.fitted import load_fitted
+    from nac_openood.sources.texts import takes_text
+
+    found = load_fitted(
+        args.detector, arch=args.arch, weights=_one_file(args.checkpoint), transform=args.transform,
         prepare=lambda net: options.on_device(net, args.device),
     )  # fmt: skip
+    if images_to and takes_text(found.transform):
+        raise NACError(
+            f"expected a detector of images to {images_to}, and this one is of texts. "
+            "nac-openood score judges texts."
+        )
+    return found
 
 
-def checkpoints_of(args: argparse.Namespace) -> list[Checkpoint]:
-    """The checkpoints of --checkpoint; without it one with an empty path: the network's own."""
-    from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
+def checkpoints_of(args: argparse.Namespace) -> dict[str, Optional[str]]:
+    """The paths of --checkpoint by name; None for a network that comes with its weights."""
+    from nac_openood.sources.checkpoints import find_checkpoints
 
-    if args.arch is None:
-        raise NACError("expected --arch: which network?")
-    given = args.checkpoint
-    if given is None:
-        return [Checkpoint("network", "")]
-    return find_checkpoints(given if isinstance(given, list) else [given])
+    _check_arch(args)
+    if args.checkpoint is None:
+        return {"network": None}
+    return {each.name: each.path for each in find_checkpoints(args.checkpoint)}
 
 
 def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
     """The path of the one checkpoint, or None for a network that comes with its weights."""
-    found = checkpoints_of(args)
+    _check_arch(args)
+    return _one_file(args.checkpoint)
+
+
+def _check_arch(args: argparse.Namespace) -> None:
+    if args.arch is None:
+        raise NACError("expected --arch: which network?")
+
+
+def _one_file(given: Optional[str]) -> Optional[str]:
+    from nac_openood.sources.checkpoints import find_checkpoints
+
+    if given is None:
+        return None
+    found = find_checkpoints([given])
     if len(found) > 1:
         raise NACError(
-            f"{args.checkpoint} holds {len(found)} checkpoints, expected one: pass e.g. "
-            f"{found[0].path}."
+            f"{given} holds {len(found)} checkpoints, expected one: pass e.g. {found[0].path}."
         )
-    return found[0].path or None
+    return found[0].path
 
 
 def loader_of(args: argparse.Namespace, n_classes: int) -> Callable[[Optional[str]], nn.Module]:
     """A function that makes the network of a checkpoint, on its device."""
     from nac_openood.sources.networks import network_of
 
-    return lambda path: options.on_device(
-        network_of(args.arch, n_classes, path or None), args.device
-    )
-
-
-def data_of(
-    args: argparse.Namespace, checkpoints: Sequence[Optional[str]], *, needs_test: bool = True
-) -> Data:
-    """The data of --id-data or --train, under the transform of the network.
-
-    Args:
-        args: the options.
-        checkpoints: of the network; all must agree on the transform.
-        needs_test: whether there must be ID test data.
-    """
-    given = [name for name in SOURCES if getattr(args, name) is not None]
-    if len(given) != 1:
-        raise NACError(
-            f"expected one of {' and '.join(map(options.option, SOURCES))} to say which images to "
-            f"use, got {' and '.join(map(options.option, given)) or 'none'}."
-        )
-    read = _listed if given == ["id_data"] else _own
-    return read(args, checkpoints, needs_test)
-
-
-def _listed(
-    args: argparse.Namespace, checkpoints: Sequence[Optional[str]], needs_test: bool
-) -> Data:
-    from nac_openood.sources.imglist import benchmark_named
-    from nac_openood.sources.sets import Datasets, fitting_sets, listed_sets
-
-    refused = [name for name in ("val", "test") if getattr(args, name, None) is not None]
-    if refused:
-        raise NACError(f"{' and '.join(map(options.option, refused))} goes with --train only.")
-    benchmark = benchmark_named(args.id_data)
-    transform = transform_of(args, checkpoints, benchmark)
-    place = benchmark, args.data_root or "data", transform.transform
-    if needs_test:
-        sets = listed_sets(
-            *place, near=args.near, far=args.far, ood_val=args.ood_val,
-            full_spectrum=getattr(args, "fsood", False),
-        )  # fmt: skip
-        return Data(sets, transform, own=False)
-    found = fitting_sets(*place, args.ood_val)
-    train, id_val, *outside = found.values()
-    sets = Datasets(
-        benchmark.name, benchmark.n_classes, train, id_val, None, outside[0] if outside else None,
-        std=benchmark.std,
-    )  # fmt: skip
-    return Data(sets, transform, own=False, ood_val=list(found)[-1] if outside else "")
-
-
-def _own(args: argparse.Namespace, checkpoints: Sequence[Optional[str]], needs_test: bool) -> Data:
-    from nac_openood.sources.networks import kind_of
-    from nac_openood.sources.own_sets import needs_transform, own_sets
-
-    if getattr(args, "fsood", False):
-        raise NACError("--fsood goes with --id-data only.")
-    roles: dict[str, Any] = {name: getattr(args, name, None) for name in ("val", "test", "ood_val")}
-    sets_of: dict[str, Any] = {name: getattr(args, name, None) or () for name in ("near", "far")}
-    transform = None
-    try:
-        transform = transform_of(args, checkpoints)
-    except NACError:  # code may need none
-        asked = args.transform is not None or args.image_size is not None
-        if asked or needs_transform(args.train, **roles, **sets_of):
-            raise
-    sets = own_sets(
-        args.train, **roles, **sets_of,
-        transform=None if transform is None else transform.transform,
-        classes=kind_of(args.arch).classes(args.arch, checkpoints[0] or None),
-        seed=args.seed, needs_test=needs_test,
-    )  # fmt: skip
-    return Data(sets, transform, own=True, ood_val=(roles["ood_val"] or "").partition("=")[0])
+    return lambda path: options.on_device(network_of(args.arch, n_classes, path), args.device)
 
 
 def transform_of(
@@ -199,7 +125,7 @@ def transform_of(
             raise NACError("--image-size and --transform exclude each other: give one of them.")
         return square_transform(options.number(args, "image_size", 224, 1))
     made = [
-        chosen_transform(args.transform, args.arch, path or None, benchmark=benchmark)
+        chosen_transform(args.transform, args.arch, path, benchmark=benchmark)
         for path in checkpoints
     ]
     if len({one.identity for one in made}) > 1:
@@ -209,15 +135,3 @@ def transform_of(
         )
     say(f"transform: {made[0]}")
     return made[0]
-
-
-def readable(images: Any, workers: int, title: str) -> Any:
-    """The images without those that cannot be read, which are named; other data as it is."""
-    from nac_openood.sources.images import FileImages, bad_images, told
-
-    if not isinstance(images, FileImages):
-        return images
-    bad = bad_images(images, workers=workers, title=title)
-    if bad:
-        say(f"left out of {title}: {told(images, bad)}")
-    return images.without(list(bad)) if bad else images

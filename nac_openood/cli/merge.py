@@ -103,10 +103,10 @@ def _comparisons(paths: list[Path], out: str | None) -> int:
 def _fits(paths: list[Path], given: str | None) -> int:
     from nac_openood.cli.fit import show_fit
     from nac_openood.detector.shards import merge_shards
-    from nac_openood.files import check_folder
+    from nac_openood.files import check_target
 
     out = Path(given or "detector.nac")
-    check_folder(out)
+    check_target(out)
     merged = merge_shards(paths)
     merged.save(out)
     fitted = merged.fitted

@@ -10,7 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from nac_openood.benchmark.methods.table import AUTO_BACKEND, BACKENDS
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -180,8 +180,9 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
             torch.cuda.set_device(chosen)  # where OpenOOD's bare .cuda() goes as well
         return net.to(chosen)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise NACError(f"--device: cannot use '{device}' ({reason}). Try --device cpu.") from error
+        raise NACError(
+            f"--device: cannot use '{device}' ({first_line(error)}). Try --device cpu."
+        ) from error
 
 
 def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
@@ -191,6 +192,14 @@ def number(args: argparse.Namespace, name: str, default: int, least: int) -> int
     given = getattr(args, name)
     most = _MOST_WORKERS if name == "workers" else _MOST
     return whole_number(f"`{name}`", default if given is None else given, least, most)
+
+
+def loading(args: argparse.Namespace) -> dict[str, Any]:
+    """How samples are loaded, by the names of Python arguments: `batch_size` and `workers`."""
+    return {
+        "batch_size": number(args, "batch_size", 100, 1),
+        "workers": number(args, "workers", 0, 0),
+    }
 
 
 def refuse_impossible_names(given: Mapping[str, Any]) -> None:

@@ -93,8 +93,8 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--runs", metavar="DIR", help="folder of runs: DIR/<target domain>/trial_<number>")
     add("--data", metavar="DIR", help="with --runs: folder of all domains, e.g. PACS")
     add(
-        "--image-size", type=int, default=224, metavar="N",
-        help="images are resized to N x N and normalized as for ImageNet (default: %(default)s)",
+        "--image-size", type=int, metavar="N",
+        help="images are resized to N x N and normalized as for ImageNet (default: 224)",
     )  # fmt: skip
     add(
         "--transform", metavar="T",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Sequence
 
-from nac_openood.cli.given import loader_of
-from nac_openood.cli.options import number, option, typed_command
+from nac_openood.cli.given import loader_of, transform_of
+from nac_openood.cli.options import loading, option, typed_command
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError
 
@@ -56,11 +56,10 @@ def many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
 def _transform(args: argparse.Namespace) -> Any:
     """How images become tensors: as DomainBed does it, unless told otherwise."""
     from nac_openood.sources.domains import domainbed_transform
-    from nac_openood.sources.transforms import chosen_transform
 
-    if args.transform is not None:
-        return chosen_transform(args.transform, args.arch).transform
-    return domainbed_transform(number(args, "image_size", 224, 1))
+    if args.transform is None and args.image_size is None:
+        return domainbed_transform()
+    return transform_of(args, [None]).transform
 
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
@@ -75,9 +74,8 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
         "load": loader_of(args, len(classes)),
         "layer": args.layer,
         "space": args.space or space_named(_dataset(args)),
-        "batch_size": number(args, "batch_size", 100, 1),
-        "workers": number(args, "workers", 0, 0),
         "say": say,
+        **loading(args),
     }
 
 
@@ -95,11 +93,9 @@ def _dataset(args: argparse.Namespace) -> str:
 def complete(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
     """Add what a reader needs to judge and repeat the numbers."""
     from dataclasses import asdict, replace
-    from datetime import datetime
-    from importlib.metadata import version
 
     from nac_openood.benchmark.paper.generalization import against_choice, printed_architecture
-    from nac_openood.search.output import versions
+    from nac_openood.evaluation.leave_one_out import with_origin
 
     dataset, notes, paper = _dataset(args), ranked.notes, []
     if args.against and ranked.has_test:
@@ -107,11 +103,8 @@ def complete(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
         printed = printed_architecture(args.arch)
         if printed != args.arch:
             notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
-    return replace(
-        ranked, dataset=dataset, arch=args.arch, command=typed_command(), notes=notes,
-        created=datetime.now().isoformat(timespec="seconds"), paper=tuple(paper),
-        versions={**versions(), "scipy": version("scipy")},
-    )  # fmt: skip
+    compared = replace(ranked, notes=notes, paper=tuple(paper))
+    return with_origin(compared, dataset=dataset, arch=args.arch, command=typed_command())
 
 
 def require(args: argparse.Namespace, names: Sequence[str]) -> None:

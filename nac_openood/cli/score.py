@@ -104,16 +104,13 @@ def _judge(args: argparse.Namespace, out: TextIO) -> int:
     if texts and args.gallery:
         raise NACError("--gallery shows images, and this detector is one of texts.")
     paths = expand(_named(args.paths), texts=texts)
-    batch_size = options.number(args, "batch_size", 100, 1)
-    shard = _shard(args, out, paths, batch_size)
+    loading = options.loading(args)
+    shard = _shard(args, out, paths, loading["batch_size"])
     write, bad = _FORMATS[args.format](out if shard is None else shard), 0
     if shard is not None:
         shard.begin()
     out.flush()
-    answers = judge_images(
-        deployed, paths, alpha=args.alpha, batch_size=batch_size,
-        workers=options.number(args, "workers", 0, 0),
-    )  # fmt: skip
+    answers = judge_images(deployed, paths, alpha=args.alpha, **loading)
     hidden = None if is_main() else True
     total = None if args.shard else len(paths)
     with _share(args), tqdm(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from nac_openood.analysis.gallery import thumbnail
 from nac_openood.cli.output import complain
-from nac_openood.files import check_folder, write_text
+from nac_openood.files import check_target, write_text
 from nac_openood.report.suspects import Suspect, suspects_page
-from nac_openood.sources.image_paths import read_image
+from nac_openood.sources.images import open_image
 from nac_openood.sources.judged import Judged
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Suspicious:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        check_folder(self.path)  # before the long part, or its result could not be written
+        check_target(self.path)  # before the long part, or its result could not be written
         self.n_images = self.n_out = 0
         self._kept: list[tuple[float, int, Judged]] = []
 
@@ -46,18 +46,12 @@ class Suspicious:
         """Read the kept images again, and explain them."""
         found = []
         for _, _, answer in sorted(self._kept, reverse=True):
-            content = read_image(answer.path, deployed.transform)
-            if content is None:
+            picture = open_image(Path(answer.path))
+            if isinstance(picture, str):  # it cannot be read any more
                 continue
-            picture, x = content
-            why = deployed.detector.explain(x[None], top=_NEURONS)[0]
-            found.append(
-                Suspect(
-                    answer.path, thumbnail(picture), answer.label, answer.confidence,
-                    answer.p_value, why.contributions,
-                    {layer: list(numbers) for layer, numbers in why.neurons.items()},
-                )
-            )  # fmt: skip
+            x = deployed.transform(picture)[None]
+            why = deployed.detector.explain(x, top=_NEURONS)[0]
+            found.append(Suspect(answer, thumbnail(picture), why))
         arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
         page = suspects_page(
             found, arch=arch, n_images=self.n_images, n_out=self.n_out, alpha=alpha

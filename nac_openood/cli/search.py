@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from nac_openood.cli import given, options
-from nac_openood.cli.output import complain, say, show
+from nac_openood.cli.output import drawn, say, show, show_written
 from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
 from nac_openood.errors import NACError
 
@@ -177,14 +177,11 @@ def _write(
 
     write_config(out / "nac.yml", result, about)
     write_report(out / "search.json", result, about, settings, advice)
-    written = ["nac.yml", "search.json"]
-    try:
-        note = SURROGATE_LABEL if result.surrogate else None
-        draw_landscape(out / "landscape.png", result, note)
-        written.append("landscape.png")
-    except NACError as error:  # the picture is the only thing that is lost
-        complain(f"no landscape.png: {error}")
-    show(f"\nWritten to {out}: {', '.join(written)}")
+    note = SURROGATE_LABEL if result.surrogate else None
+    path = out / "landscape.png"
+    picture = drawn(path.name, lambda: [draw_landscape(path, result, note)])
+    show("")
+    show_written(out, [out / "nac.yml", out / "search.json", *picture])
 
 
 def _settings(args: argparse.Namespace, space: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from nac_openood.cli import given, options
+from nac_openood.cli import given, given_data, options
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -47,30 +47,18 @@ def readings_for(args: argparse.Namespace, say: Say) -> ReadingSet:
 
 
 def _collect(args: argparse.Namespace, say: Say) -> ReadingSet:
-    from torch.utils.data import DataLoader
-
     from nac_openood.detector.detector import NACDetector
     from nac_openood.search.choice import about_network
     from nac_openood.search.recipe import HELD_OUT, gather
-    from nac_openood.sources.texts import collate_for
 
     path = given.one_checkpoint(args)
-    data = given.data_of(args, [path], needs_test=False)
+    data = given_data.data_of(args, [path], needs_test=False)
     net = given.loader_of(args, data.sets.n_classes)(path)
     config = _config(args, net, data)
-    batch_size, workers = (
-        options.number(args, "batch_size", 100, 1),
-        options.number(args, "workers", 0, 0),
-    )
     names = {"id_val": f"val_{data.sets.id_name}", "ood_val": data.ood_val}
     roles = {"train": data.sets.train, names["id_val"]: data.sets.id_val}
     sets = {**roles, **({data.ood_val: data.sets.ood_val} if data.sets.ood_val is not None else {})}
-    if args.skip_bad:
-        sets = {name: given.readable(images, workers, name) for name, images in sets.items()}
-    loaders = [
-        DataLoader(s, batch_size=batch_size, num_workers=workers, collate_fn=collate_for(s))
-        for s in sets.values()
-    ]
+    loaders = [given_data.loader(args, name, found) for name, found in sets.items()]
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": data.sets.id_name}
     return gather(
         NACDetector(net, config.layer_choice, fast=args.fast), *loaders,
@@ -84,7 +72,7 @@ def _collect(args: argparse.Namespace, say: Say) -> ReadingSet:
     )  # fmt: skip
 
 
-def _config(args: argparse.Namespace, net: Any, data: given.Data) -> NACConfig:
+def _config(args: argparse.Namespace, net: Any, data: given_data.Data) -> NACConfig:
     """The layers to read: those asked for, else the shipped ones, for own data automatic ones."""
     from nac_openood.detector.config import NACConfig
     from nac_openood.search.choice import config_for

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Mapping, Optional
 from nac_openood.cli import given, options
 from nac_openood.cli.output import complain, say
 from nac_openood.errors import NACError
-from nac_openood.serving.limits import MAX_PIXELS, Limits
+from nac_openood.serving.limits import Limits
 
 if TYPE_CHECKING:
-    from nac_openood.serving.guard import Access
+    from nac_openood.serving.access import Access
     from nac_openood.serving.judge import Judge
 
 _EXAMPLES = f"""\
@@ -35,6 +35,7 @@ For exit codes see nac-openood --help.
 {options.NETWORK_FORMS}"""
 _TOKEN = "NAC_TOKEN"
 _LIMITS: Mapping[str, tuple[str, str]] = {
+    "max_pixels": ("N", "pixels of an image"),
     "max_bytes": ("N", "size of a request's body"),
     "max_images": ("N", "images in a request"),
     "max_requests": ("N", "requests at the same time"),
@@ -61,10 +62,6 @@ def add(commands: options.Commands) -> None:
     _add_access(parser)
     group = parser.add_argument_group("limits")
     defaults = {field.name: field.default for field in fields(Limits)}
-    group.add_argument(
-        "--max-pixels", type=int, default=MAX_PIXELS, metavar="N",
-        help="pixels of an image (default: %(default)s)",
-    )  # fmt: skip
     for name, (metavar, told) in _LIMITS.items():
         default: Any = defaults[name]
         group.add_argument(
@@ -130,10 +127,7 @@ def _judge(args: argparse.Namespace) -> Judge:
 
     # every image is checked before it is decoded
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    judge = Judge(
-        given.deployed(args), alpha=args.alpha,
-        max_pixels=options.number(args, "max_pixels", MAX_PIXELS, 1),
-    )  # fmt: skip
+    judge = Judge(given.deployed(args, images_to="serve"), alpha=args.alpha)
     failed = judge.warm_up()
     if failed:
         complain(
@@ -144,7 +138,7 @@ def _judge(args: argparse.Namespace) -> Judge:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    from nac_openood.serving.guard import Access, is_loopback
+    from nac_openood.serving.access import Access, is_loopback
 
     token, hosts = _token(args), tuple(args.allowed_host)
     if is_loopback(args.host):
@@ -159,13 +153,8 @@ def _access(args: argparse.Namespace) -> Access:
 
 
 def _token(args: argparse.Namespace) -> Optional[str]:
-    from pathlib import Path
+    from nac_openood.files import read_text
 
     if args.token_file is None:
         return os.environ.get(_TOKEN) or None
-    try:
-        return Path(args.token_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise NACError(
-            f"--token-file: cannot read {args.token_file} ({error.strerror})."
-        ) from error
+    return read_text(args.token_file, f"--token-file {args.token_file}").strip()

@@ -14,7 +14,6 @@ from typing import Any, Optional, Sequence
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from nac_openood.demo.embedded_images import (
@@ -47,7 +46,8 @@ class EmbeddedImages(Dataset[dict[str, Any]]):
         pixels: uint8 `[images, 32, 32, 3]`.
         labels: int64 `[images]`, -1 for an image of no class.
         names: `folder/name` of each image, unique in the benchmark.
-        sources: where each image comes from, e.g. `sklearn:china`; a digit is its own source.
+        mean: mean per channel, by which images are normalized.
+        std: standard deviation per channel.
     """
 
     def __init__(
@@ -55,11 +55,14 @@ class EmbeddedImages(Dataset[dict[str, Any]]):
         pixels: np.ndarray,
         labels: np.ndarray,
         names: Sequence[str],
-        sources: Sequence[str],
+        mean: Sequence[float] = embedded_mean,
+        std: Sequence[float] = embedded_std,
     ) -> None:
-        self.pixels, self.labels = pixels, labels
-        self.names, self.sources = list(names), list(sources)
-        self.tensors = _normalized(pixels)
+        self.pixels, self.labels, self.names = pixels, labels, list(names)
+        # bit for bit as a benchmark's transform makes it
+        scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float().div(255)
+        shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+        self.tensors = scaled.sub(shift).div(scale)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -110,7 +113,7 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     Args:
         say: is told which sets are missing and what to install for them.
     """
-    parts = _digits()
+    parts = digit_splits()
     near, shifted = {"digits_8_9": parts.pop("new")}, {}
     found = mnist()
     if found is None:
@@ -131,17 +134,12 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     )  # fmt: skip
 
 
-def training_digits() -> EmbeddedImages:
-    """The training set alone, which is made faster than all datasets."""
-    return _digits()["train"]
-
-
 def _missing(name: str, library: str) -> str:
     return f"without {name}, which comes with {library}: pip install 'nac-openood[demo]'"
 
 
-def _digits() -> dict[str, EmbeddedImages]:
-    """Digits 0 to 7, split class by class, and the unseen digits 8 and 9 as `new`."""
+def digit_splits() -> dict[str, EmbeddedImages]:
+    """Digits 0 to 7 as `train`, `val` and `test`, and the unseen digits 8 and 9 as `new`."""
     pixels, labels = digits()
     rng = np.random.RandomState(_SEED)
     classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(N_CLASSES)]
@@ -163,12 +161,12 @@ def _numbered(
     """Rows of a dataset; classes that the network does not know become -1."""
     names = [f"{folder}/{row:04d}" for row in rows]
     known = np.where(labels[rows] < N_CLASSES, labels[rows], -1)
-    return EmbeddedImages(pixels[rows], known, names, names)
+    return EmbeddedImages(pixels[rows], known, names)
 
 
 def _patched(name: str, cut: _Cut) -> Optional[EmbeddedImages]:
     """The patches of all files, or None if a file is missing."""
-    pixels, names, sources = [], [], []
+    pixels, names = [], []
     for file in cut.files:
         image = photograph(cut.library, file)
         if image is None:
@@ -178,17 +176,9 @@ def _patched(name: str, cut: _Cut) -> Optional[EmbeddedImages]:
         source = file.rsplit("/", 1)[-1].split(".")[0]
         pixels.append(every[rows])
         names += [f"{name}/{source}_{row:03d}" for row in rows]
-        sources += [f"{cut.library}:{source}"] * len(rows)
-    return EmbeddedImages(np.concatenate(pixels), np.full(len(names), -1), names, sources)
+    return EmbeddedImages(np.concatenate(pixels), np.full(len(names), -1), names)
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:
     """`count` evenly spaced rows."""
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)]
-
-
-def _normalized(pixels: np.ndarray) -> Tensor:
-    """Float32 `[n, 3, 32, 32]`, bit for bit as the benchmark's transform makes it."""
-    scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float().div(255)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (embedded_mean, embedded_std))
-    return scaled.sub(mean).div(std)

@@ -88,7 +88,7 @@ def _is_whole(root: Path, wanted: dict[str, Any]) -> bool:
 def _write(root: Path, sets: Datasets, manifest: dict[str, Any]) -> None:
     lists, images = root / _LISTS, root / _IMAGES
     lists.parent.mkdir(parents=True, exist_ok=True)
-    with aside(lists) as new_lists, aside(images) as new_images:
+    with _aside(lists) as new_lists, _aside(images) as new_images:
         for name, part in lists_of(sets).items():
             _write_images(new_images, part)
             (new_lists / f"{name}.txt").write_text("\n".join(_lines(part)) + "\n")
@@ -113,7 +113,7 @@ def _lines(images: EmbeddedImages) -> list[str]:
 
 
 @contextmanager
-def aside(target: Path) -> Iterator[Path]:
+def _aside(target: Path) -> Iterator[Path]:
     """A temporary folder beside `target`, removed at the end unless it was renamed."""
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:

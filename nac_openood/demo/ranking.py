@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
 import torch
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from nac_openood.demo.domains import N_DIGITS, DigitDomain, digit_domains, write_domains
-from nac_openood.demo.embedded_images import SIDE
+from nac_openood.demo.domains import N_DIGITS, digit_domains
+from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs
+from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs, with_origin
 from nac_openood.evaluation.runs import find_runs, split_domains
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
-from nac_openood.search.output import versions
-from nac_openood.sources.domains import domainbed_transform
 from nac_openood.sources.networks import build, load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
 ARCH = "resnet_embedded"
 _EVERY, _BATCH, _RATE = 20, 32, 1e-3
 _DONE = "training.json"
-
-
-class Digits(Dataset[tuple[Tensor, int]]):
-    """A domain in memory, with the images that `write_domains` writes.
-
-    Args:
-        name: name of the domain.
-        domain: its images.
-
-    Attributes:
-        labels: int64 `[n]`.
-        tensors: float32 `[n, 3, 32, 32]`, as `domainbed_transform(32)` makes them.
-    """
-
-    def __init__(self, name: str, domain: DigitDomain) -> None:
-        transform = domainbed_transform(SIDE)
-        self.origin, self._domain, self.labels = f"the domain {name}", domain, domain.labels
-        self.tensors = torch.stack([transform(Image.fromarray(one)) for one in domain.pixels])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.tensors[index], int(self.labels[index])
-
-    def identity(self) -> str:
-        """A text that changes with the images and labels."""
-        return self._domain.identity()
 
 
 def run_rank_demo(
@@ -72,8 +38,7 @@ def run_rank_demo(
     Repeat the call after an interruption to continue: complete runs and readings are used again.
 
     Args:
-        out: folder of the images (`domains`), the checkpoints (`runs`) and the readings
-            (`rankings`).
+        out: folder of the checkpoints (`runs`) and the readings (`rankings`).
         seed: random seed of weights, splits and training; the number of the trial.
         steps: training steps; every 20 steps there is a checkpoint.
         command: the command that repeats the demo.
@@ -81,9 +46,7 @@ def run_rank_demo(
         say: is told what is going on.
     """
     folder = make_folder(out)
-    found = digit_domains(say)
-    write_domains(folder / "domains", found)
-    domains = {name: Digits(name, domain) for name, domain in found.items()}
+    domains = digit_domains(say)
     for target in domains:
         place = folder / "runs" / target / f"trial_{seed}"
         _train(place, domains, target, seed=seed, steps=steps, progress=progress, say=say)
@@ -92,15 +55,12 @@ def run_rank_demo(
         runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
         out=folder / "rankings", space="all", progress=progress, say=say,
     )  # fmt: skip
-    return replace(
-        ranked, dataset="digits", arch=ARCH, command=command, versions=versions(),
-        created=datetime.now().isoformat(timespec="seconds"),
-    )  # fmt: skip
+    return with_origin(ranked, dataset="digits", arch=ARCH, command=command)
 
 
 def _train(
     folder: Path,
-    domains: Mapping[str, Digits],
+    domains: Mapping[str, EmbeddedImages],
     target: str,
     *,
     seed: int,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from nac_openood.benchmark.methods.table import AUTO_BACKEND, METHODS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import nn
+
     from nac_openood.benchmark.run.results import Results
     from nac_openood.progress import Say
+    from nac_openood.sources.sets import Datasets
 
 #: The networks of the demo, and their names for `sources.networks.build`.
 NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
@@ -24,7 +27,6 @@ def run_demo(
     quick: bool = False,
     seed: int = 0,
     command: str = "nac-openood demo",
-    progress: Optional[bool] = None,
     say: Say = lambda text: None,
 ) -> Results:
     """Compare NAC with the baselines on digits 0 to 7 against digits 8 and 9 and photographs.
@@ -36,20 +38,12 @@ def run_demo(
         quick: leave out the slow methods.
         seed: random seed, also of the training.
         command: the command that repeats the demo.
-        progress: whether to show progress bars; None shows them on a terminal.
         say: is told what is going on.
     """
     # imported here, so that the command line can list `NETWORKS` without torch
-    from dataclasses import replace
-
     from nac_openood.benchmark.api import compare
-    from nac_openood.demo.embedded import embedded_sets
-    from nac_openood.demo.trained import trained
 
-    # shifted digits count as in-distribution in full-spectrum detection only
-    sets = replace(embedded_sets(say), shifted={})
-    say(f"a small network for digits 0 to 7 ({arch}): trained now, or taken from the cache")
-    net = trained(NETWORKS[arch], seed=seed, progress=progress)
+    net, sets = network_and_sets(arch, seed, say)
     return compare(
         {f"{arch}-s{seed}": net},
         **vars(sets),
@@ -59,6 +53,18 @@ def run_demo(
         out=out,
         seed=seed,
         command=command,
-        progress=progress,
         say=say,
     )
+
+
+def network_and_sets(arch: str, seed: int, say: Say) -> tuple[nn.Module, Datasets]:
+    """One of `NETWORKS`, trained now or taken from the cache, and the sets of the demo."""
+    from dataclasses import replace
+
+    from nac_openood.demo.embedded import embedded_sets
+    from nac_openood.demo.trained import trained
+
+    # shifted digits count as in-distribution in full-spectrum detection only
+    sets = replace(embedded_sets(say), shifted={})
+    say(f"a small network for digits 0 to 7 ({arch}): trained now, or taken from the cache")
+    return trained(NETWORKS[arch], seed=seed), sets

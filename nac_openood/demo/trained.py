@@ -75,7 +75,7 @@ def cached_file(
 
 def _read(path: Path, arch: str) -> Optional[nn.Module]:
     """The network, or None with a warning if the file is damaged."""
-    net = build(arch, N_CLASSES).eval()
+    net = build(arch, N_CLASSES)
     try:
         refuse_foreign(path)
         tensors, about = files.read_tensors(path, _KIND, _FORMAT)

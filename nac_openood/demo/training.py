@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.demo.embedded import N_CLASSES, training_digits
+from nac_openood.demo.embedded import N_CLASSES, digit_splits
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 from nac_openood.sources.networks import build
@@ -60,7 +60,7 @@ def train_embedded(
         The network, in evaluation mode.
     """
     recipe = recipe_of(arch)
-    digits = training_digits()
+    digits = digit_splits()["train"]
     images, labels = digits.tensors, torch.from_numpy(digits.labels)
     epochs = recipe.epochs if epochs is None else epochs
     with torch.random.fork_rng(devices=[]):

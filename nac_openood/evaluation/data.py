@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Iterator, Mapping, Optional
 
-import numpy as np
-from torch.utils.data import Dataset
-
 from nac_openood.errors import NACError
 from nac_openood.sources.samples import Samples
-from nac_openood.sources.sets import check_file_names
+from nac_openood.sources.sets import check_file_names, check_mapping
 
 ROLES = ("train", "val", "test", "oracle")
-
-
-class Rows(Dataset[Any]):
-    """Some samples of a dataset, in their order, with an identity of their own.
-
-    Args:
-        dataset: a map-style dataset.
-        rows: int64 `[n]`, which samples.
-    """
-
-    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
-        self.dataset, self.rows = dataset, np.sort(rows)
-        labels = getattr(dataset, "labels", None)
-        if labels is not None:
-            self.labels = np.asarray(labels)[self.rows]
-        if hasattr(dataset, "identity"):  # otherwise `Samples` hashes the samples themselves
-            self.identity = self._identity
-
-    @property
-    def origin(self) -> str:
-        """Where the samples come from, for errors."""
-        return str(getattr(self.dataset, "origin", type(self.dataset).__name__))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.rows[index])]
-
-    def _identity(self) -> str:
-        digest = hashlib.sha256(str(self.dataset.identity()).encode())
-        digest.update(self.rows.astype(np.int64).tobytes())
-        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -75,11 +38,7 @@ class Domains:
 
     def __post_init__(self) -> None:
         for role in ROLES:
-            if not isinstance(getattr(self, role), Mapping):
-                raise NACError(
-                    f"`{role}` must map names of domains to datasets, as in "
-                    f"{{'sketch': dataset}}; got {type(getattr(self, role)).__name__}."
-                )
+            check_mapping(role, getattr(self, role), "names of domains", "sketch")
             check_file_names("a domain", getattr(self, role))
         for role in ("train", "val"):
             if not getattr(self, role):

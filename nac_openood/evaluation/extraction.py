@@ -7,7 +7,6 @@ and of all other data which samples are classified correctly. Both go into one f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
@@ -62,11 +61,6 @@ class CheckpointReadings:
         found = self.accuracies(role)
         return float(np.mean(list(found.values()))) if found else None
 
-    @cached_property
-    def neurons(self) -> int:
-        """Width of the layer."""
-        return int(self.product.shape[1])
-
     def coverage(self, configs: Sequence[IntegralConfig]) -> list[float]:
         """G with each of these settings, without the network.
 
@@ -77,7 +71,7 @@ class CheckpointReadings:
             key = config.steepness, config.n_bins
             if key not in histograms:
                 histograms[key] = LinearHistogram.empty(
-                    self.neurons, config.n_bins, self.product.device
+                    self.product.shape[1], config.n_bins, self.product.device
                 )
         for part in self.product.split(_SLICE):
             for steepness in dict.fromkeys(key[0] for key in histograms):

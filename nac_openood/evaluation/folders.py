@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.evaluation.data import Rows
 from nac_openood.sources.domains import (
     DomainFolder,
     domain_classes,
     domain_folders,
-    split_indices,
-    split_seed,
+    split_domain,
 )
 from nac_openood.sources.images import Transform
 
@@ -59,6 +57,5 @@ def domains_by_role(
     if not val:
         for path, (name, data) in zip(map(Path, train), list(roles["train"].items())):
             index = list(domain_folders(path.resolve().parent)).index(name)
-            most, held = split_indices(len(data), split_seed(trial, index))
-            roles["train"][name], roles["val"][name] = Rows(data, most), Rows(data, held)
+            roles["train"][name], roles["val"][name] = split_domain(data, trial, index)
     return roles, classes

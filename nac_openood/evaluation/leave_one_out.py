@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -14,11 +16,11 @@ from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import standard_error
 from nac_openood.evaluation.rank import rank_checkpoints
-from nac_openood.evaluation.ranking import Ranking, read_ranking
+from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking
 from nac_openood.evaluation.runs import TrainingRun, split_domains
 from nac_openood.evaluation.space import Space
 from nac_openood.progress import Say
-from nac_openood.structure import from_values
+from nac_openood.search.output import versions
 
 RANKED_RUNS_FILE = "results.json"
 AVERAGE = "average"
@@ -77,6 +79,10 @@ class RankedRuns:
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise NACError("expected at least one run, got none.")
+
     @property
     def targets(self) -> list[str]:
         """The target domains, in order."""
@@ -99,7 +105,7 @@ class RankedRuns:
         """(mean, standard error) by target domain and average, criterion and metric."""
         found: dict[str, Any] = {}
         for target in (*self.targets, AVERAGE):
-            for criterion in ("validation", "nac-me", "oracle"):
+            for criterion in CRITERIA:
                 numbers = {"ACC": self.accuracy(criterion, target)[:2]}
                 if criterion != "oracle":
                     numbers = {"RC": self.rc(criterion, target)[:2], **numbers}
@@ -121,26 +127,12 @@ class RankedRuns:
 
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
-        document = {
-            **{k: v for k, v in vars(self).items() if k != "runs"},
-            "runs": [
-                {"target": run.target, "trial": run.trial, "ranking": run.ranking.to_dict()}
-                for run in self.runs
-            ],
-        }
-        return files.write_document(Path(folder) / RANKED_RUNS_FILE, _FORMAT, document)
+        return files.write_document(Path(folder) / RANKED_RUNS_FILE, _FORMAT, asdict(self))
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> RankedRuns:
         """Read what `save` wrote."""
-
-        def parse(document: dict[str, Any]) -> RankedRuns:
-            found = from_values(cls, document)
-            if not found.runs:
-                raise NACError("it has no runs")
-            return found
-
-        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, parse)
+        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, cls)
 
 
 def rank_runs(
@@ -182,8 +174,6 @@ def rank_runs(
         progress: whether to show progress bars; None shows them on a terminal.
         say: is told what is going on.
     """
-    if not runs:
-        raise NACError("expected at least one run, got none.")
     for run in runs:  # before the long part
         split_domains(domains, run.target, run.trial)
     ranked = []
@@ -197,6 +187,15 @@ def rank_runs(
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
     return with_notes(RankedRuns(tuple(ranked)))
+
+
+def with_origin(ranked: RankedRuns, *, dataset: str, arch: str, command: str) -> RankedRuns:
+    """The same, with what a reader needs to know to repeat it: made now, with these libraries."""
+    return replace(
+        ranked, dataset=dataset, arch=arch, command=command,
+        created=datetime.now().isoformat(timespec="seconds"),
+        versions={**versions(), "scipy": version("scipy")},
+    )  # fmt: skip
 
 
 def with_notes(ranked: RankedRuns) -> RankedRuns:

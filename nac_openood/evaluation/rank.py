@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
@@ -92,26 +93,25 @@ def rank_checkpoints(
             or no setting can be chosen. Nothing is written then.
     """
     configs = integral_candidates(space)
-    runs, network = networks_of(checkpoints, load)
+    found, network = networks_of(checkpoints, load)
     domains = Domains(
         train, val, test or {}, oracle or {}, batch_size=batch_size, workers=workers,
         progress=progress,
     )  # fmt: skip
-    made_with = _checked(runs, network, domains, layer, configs[0].layout)
-    if out is None:
-        with tempfile.TemporaryDirectory(prefix="nac_rank_") as place:
-            readings = _read(runs, network, domains, made_with, Path(place), layer, configs, say)
-            return assemble_ranking(runs, readings, configs, domains.sizes())
-    folder = make_folder(out)
-    with locked(folder):
-        readings = _read(runs, network, domains, made_with, folder, layer, configs, say)
-        ranking = assemble_ranking(runs, readings, configs, domains.sizes())
+    made_with = _checked(found, network, domains, layer, configs[0].layout)
+    with ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(tempfile.TemporaryDirectory(prefix="nac_rank_"))
+        folder = make_folder(out)
+        stack.enter_context(locked(folder))
+        readings = _read(found, network, domains, made_with, folder, layer, configs, say)
+        ranking = assemble_ranking(found, readings, configs, domains.sizes())
         ranking.save(folder)
     return ranking
 
 
 def assemble_ranking(
-    runs: Sequence[Checkpoint],
+    checkpoints: Sequence[Checkpoint],
     readings: Sequence[CheckpointReadings],
     configs: Sequence[IntegralConfig],
     sizes: Mapping[str, Mapping[str, int]],
@@ -127,11 +127,11 @@ def assemble_ranking(
     roles = ("val", "test", "oracle")
     ranked = tuple(
         RankedCheckpoint(
-            run.name, run.path, training_step(run.path), g, accuracy, each.accuracy("test"),
+            one.name, one.path, training_step(one.path), g, accuracy, each.accuracy("test"),
             each.accuracy("oracle") if "oracle" in each.correct else each.accuracy("test"),
             {role: each.accuracies(role) for role in roles if role in each.correct},
         )
-        for run, each, g, accuracy in zip(runs, readings, best.coverage, val)
+        for one, each, g, accuracy in zip(checkpoints, readings, best.coverage, val)
     )  # fmt: skip
     volume = []
     if "test" in readings[0].correct:
@@ -145,7 +145,7 @@ def assemble_ranking(
 
 
 def _checked(
-    runs: Sequence[Checkpoint],
+    checkpoints: Sequence[Checkpoint],
     network: Callable[[Checkpoint], nn.Module],
     domains: Domains,
     layer: str,
@@ -154,8 +154,8 @@ def _checked(
     """Load every checkpoint before anything is written; returns what each is made with."""
     found: list[dict[str, Any]] = []
     identities: dict[str, str] = {}
-    for run in runs:
-        net = network(run)
+    for one in checkpoints:
+        net = network(one)
         if not identities:
             first = next(iter(domains.samples()))[2]
             domains.check(count_classes(net, next(batches(first.loader())).data))
@@ -163,20 +163,20 @@ def _checked(
         made_with = {"network": fingerprint(net), "layer": layer, "layout": layout}
         found.append({**made_with, "data": identities})
     others = [
-        run.name
-        for run, made_with in zip(runs, found)
+        one.name
+        for one, made_with in zip(checkpoints, found)
         if made_with["network"]["structure"] != found[0]["network"]["structure"]
     ]
     if others:
         raise NACError(
             f"expected checkpoints of one architecture; {', '.join(others)} differ from "
-            f"{runs[0].name}. Coverage of different architectures cannot be compared."
+            f"{checkpoints[0].name}. Coverage of different architectures cannot be compared."
         )
     return found
 
 
 def _read(
-    runs: Sequence[Checkpoint],
+    checkpoints: Sequence[Checkpoint],
     network: Callable[[Checkpoint], nn.Module],
     domains: Domains,
     made_with: Sequence[Mapping[str, Any]],
@@ -188,13 +188,13 @@ def _read(
     """The readings of all checkpoints; those in the folder are used if nothing has changed."""
     target = make_folder(folder / _READINGS)
     found = []
-    for number, (run, expected) in enumerate(zip(runs, made_with), start=1):
-        path = target / f"{run.name}.safetensors"
+    for number, (one, expected) in enumerate(zip(checkpoints, made_with), start=1):
+        path = target / f"{one.name}.safetensors"
         known = _known(path, expected, domains.sizes())
         if known is None:
-            say(f"reading checkpoint {number} of {len(runs)}: {run.name}")
+            say(f"reading checkpoint {number} of {len(checkpoints)}: {one.name}")
             known = extract_checkpoint(
-                path, network(run), domains, expected, layer=layer, layout=configs[0].layout
+                path, network(one), domains, expected, layer=layer, layout=configs[0].layout
             )
         found.append(known)
     return found

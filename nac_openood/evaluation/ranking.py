@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Mapping, Optional, Sequence, Type, TypeVar, Union
 
 import numpy as np
 
@@ -88,6 +89,10 @@ class Ranking:
     volume: tuple[VolumePoint, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not self.checkpoints or not self.candidates:
+            raise NACError("a ranking has checkpoints and settings that were tried, this one none")
+
     @property
     def has_test(self) -> bool:
         """Whether there was data of target domains."""
@@ -135,35 +140,20 @@ class Ranking:
             raise NACError("there was no data of target domains: pass `test` to measure this.")
         return [float(value) for value in found if value is not None]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The ranking as JSON values."""
-        document = asdict(self)
-        document["config"] = self.config.to_dict()
-        for entry, candidate in zip(document["candidates"], self.candidates):
-            entry["config"] = candidate.config.to_dict()
-        return document
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Ranking:
-        """Read what `to_dict` gave."""
-        found = from_values(cls, document)
-        if not found.checkpoints or not found.candidates:
-            raise NACError("a ranking has checkpoints and settings that were tried, this one none")
-        return found
-
     def save(self, folder: Union[str, Path]) -> None:
         """Write `ranking.json` into a folder, atomically."""
-        files.write_document(Path(folder) / RANKING_FILE, _FORMAT, self.to_dict())
+        files.write_document(Path(folder) / RANKING_FILE, _FORMAT, asdict(self))
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Ranking:
         """Read what `save` wrote."""
-        return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls.from_dict)
+        return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls)
 
 
-def read_ranking(path: Path, version: int, parse: Callable[[dict[str, Any]], _T]) -> _T:
+def read_ranking(path: Path, version: int, kind: Type[_T]) -> _T:
     """`files.read_document` for the files of rankings."""
     missing = f"there is no {path}: expected the folder of a ranking"
+    parse = partial(from_values, kind)
     return files.read_document(path, version, parse, missing=missing, again="Rank again")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.evaluation.data import Rows
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
-from nac_openood.sources.domains import split_indices, split_seed
+from nac_openood.sources.domains import split_domain
+from nac_openood.sources.samples import Rows
 
 _TRIAL = re.compile(r"trial[_-]?(\d+)$")
 
@@ -79,7 +79,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
 
 
 def split_domains(
-    domains: Mapping[str, Any], target: str, trial: int, *, fraction: float = 0.2
+    domains: Mapping[str, Any], target: str, trial: int
 ) -> dict[str, dict[str, Rows]]:
     """The roles of all domains in a run, split as DomainBed does it.
 
@@ -90,7 +90,6 @@ def split_domains(
         domains: datasets of all domains, in sorted order; the order is part of the seed.
         target: name of the target domain.
         trial: number of the trial.
-        fraction: the share that is held out.
 
     Returns:
         Keywords of `rank_checkpoints`: `train`, `val`, `test` and `oracle`.
@@ -101,7 +100,6 @@ def split_domains(
         raise NACError(f"expected two or more domains to leave one out, got {', '.join(domains)}.")
     roles: dict[str, dict[str, Rows]] = {"train": {}, "val": {}, "test": {}, "oracle": {}}
     for index, (name, data) in enumerate(domains.items()):
-        most, held = split_indices(len(data), split_seed(trial, index), fraction)
         first, second = ("test", "oracle") if name == target else ("train", "val")
-        roles[first][name], roles[second][name] = Rows(data, most), Rows(data, held)
+        roles[first][name], roles[second][name] = split_domain(data, trial, index)
     return roles

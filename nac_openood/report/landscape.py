@@ -21,13 +21,16 @@ _INK, _FAINT, _EMPTY = "#222222", "#666666", "#e8e8e8"
 _TOP, _BOTTOM = 1.3, 0.75
 
 
-def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None) -> None:
+def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None) -> Path:
     """Write a PNG with one row for each layer: AUROC over steepness, `n_bins` and `full_count`.
 
     Args:
         path: of the PNG; written atomically.
         result: of the search.
         note: a line below the title, e.g. that the OOD validation data is a surrogate.
+
+    Returns:
+        The path.
 
     Raises:
         NACError: if matplotlib is not installed.
@@ -47,6 +50,7 @@ def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None)
     _texts(figure, result, note, height)
     with files.replacing(path) as temporary:
         figure.savefig(temporary, format="png", facecolor="white")
+    return path
 
 
 def _scale(figure: Any, result: SearchResult, height: float) -> Any:

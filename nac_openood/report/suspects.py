@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 from nac_openood.__about__ import __version__
+from nac_openood.detector.outcomes import Explanation
 from nac_openood.report.blocks import Bullets, Card, Cards, Section
 from nac_openood.report.document import Document
 from nac_openood.report.page import render
 from nac_openood.report.sections.headline import Headline
 from nac_openood.report.words import count
+from nac_openood.sources.judged import Judged
 
 
 @dataclass(frozen=True)
@@ -18,22 +20,14 @@ class Suspect:
     """An image, what the detector says about it, and why.
 
     Args:
-        path: of the image.
+        judged: the image, and what the detector says.
         image: a small picture as a data URL, if there is one.
-        label: the class that the network answers.
-        confidence: the softmax probability of that class.
-        p_value: how unusual the score is.
-        contributions: how much each layer (and the logits) adds to the score.
-        neurons: by layer, the numbers of the least covered neurons.
+        why: what the score is made of.
     """
 
-    path: str
+    judged: Judged
     image: Optional[str]
-    label: str
-    confidence: float
-    p_value: float
-    contributions: Mapping[str, float]
-    neurons: Mapping[str, Sequence[int]]
+    why: Explanation
 
 
 def suspects_page(
@@ -69,26 +63,27 @@ def _gallery(suspects: Sequence[Suspect]) -> Section:
 
 
 def _card(suspect: Suspect) -> Card:
-    least = min(suspect.contributions.values(), default=0.0)
+    said, parts = suspect.judged, suspect.why.contributions
+    least = min(parts.values(), default=0.0)
     bars = [
         (
             name,
             f"{added:.1f}" if least < 0 else f"{added:.2f}",
             round(100 * max(0.0, added / least), 1) if least < 0 else 0.0,
         )
-        for name, added in suspect.contributions.items()
+        for name, added in parts.items()
     ]
-    answer = f"{suspect.label}, {suspect.confidence:.0%} sure"
-    return Card(suspect.image, answer, suspect.path, f"p = {suspect.p_value:.2g}", bars)
+    answer = f"{said.label}, {said.confidence:.0%} sure"
+    return Card(suspect.image, answer, said.path, f"p = {said.p_value:.2g}", bars)
 
 
 def _reasons(suspects: Sequence[Suspect]) -> Section:
     """The least covered neurons of each image, for those who look into the network."""
     lines = [
-        f"{suspect.path}: "
-        + "; ".join(f"{n} {', '.join(map(str, found))}" for n, found in suspect.neurons.items())
+        f"{suspect.judged.path}: "
+        + "; ".join(f"{n} {', '.join(map(str, found))}" for n, found in suspect.why.neurons.items())
         for suspect in suspects
-        if suspect.neurons
+        if suspect.why.neurons
     ]
     text = "The neurons of each layer whose activations were seen least often in training:"
     return Section("neurons", "Least covered neurons", [text, Bullets(lines)])

@@ -11,12 +11,12 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from nac_openood.__about__ import __version__
-from nac_openood.serving.guard import Access
+from nac_openood.serving.access import Access
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.linger import Linger
+from nac_openood.serving.middleware import Reception
 from nac_openood.serving.page import drop_page
-from nac_openood.serving.reception import Reception
 from nac_openood.serving.refused import Refused
 from nac_openood.serving.schema import ERROR_ANSWERS, SCORE_BODY, Answers
 from nac_openood.serving.scoring import Scoring
@@ -84,7 +84,7 @@ def _add_state(app: FastAPI, scoring: Scoring) -> None:
     @app.get("/ready", responses={503: ERROR_ANSWERS[503]})
     async def ready() -> dict[str, str]:
         """Whether images are taken."""
-        if not scoring.ready:
+        if not scoring.batcher.running:
             raise Refused(503, "the service is starting or stopping.", retry_after=1)
         return {"status": "ready"}
 
@@ -96,7 +96,7 @@ def _add_state(app: FastAPI, scoring: Scoring) -> None:
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    return JSONResponse({"error": error.reason}, error.status, headers=error.headers)
+    return error.response()
 
 
 async def _not_found(_: Request, error: Any) -> Response:

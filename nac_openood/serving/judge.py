@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
-from nac_openood.serving.limits import MAX_PIXELS
+from nac_openood.serving.limits import Limits
 from nac_openood.sources.decoding import COMMON_FORMATS, rgb_image
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.judged import Judged, judge_batch
@@ -22,21 +22,22 @@ class Judge:
     Args:
         deployed: a fitted and calibrated detector, and the transform of its images.
         alpha: the p-value at or below which an image is out-of-distribution.
-        max_pixels: the largest image that is decoded.
     """
 
-    def __init__(
-        self, deployed: Deployed, *, alpha: float = ALPHA, max_pixels: int = MAX_PIXELS
-    ) -> None:
-        self.deployed, self.alpha, self.max_pixels = deployed, checked_alpha(alpha), max_pixels
+    def __init__(self, deployed: Deployed, *, alpha: float = ALPHA) -> None:
+        self.deployed, self.alpha = deployed, checked_alpha(alpha)
 
-    def tensor(self, content: bytes) -> Tensor:
+    def tensor(self, content: bytes, max_pixels: int = Limits.max_pixels) -> Tensor:
         """Decode and transform an image; may be called from several threads.
+
+        Args:
+            content: of an image file.
+            max_pixels: the largest image that is decoded.
 
         Raises:
             ImageError: the bytes are no image that is accepted.
         """
-        image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=self.max_pixels)
+        image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=max_pixels)
         made = self.deployed.transform(image)
         if not isinstance(made, Tensor):
             raise NACError(

@@ -11,8 +11,6 @@ from typing import Callable, Optional
 
 from nac_openood.errors import NACError
 
-#: The largest image that is decoded, unless told otherwise: 75 MB in RGB.
-MAX_PIXELS = 25_000_000
 #: Clients whose rate is remembered; beyond that the one not seen for longest is forgotten.
 _CLIENTS = 10_000
 
@@ -22,6 +20,7 @@ class Limits:
     """Limits of the service; each protects memory or the other clients.
 
     Args:
+        max_pixels: pixels of an image; the default is 75 MB in RGB.
         max_bytes: size of a request's body.
         max_images: images in a request.
         max_requests: requests that are received or answered at the same time.
@@ -33,6 +32,7 @@ class Limits:
         rate: images per second from one client address; None is unlimited.
     """
 
+    max_pixels: int = 25_000_000
     max_bytes: int = 10 * 2**20
     max_images: int = 32
     max_requests: int = 64

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Optional
 
+from fastapi.responses import JSONResponse
+
 
 class Refused(Exception):
     """A request is refused.
@@ -23,3 +25,7 @@ class Refused(Exception):
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
+
+    def response(self) -> JSONResponse:
+        """What the client is told."""
+        return JSONResponse({"error": self.reason}, self.status, headers=self.headers)

@@ -44,18 +44,13 @@ class Scoring:
         self.rates = Rates(limits.rate, max(limits.max_images, int(limits.rate or 0)))
         self._requests = 0
 
-    @property
-    def ready(self) -> bool:
-        """Whether images are taken."""
-        return self.batcher.running
-
     async def start(self) -> None:
         """Start the threads."""
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decoder")
         await self.batcher.start()
 
     async def close(self) -> None:
-        """Judged what was taken, and stop the threads."""
+        """Judge what was taken, and stop the threads."""
         await self.batcher.close()
         self._decoders.shutdown()
 
@@ -131,9 +126,11 @@ class Scoring:
 
     async def _tensor(self, image: Upload) -> Tensor:
         named = image.name or "the image"
-        loop = asyncio.get_running_loop()
+        loop, most = asyncio.get_running_loop(), self.limits.max_pixels
         try:
-            return await loop.run_in_executor(self._decoders, self.judge.tensor, image.content)
+            return await loop.run_in_executor(
+                self._decoders, self.judge.tensor, image.content, most
+            )
         except LargeImageError as error:
             raise Refused(413, f"{named} is too large: {error}.") from error
         except NoImageError as error:

@@ -13,7 +13,7 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from uvicorn import Server
 
-    from nac_openood.serving.guard import Access
+    from nac_openood.serving.access import Access
     from nac_openood.serving.judge import Judge
     from nac_openood.serving.limits import Limits
 

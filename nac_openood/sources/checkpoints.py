@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
+
+from torch import nn
 
 from nac_openood.errors import NACError
+from nac_openood.network.replica import unwrap
 
 _BEST = "best.ckpt"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl")
@@ -31,10 +34,7 @@ def find_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     found = [path for entry in given for path in _expand(str(entry))]
     if not found:
         raise NACError("expected at least one checkpoint, got none.")
-    names = [_name(path) for path in found]
-    if len(set(names)) < len(names):  # s0 of two folders, say
-        names = [f"{i}-{name}" for i, name in enumerate(names)]
-    return [Checkpoint(name, path) for name, path in zip(names, found)]
+    return _named(found)
 
 
 def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
@@ -47,14 +47,50 @@ def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     for entry in map(Path, given):
         inside = [entry] if entry.is_file() else _inside(entry)
         found += [str(path) for path in inside]
-    names = [_name(path) for path in found]
-    if len(set(names)) < len(names):
-        names = [f"{i}-{name}" for i, name in enumerate(names)]
-    runs = [Checkpoint(name, path) for name, path in zip(names, found)]
-    steps = [training_step(run.path) for run in runs]
+    return by_step(_named(found))
+
+
+def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Checkpoints in the order of their steps, or as they are if some have none."""
+    steps = [training_step(each.path) for each in checkpoints]
     if any(step is None for step in steps):
-        return runs
-    return [run for _, run in sorted(zip(steps, runs), key=lambda pair: pair[0] or 0)]
+        return list(checkpoints)
+    ordered = sorted(zip(steps, checkpoints), key=lambda pair: pair[0] or 0)
+    return [each for _, each in ordered]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered if any is there twice, as `s0` of two folders."""
+    repeated = len(set(names)) < len(names)
+    return [f"{i}-{name}" for i, name in enumerate(names)] if repeated else list(names)
+
+
+def networks_by_name(
+    named: Mapping[str, Any], load: Optional[Callable[[str], nn.Module]], verb: str
+) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
+    """Networks that were given as modules or paths, and a function that makes them.
+
+    Args:
+        named: modules and paths of checkpoints by name.
+        load: makes a network from the path of a checkpoint.
+        verb: what is done with them, for errors.
+
+    Returns:
+        Checkpoints, in which the path of a module is the name of its class.
+    """
+    modules = {name: net for name, net in named.items() if isinstance(net, nn.Module)}
+    if load is None and len(modules) < len(named):
+        raise NACError(
+            f"to {verb} checkpoint files, pass `load`: a function that makes a network from the "
+            "path of a checkpoint. Or pass the networks themselves."
+        )
+    kinds = {name: type(unwrap(net)).__name__ for name, net in modules.items()}
+
+    def network(checkpoint: Checkpoint) -> nn.Module:
+        known = modules.get(checkpoint.name)
+        return load(checkpoint.path) if known is None else known  # type: ignore[misc]
+
+    return [Checkpoint(name, kinds.get(name, str(net))) for name, net in named.items()], network
 
 
 def training_step(path: str) -> Optional[int]:
@@ -91,6 +127,11 @@ def _missing(path: Path) -> list[str]:
         told = f" Name one of its files: {', '.join(others)}." if others else ""
         raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{told}")
     raise NACError(f"there is no checkpoint {path}.")
+
+
+def _named(paths: Sequence[str]) -> list[Checkpoint]:
+    names = distinct([_name(path) for path in paths])
+    return [Checkpoint(name, path) for name, path in zip(names, paths)]
 
 
 def _name(path: str) -> str:

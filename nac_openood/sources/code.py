@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 
 _SHOWN = 8
 
@@ -50,8 +50,7 @@ def load_code(text: str, what: str) -> Any:
     except AttributeError:
         own = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise NACError(
-            f"{what}: {home} has no '{name}'. It has {', '.join(own[:_SHOWN]) or 'no functions'}"
-            f"{', ...' if len(own) > _SHOWN else ''}."
+            f"{what}: {home} has no '{name}'. It has {some(own, _SHOWN) or 'no functions'}."
         ) from None
 
 

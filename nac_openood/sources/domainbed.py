@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from contextlib import nullcontext
-from typing import Any, Collection, ContextManager, Mapping, Optional
+from typing import Collection, Mapping, Optional
 
 import numpy as np
 import torch
@@ -58,20 +57,17 @@ def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
-def allowed_content() -> ContextManager[Any]:
+def allowed_content() -> torch.serialization.safe_globals:
     """A context in which `torch.load(weights_only=True)` takes what DomainBed notes in `args`.
 
-    These are paths, and numpy's numbers and arrays; making them runs no code of the file. PyTorch
-    before 2.5 cannot allow them, and refuses such a file.
+    These are paths, and numpy's numbers and arrays; making them runs no code of the file.
     """
-    allow = getattr(torch.serialization, "safe_globals", None)
-    if allow is None:
-        return nullcontext()
     numpy_core = (getattr(np, "_core", None) or np.core).multiarray  # numpy 2 has moved it
     makers = [numpy_core.scalar, numpy_core._reconstruct]
     # as older numpy wrote them
     before = [(maker, f"numpy.core.multiarray.{maker.__name__}") for maker in makers]
     kinds = [type(np.dtype(name)) for name in ("float64", "float32", "int64", "bool")]
     paths = [pathlib.PosixPath, pathlib.PurePosixPath]
-    context: ContextManager[Any] = allow([*paths, *makers, *before, np.ndarray, np.dtype, *kinds])
-    return context
+    return torch.serialization.safe_globals(
+        [*paths, *makers, *before, np.ndarray, np.dtype, *kinds]
+    )

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
-from PIL import Image
-from torch.utils.data import Dataset
 
 from nac_openood.errors import NACError
-from nac_openood.sources.images import FileImages, Transform, folder_images
+from nac_openood.sources.image_settings import square_settings
+from nac_openood.sources.images import FileImages, Transform, image_names
+from nac_openood.sources.samples import Rows
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HELD_OUT = 0.2
 
 
-class DomainFolder(Dataset[tuple[Any, int]]):
+class DomainFolder(FileImages):
     """The images of one domain, as pairs `(image, label)`, sorted by class and path.
 
     Args:
@@ -44,29 +44,15 @@ class DomainFolder(Dataset[tuple[Any, int]]):
         classes: Optional[Sequence[str]] = None,
         transform: Optional[Transform] = None,
     ) -> None:
-        self.path = Path(path)
-        found = names_by_class(self.path)
-        self.classes = tuple(found if classes is None else classes)
-        _check_classes(self.path, found, self.classes)
-        names = [name for one in self.classes for name in found[one]]
-        labels = np.repeat(np.arange(len(self.classes)), [len(found[c]) for c in self.classes])
+        found = names_by_class(Path(path))
+        known = tuple(found if classes is None else classes)
+        _check_classes(Path(path), found, known)
         transform = transform or domainbed_transform()
-        self._images = FileImages(names, labels, self.path, transform, f"the folder {self.path}")
-        self.labels, self.names, self.origin = self._images.labels, names, self._images.origin
+        images = by_class({one: found[one] for one in known}, known)
+        super().__init__(*images, Path(path), transform, f"the folder {path}", known)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self._images.transform(self.picture(index)), int(self.labels[index])
-
-    def picture(self, index: int) -> Image.Image:
-        """The image, in RGB."""
-        return self._images.picture(index)
-
-    def identity(self) -> str:
-        """A text that changes with the files, their labels and the transform."""
-        return self._images.identity()
+    def __getitem__(self, index: int) -> tuple[Any, int]:  # type: ignore[override]
+        return self.transform(self.picture(index)), int(self.labels[index])
 
 
 def domain_folders(root: Union[str, Path]) -> dict[str, Path]:
@@ -92,34 +78,36 @@ def domain_classes(folders: Iterable[Union[str, Path]]) -> tuple[str, ...]:
 
 def domainbed_transform(size: int = 224) -> Transform:
     """DomainBed's test transform: resize to `size` x `size`, normalize as for ImageNet."""
-    from torchvision import transforms
-
-    composed: Transform = transforms.Compose(
-        [
-            transforms.Resize((size, size)),
-            transforms.ToTensor(),
-            transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD),
-        ]
-    )
-    return composed
+    return square_settings(size).transform()
 
 
-def split_indices(n: int, seed: int, fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-    """Split `n` samples at random into training rows and held-out rows, as DomainBed does.
+def split_domain(data: Any, trial: int, domain_index: int) -> tuple[Rows, Rows]:
+    """The training rows of a domain and the 20 % that are held out, as DomainBed splits them.
+
+    Args:
+        data: a map-style dataset.
+        trial: see `split_seed`.
+        domain_index: see `split_seed`.
+    """
+    kept, held = split_indices(len(data), split_seed(trial, domain_index))
+    return Rows(data, kept), Rows(data, held)
+
+
+def split_indices(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split `n` samples at random: 20 %, rounded down, are held out, as DomainBed does.
 
     Args:
         n: number of samples.
         seed: e.g. from `split_seed`.
-        fraction: share of the samples that is held out, rounded down.
 
     Returns:
         The training rows and the held-out rows, int64, in random order.
     """
-    held = int(n * fraction)
-    if not 0 < held < n:
+    held = int(n * _HELD_OUT)
+    if not held:
         raise NACError(
-            f"holding out a fraction of {fraction} of {n} samples leaves {n - held} for training "
-            f"and {held} held out: expected at least one of each. Change `fraction`, or add images."
+            f"20 % of {n} samples are to be held out, which is none: expected at least "
+            f"{round(1 / _HELD_OUT)} samples. Add some, or pass validation data of your own."
         )
     rows = np.arange(n)
     np.random.RandomState(seed).shuffle(rows)
@@ -140,7 +128,7 @@ def split_seed(trial: int, domain_index: int) -> int:
 def names_by_class(path: Path) -> dict[str, list[str]]:
     """The sorted names of the images in a folder by the subfolder of their class, in its order."""
     found: dict[str, list[str]] = {}
-    for name in folder_images(path, _no_transform).names:
+    for name in image_names(path):
         folder, slash, _ = name.partition("/")
         if slash and _is_shown(folder):
             found.setdefault(folder, []).append(name)
@@ -150,6 +138,20 @@ def names_by_class(path: Path) -> dict[str, list[str]]:
             f"{path}/dog/1.jpg."
         )
     return dict(sorted(found.items()))
+
+
+def by_class(
+    found: Mapping[str, Sequence[str]], classes: Sequence[str]
+) -> tuple[list[str], np.ndarray]:
+    """The names and their labels, int64, in the order of `found`.
+
+    Args:
+        found: names by class, e.g. from `names_by_class`.
+        classes: names of the classes in the order of their labels.
+    """
+    labels = [classes.index(one) for one in found]
+    names = [name for some in found.values() for name in some]
+    return names, np.repeat(labels, [len(some) for some in found.values()])
 
 
 def _check_classes(path: Path, found: Iterable[str], expected: Sequence[str]) -> None:
@@ -175,7 +177,3 @@ def _check_classes(path: Path, found: Iterable[str], expected: Sequence[str]) ->
 
 def _is_shown(name: str) -> bool:
     return not name.startswith(".")
-
-
-def _no_transform(image: Image.Image) -> Any:
-    return image

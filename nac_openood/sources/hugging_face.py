@@ -38,6 +38,10 @@ class HuggingFace(NetworkKind):
             return Tokenizer(_load(arch, "AutoTokenizer"), _load(arch, "AutoConfig"))
         return Processor(_load(arch, "AutoImageProcessor"))
 
+    def transforms(self, benchmark: str) -> bool:
+        """All of them."""
+        return True
+
     def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
         """The names in the network's configuration, unless they are mere numbers."""
         names = _load(arch, "AutoConfig").id2label

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.detector.dealing import needed
-from nac_openood.detector.verdicts import ALPHA, checked_alpha
+from nac_openood.detector.verdicts import ALPHA
 from nac_openood.distributed import in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.images import Transform, folder_images, open_image
+from nac_openood.sources.images import Transform, image_names, open_image
 from nac_openood.sources.judged import Judged, judge_batch
 from nac_openood.sources.texts import takes_text, without_padding
 
@@ -38,7 +37,7 @@ def expand(given: Iterable[str], *, texts: bool = False) -> list[str]:
         if not path.is_dir():
             found.append(entry)  # a missing file is told about when it is its turn
             continue
-        inside = _text_files(path) if texts else folder_images(path, _no_transform).names
+        inside = _text_files(path) if texts else image_names(path)
         found += [str(path / name) for name in inside]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
@@ -70,7 +69,6 @@ def judge_images(
         batch_size: images per batch.
         workers: number of processes that load images.
     """
-    checked_alpha(alpha)
     images = _PathImages(paths, deployed.transform)
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
@@ -154,13 +152,3 @@ class _PathImages(Dataset[_Row]):
         except (OSError, UnicodeDecodeError) as error:
             return _Row(path, problem=str(error))
         return _Row(path, self.transform(text))
-
-
-def _no_transform(image: Any) -> Any:
-    return image
-
-
-def read_image(path: str, transform: Transform) -> Optional[tuple[Any, Tensor]]:
-    """The image and its tensor; None if it cannot be read (any more)."""
-    found = open_image(Path(path))
-    return None if isinstance(found, str) else (found, transform(found))

@@ -10,6 +10,7 @@ import yaml
 
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.errors import NACError
+from nac_openood.files import read_text
 from nac_openood.sources.images import Transform
 from nac_openood.yaml_text import parse_yaml
 
@@ -105,11 +106,12 @@ class ImageSettings:
 
 def read_settings(path: Union[str, Path]) -> ImageSettings:
     """The settings in a YAML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NACError(f"cannot read the transform {path} ({error}).") from error
-    return ImageSettings.from_yaml(text, str(path))
+    return ImageSettings.from_yaml(read_text(path, f"the transform {path}"), str(path))
+
+
+def square_settings(side: int) -> ImageSettings:
+    """Resize to `side` x `side` and normalize as for ImageNet, as DomainBed does it."""
+    return ImageSettings(resize=(side, side), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _size(name: str, given: Any) -> Union[int, tuple[int, int], None]:

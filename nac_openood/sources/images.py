@@ -13,14 +13,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
 
 Transform = Callable[[Image.Image], Tensor]
 
 _SUFFIXES = frozenset(Image.registered_extensions())
-_SHOWN = 5
 
 
 class FileImages(Dataset[dict[str, Any]]):
@@ -97,6 +96,12 @@ def transform_text(transform: Transform) -> str:
 
 def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
     """All images in a folder and its subfolders, sorted by path, without labels."""
+    root, names = Path(folder), image_names(folder)
+    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+
+
+def image_names(folder: Union[str, Path]) -> list[str]:
+    """The paths of all images in a folder and its subfolders, relative to it and sorted."""
     root = Path(folder)
     if not root.is_dir():
         raise NACError(f"there is no folder {root}: expected a folder of images.")
@@ -112,7 +117,7 @@ def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
         raise NACError(
             f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
         )
-    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+    return names
 
 
 def _unreadable(error: OSError) -> None:
@@ -142,9 +147,8 @@ def bad_images(
 
 def told(images: FileImages, bad: dict[int, str]) -> str:
     """A sentence that names the first few bad images and counts them all."""
-    shown = [f"{images.root / images.names[i]} ({why})" for i, why in list(bad.items())[:_SHOWN]]
-    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return f"{len(bad)} of {len(images)} images are missing or unreadable: {', '.join(shown)}{more}"
+    every = [f"{images.root / images.names[i]} ({why})" for i, why in bad.items()]
+    return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
 
 
 class _Checks(Dataset[str]):

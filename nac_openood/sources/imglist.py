@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, Union
 
-from nac_openood.errors import NACError, why_unreadable
+from nac_openood.errors import NACError
+from nac_openood.files import read_text
+from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 from nac_openood.sources.images import FileImages, Transform
 
 
@@ -41,18 +43,13 @@ class Benchmark:
     far: tuple[str, ...] = ()
     shifted: Mapping[str, str] = field(default_factory=dict)
 
+    def settings(self) -> ImageSettings:
+        """What OpenOOD's test transform does."""
+        return ImageSettings(resize=self.resize, crop=self.crop, mean=self.mean, std=self.std)
+
     def transform(self) -> Transform:
         """OpenOOD's test transform."""
-        from torchvision import transforms
-
-        return transforms.Compose(
-            [
-                transforms.Resize(self.resize, transforms.InterpolationMode.BILINEAR),
-                transforms.CenterCrop(self.crop),
-                transforms.ToTensor(),
-                transforms.Normalize(self.mean, self.std),
-            ]
-        )
+        return self.settings().transform()
 
     def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> ListedImages:
         """The images of a list, e.g. `train_cifar10`."""
@@ -61,7 +58,7 @@ class Benchmark:
         return ListedImages(path, root / self.folder, transform)
 
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_IMAGENET = IMAGENET_MEAN, IMAGENET_STD
 _SMALL, _LARGE = "images_classic", "images_largescale"
 _SMALL_FAR = ("mnist", "svhn", "texture", "places365")
 _LARGE_OOD = (("ssb_hard", "ninco"), ("inaturalist", "textures", "openimage_o"))
@@ -125,7 +122,7 @@ class ListedImages(FileImages):
                 f"there is no list {list_file}. Expected OpenOOD's layout: a `data_root` with "
                 "benchmark_imglist/ and the images. OpenOOD's scripts/download fetches both."
             )
-        lines = _lines(list_file)
+        lines = read_text(list_file, f"the list {list_file}").splitlines()
         entries = [line.strip().partition(" ") for line in lines if line.strip()]
         if not entries:
             raise NACError(f"the list {list_file} is empty.")
@@ -134,13 +131,6 @@ class ListedImages(FileImages):
                 raise NACError(f"{list_file}, line {number}: expected 'path label', got {line!r}.")
         names, labels = [path for path, _, _ in entries], [int(label) for _, _, label in entries]
         super().__init__(names, labels, image_root, transform, str(list_file))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
 
 
 def _is_entry(line: str) -> bool:

@@ -7,14 +7,11 @@ import re
 from pathlib import Path
 from typing import Iterable, Optional, Sequence, Union
 
-import numpy as np
-
-from nac_openood.errors import NACError, why_unreadable
-from nac_openood.sources.domains import names_by_class
+from nac_openood.errors import NACError, some, why_unreadable
+from nac_openood.sources.domains import by_class, names_by_class
 from nac_openood.sources.images import FileImages, Transform, folder_images
 from nac_openood.sources.texts import LabelledTexts
 
-_SHOWN = 5
 #: More than any dataset has; a mistyped label must not make a list of so many names.
 _MOST_CLASSES = 10**6
 _PATH, _TEXT, _LABEL = "path", "text", "label"
@@ -44,9 +41,7 @@ def labelled_samples(
     found = names_by_class(path)
     known = tuple(found if classes is None else classes)
     _refuse_unknown(f"the folder {path}", found, known)
-    names = [name for folder in found for name in found[folder]]
-    labels = np.repeat([known.index(folder) for folder in found], [len(n) for n in found.values()])
-    return FileImages(names, labels, path, transform, f"the folder {path}", known)
+    return FileImages(*by_class(found, known), path, transform, f"the folder {path}", known)
 
 
 def unlabelled_samples(given: Union[str, Path], transform: Transform) -> Listed:
@@ -160,10 +155,6 @@ def _refuse_unknown(origin: str, found: Iterable[str], known: Sequence[str]) -> 
     unknown = [name for name in found if name not in set(known)]
     if unknown:
         raise NACError(
-            f"{origin} has samples of class {_some(unknown)}, which is none of the {len(known)} "
-            f"classes: {_some(known)}. Take these out, or rename the class."
+            f"{origin} has samples of class {some(unknown)}, which is none of the {len(known)} "
+            f"classes: {some(known)}. Take these out, or rename the class."
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

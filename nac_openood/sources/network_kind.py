@@ -41,6 +41,10 @@ class NetworkKind(ABC):
         """How the network's own configuration turns an image into its input; None if unknown."""
         return None
 
+    def transforms(self, benchmark: str) -> bool:
+        """Whether images of this benchmark of OpenOOD's are for `transform` rather than its own."""
+        return False
+
     def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
         """The names of the classes in the order of the logits; empty if they are not known."""
         return ()

@@ -9,8 +9,6 @@ from torch import nn
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import PUBLISHED
 from nac_openood.sources.hugging_face import HuggingFace
-from nac_openood.sources.images import Transform
-from nac_openood.sources.imglist import Benchmark
 from nac_openood.sources.network_kind import NetworkKind
 from nac_openood.sources.package_networks import PackageNetworks
 from nac_openood.sources.programs import ExportedPrograms
@@ -36,7 +34,6 @@ __all__ = [
     "kind_of",
     "load_checkpoint",
     "network_of",
-    "transform_for",
 ]
 
 
@@ -87,18 +84,3 @@ def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.M
     if weights is None or weights.startswith(PUBLISHED):
         return kind.with_weights(arch, n_classes, weights)
     return load_checkpoint(kind.build(arch, n_classes), weights)
-
-
-def transform_for(arch: str, benchmark: Benchmark, weights: Optional[str] = None) -> Transform:
-    """The test transform: OpenOOD's, or for networks with a configuration of their own theirs.
-
-    Args:
-        arch: as in `kind_of`.
-        benchmark: the benchmark of the images.
-        weights: `torchvision:NAME` takes the transform of these weights, a file that of version 1.
-    """
-    kind = kind_of(arch)
-    own = isinstance(kind, HuggingFace)
-    own = own or (isinstance(kind, TimmNetworks) and benchmark.name.startswith("imagenet"))
-    own = own or (isinstance(kind, TorchvisionNetworks) and benchmark.name == "imagenet")
-    return (kind.transform(arch, weights) if own else None) or benchmark.transform()

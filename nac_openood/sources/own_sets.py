@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence, Union
 
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from nac_openood.core.layer_config import refuse_unknown
+from nac_openood.detector.batches import loader_like
 from nac_openood.errors import NACError
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.domains import split_indices
 from nac_openood.sources.images import FileImages, Transform
 from nac_openood.sources.labelled import class_names, labelled_samples, unlabelled_samples
-from nac_openood.sources.samples import Samples
+from nac_openood.sources.samples import Rows, Samples
 from nac_openood.sources.sets import NO_OOD, Datasets, check_names
 
 PathOrText = Union[str, Path]
@@ -67,7 +68,6 @@ def own_sets(
         {**found.get(role, {}), **reader.named(role, entries)}
         for role, entries in (("near", near), ("far", far))
     )
-    check_names([*near_sets, *far_sets])
     outside = found.get("ood_val")
     if ood_val not in (None, NO_OOD):
         outside = next(iter(reader.named("ood_val", [str(ood_val)]).values()))
@@ -88,7 +88,7 @@ def needs_transform(*given: Any, **more: Any) -> bool:
 
 def classes_of(data: Any) -> tuple[str, ...]:
     """The names of a dataset's classes, which torchvision's datasets know too; else empty."""
-    while isinstance(data, Subset):
+    while isinstance(data, (Subset, DataLoader)):
         data = data.dataset
     return tuple(map(str, getattr(data, "classes", ())))
 
@@ -155,10 +155,14 @@ class _Reader:
 
 def _split(data: Any, seed: int) -> tuple[Any, Any]:
     """The samples without 20 % of them, and those."""
-    kept, held = split_indices(len(Samples("train", data)), seed)
+    dataset = Samples("train", data).dataset
+    kept, held = split_indices(len(dataset), seed)
     if isinstance(data, FileImages):
         return data.without(held.tolist()), data.without(kept.tolist())
-    return Subset(data, sorted(kept.tolist())), Subset(data, sorted(held.tolist()))
+    parts = Rows(dataset, kept), Rows(dataset, held)
+    if isinstance(data, DataLoader):  # whose `collate_fn` they need
+        return loader_like(data, parts[0]), loader_like(data, parts[1])
+    return parts
 
 
 def _title(train: str) -> str:

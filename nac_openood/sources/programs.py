@@ -2,7 +2,7 @@
 
 `torch.export` keeps which operation came from which submodule, so its programs have layers that
 can be read. TorchScript becomes a network of operations where PyTorch can take it apart
-(`scripts.py`).
+(`torchscript.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 from nac_openood.sources.archives import check_archive, no_code_run, refuse_code
 from nac_openood.sources.network_kind import NetworkKind
-from nac_openood.sources.scripts import is_script, network_of_script
+from nac_openood.sources.torchscript import is_script, network_of_script
 
 _EXPORTED = ".pt2"
 #: What people call TorchScript files.
@@ -73,7 +73,7 @@ class ExportedPrograms(NetworkKind):
         except Exception as error:  # a damaged file fails in many ways
             raise NACError(
                 f"{arch} is damaged or not a program ({type(error).__name__}: "
-                f"{str(error).splitlines()[0] if str(error) else ''}). {_HOW_TO_EXPORT}"
+                f"{first_line(error)}). {_HOW_TO_EXPORT}"
             ) from error
         _refuse_fixed_batch(arch, program)
         return net

@@ -19,8 +19,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from nac_openood.detector.batches import as_batch, dataset_labels
-from nac_openood.detector.fitting import check_labels
+from nac_openood.detector.batches import as_batch, check_labels, dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 from nac_openood.sources.texts import collate_for
@@ -142,6 +141,27 @@ class Samples(Dataset[Any]):
             # what cannot be compared is never the same
             digest.hexdigest()[:16] if hashable else uuid.uuid4().hex,
         )
+
+
+class Rows(Subset[Any]):
+    """Some samples of a dataset, in their order, with an identity of their own.
+
+    Args:
+        dataset: a map-style dataset.
+        rows: int64 `[n]`, which samples.
+    """
+
+    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
+        super().__init__(dataset, np.sort(rows).tolist())
+        if hasattr(dataset, "origin"):
+            self.origin = dataset.origin
+        if hasattr(dataset, "identity"):  # otherwise `Samples` hashes the samples themselves
+            self.identity = self._identity
+
+    def _identity(self) -> str:
+        digest = hashlib.sha256(str(self.dataset.identity()).encode())  # type: ignore[attr-defined]
+        digest.update(np.asarray(self.indices, dtype=np.int64).tobytes())
+        return digest.hexdigest()[:16]
 
 
 class _Scan(NamedTuple):

@@ -49,11 +49,7 @@ class Datasets:
 
     def __post_init__(self) -> None:
         for role in ("near", "far", "shifted"):
-            if not isinstance(getattr(self, role), Mapping):
-                raise NACError(
-                    f"`{role}` must map names to datasets, as in {{'svhn': dataset}}; got "
-                    f"{type(getattr(self, role)).__name__}."
-                )
+            check_mapping(role, getattr(self, role), "names", "svhn")
         check_names([*self.shifted, *self.near, *self.far])
 
     def roles(self) -> dict[str, str]:
@@ -75,6 +71,7 @@ def listed_sets(
     far: Optional[Sequence[str]] = None,
     full_spectrum: bool = False,
     ood_val: Optional[str] = None,
+    needs_test: bool = True,
 ) -> Datasets:
     """The sets of a benchmark in OpenOOD's layout, and image folders of your own.
 
@@ -88,6 +85,7 @@ def listed_sets(
         full_spectrum: add the covariate-shifted ID sets.
         ood_val: list of OOD validation images without `val_`, `NAME=FOLDER`, or "none" for
             surrogates; None takes the benchmark's.
+        needs_test: whether to read the lists of test sets; they may be missing otherwise.
     """
     transform = transform or benchmark.transform()
     near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
@@ -95,39 +93,21 @@ def listed_sets(
     check_names([name for name in names if _is_name(name)])
     listed = partial(benchmark.images, data_root, transform=transform)
     chosen = partial(_chosen, listed, transform, prefix="test_")
-    train, id_val, *outside = fitting_sets(benchmark, data_root, transform, ood_val).values()
+    validation = partial(_chosen, listed, transform, prefix="val_")
+    shifted = benchmark.shifted if full_spectrum else {}
+    outside = ood_val or benchmark.ood_val
     return Datasets(
         benchmark.name,
         benchmark.n_classes,
-        train=train,
-        id_val=id_val,
-        test=listed(f"test_{benchmark.name}"),
-        ood_val=outside[0] if outside else None,
-        near=dict(map(chosen, near)),
-        far=dict(map(chosen, far)),
-        shifted={n: listed(p) for n, p in benchmark.shifted.items()} if full_spectrum else {},
+        train=listed(f"train_{benchmark.name}"),
+        id_val=listed(f"val_{benchmark.name}"),
+        test=listed(f"test_{benchmark.name}") if needs_test else None,
+        ood_val=None if outside == NO_OOD else validation(outside)[1],
+        near=dict(map(chosen, near)) if needs_test else {},
+        far=dict(map(chosen, far)) if needs_test else {},
+        shifted={name: listed(part) for name, part in shifted.items()},
         std=benchmark.std,
     )
-
-
-def fitting_sets(
-    benchmark: Benchmark,
-    data_root: Union[str, Path],
-    transform: Transform,
-    ood_val: Optional[str] = None,
-) -> dict[str, FileImages]:
-    """Training, ID validation and OOD validation images, by the names of their lists.
-
-    The arguments are those of `listed_sets`. With `ood_val="none"` there is no OOD validation set.
-    """
-    listed = partial(benchmark.images, data_root, transform=transform)
-    parts = f"train_{benchmark.name}", f"val_{benchmark.name}"
-    found: dict[str, FileImages] = {part: listed(part) for part in parts}
-    entry = ood_val or benchmark.ood_val
-    if entry == NO_OOD:
-        return found
-    name, images = _chosen(listed, transform, entry, prefix="val_")
-    return {**found, name if "=" in entry else f"val_{name}": images}
 
 
 def _chosen(
@@ -154,6 +134,15 @@ def check_names(names: Sequence[str]) -> None:
         raise NACError(
             f"an OOD set cannot be called {', '.join(reserved)}; these names are reserved: "
             f"{', '.join(RESERVED)}."
+        )
+
+
+def check_mapping(role: str, given: Any, what: str, example: str) -> None:
+    """Refuse anything but datasets by name as an argument."""
+    if not isinstance(given, Mapping):
+        raise NACError(
+            f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}; got "
+            f"{type(given).__name__}."
         )
 
 

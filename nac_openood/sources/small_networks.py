@@ -9,16 +9,16 @@ from torch.nn import functional as F
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut; `stride` divides height and width."""
 
-    def __init__(self, wide_in: int, wide: int, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(wide_in, wide, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide)
-        self.conv2 = nn.Conv2d(wide, wide, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(wide)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
-        if stride != 1 or wide_in != wide:
+        if stride != 1 or in_channels != channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(wide_in, wide, 1, stride, bias=False), nn.BatchNorm2d(wide)
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,24 +30,26 @@ class ResidualBlock(nn.Module):
 class CifarResNet18(nn.Module):
     """ResNet-18 for 32x32 images, with the parameter names of OpenOOD's checkpoints."""
 
-    wide, stride = 64, 1  # of the first convolution
+    channels, stride = 64, 1  # of the first convolution
 
     def __init__(self, n_classes: int = 10) -> None:
         super().__init__()
-        wide = self.wide
-        self.conv1 = nn.Conv2d(3, wide, 3, self.stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide)
-        self.layer1 = self.stage(wide, wide, 1)
-        self.layer2 = self.stage(wide, 2 * wide, 2)
-        self.layer3 = self.stage(2 * wide, 4 * wide, 2)
-        self.layer4 = self.stage(4 * wide, 8 * wide, 2)
+        channels = self.channels
+        self.conv1 = nn.Conv2d(3, channels, 3, self.stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.layer1 = self.stage(channels, channels, 1)
+        self.layer2 = self.stage(channels, 2 * channels, 2)
+        self.layer3 = self.stage(2 * channels, 4 * channels, 2)
+        self.layer4 = self.stage(4 * channels, 8 * channels, 2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(8 * wide, n_classes)
+        self.fc = nn.Linear(8 * channels, n_classes)
 
     @staticmethod
-    def stage(wide_in: int, wide: int, stride: int) -> nn.Module:
+    def stage(in_channels: int, channels: int, stride: int) -> nn.Module:
         """Two blocks, of which the first may halve height and width."""
-        return nn.Sequential(ResidualBlock(wide_in, wide, stride), ResidualBlock(wide, wide, 1))
+        return nn.Sequential(
+            ResidualBlock(in_channels, channels, stride), ResidualBlock(channels, channels, 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `[batch, classes]` of images `[batch, 3, 32, 32]`."""
@@ -63,7 +65,7 @@ class SmallResNet(CifarResNet18):
     detail, and training takes seconds.
     """
 
-    wide, stride = 16, 2
+    channels, stride = 16, 2
     stage = ResidualBlock
 
     def __init__(self, n_classes: int = 8) -> None:

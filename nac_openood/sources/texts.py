@@ -11,8 +11,6 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from nac_openood.errors import NACError
 
-#: From a text to tensors `[length]` by the names of the network's inputs.
-Encode = Callable[[str], Mapping[str, Tensor]]
 _SHOWN = 60
 _MASK = "attention_mask"
 #: Batches have a multiple of this many tokens: some networks take no shorter texts.

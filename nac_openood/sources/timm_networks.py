@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from torch import nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 from nac_openood.sources.images import Transform
 from nac_openood.sources.network_kind import NetworkKind
 
@@ -42,7 +42,7 @@ class TimmNetworks(NetworkKind):
         except Exception as error:  # of the download, which has many ways to fail
             raise NACError(
                 f"the weights of {arch} cannot be downloaded ({type(error).__name__}: "
-                f"{str(error).splitlines()[0]}). Download them on a machine with internet "
+                f"{first_line(error)}). Download them on a machine with internet "
                 "access and pass the file."
             ) from error
         return net.eval()
@@ -55,6 +55,10 @@ class TimmNetworks(NetworkKind):
             {}, pretrained_cfg=config.to_dict() if config else {}
         )
         return timm.data.create_transform(**wanted, is_training=False)
+
+    def transforms(self, benchmark: str) -> bool:
+        """ImageNet, its 200 classes included."""
+        return benchmark.startswith("imagenet")
 
 
 def _name(arch: str) -> str:

@@ -61,6 +61,10 @@ class TorchvisionNetworks(NetworkKind):
         entry = _entry(arch, weights)
         return None if entry is None else entry.transforms()
 
+    def transforms(self, benchmark: str) -> bool:
+        """ImageNet."""
+        return benchmark == "imagenet"
+
     def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
         """ImageNet's class names for published weights."""
         entry = _entry(arch, weights) if _name(weights) else None

@@ -15,14 +15,13 @@ from nac_openood.errors import NACError
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.image_settings import (
     EXAMPLE,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageSettings,
     read_settings,
+    square_settings,
 )
 from nac_openood.sources.images import Transform, transform_text
 from nac_openood.sources.imglist import Benchmark
-from nac_openood.sources.networks import kind_of, transform_for
+from nac_openood.sources.networks import kind_of
 
 _YAML = (".yml", ".yaml")
 _WHAT = "`transform`"
@@ -38,6 +37,11 @@ class Preprocessing(NamedTuple):
 
     transform: Transform
     text: str
+
+    @classmethod
+    def of(cls, settings: ImageSettings) -> Preprocessing:
+        """The transform with these settings."""
+        return cls(settings.transform(), settings.to_yaml())
 
     @property
     def identity(self) -> str:
@@ -74,8 +78,7 @@ def chosen_transform(
         return _automatic(arch, weights, benchmark)
     assert given is not None
     if Path(given).suffix in _YAML or Path(given).is_file():
-        settings = read_settings(given)
-        return Preprocessing(settings.transform(), settings.to_yaml())
+        return Preprocessing.of(read_settings(given))
     if is_code(given):
         return Preprocessing(user_transform(given), given)
     raise NACError(
@@ -93,31 +96,26 @@ def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> P
             f"the transform is {text}, which is code, and a file cannot make it run. Pass it "
             f"yourself: `transform={text}`."
         )
-    settings = ImageSettings.from_yaml(text, "the transform in the detector's file")
-    return Preprocessing(settings.transform(), settings.to_yaml())
+    return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
 
 
 def square_transform(side: int) -> Preprocessing:
     """Resize to a square and normalize as for ImageNet."""
-    settings = ImageSettings(resize=(side, side), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return Preprocessing(settings.transform(), settings.to_yaml())
+    return Preprocessing.of(square_settings(side))
 
 
 def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]) -> Preprocessing:
+    kind = kind_of(arch)
+    if benchmark is None or kind.transforms(benchmark.name):
+        own = kind.transform(arch, weights)
+        if own is not None:
+            return Preprocessing(own, AUTO)
     if benchmark is not None:
-        found = transform_for(arch, benchmark, weights)
-        as_listed = ImageSettings(
-            resize=benchmark.resize, crop=benchmark.crop, mean=benchmark.mean, std=benchmark.std
-        )
-        same = repr(as_listed.transform()) == repr(found)
-        return Preprocessing(found, as_listed.to_yaml() if same else AUTO)
-    own = kind_of(arch).transform(arch, weights)
-    if own is None:
-        raise NACError(
-            f"nothing says how images become the input of {arch}: pass `transform`, a YAML file "
-            f"such as\n{EXAMPLE}or code that makes a transform, path/to/file.py:name."
-        )
-    return Preprocessing(own, AUTO)
+        return Preprocessing.of(benchmark.settings())
+    raise NACError(
+        f"nothing says how images become the input of {arch}: pass `transform`, a YAML file such "
+        f"as\n{EXAMPLE}or code that makes a transform, path/to/file.py:name."
+    )
 
 
 def user_transform(text: str) -> Transform:

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.sources.archives import check_archive
 from nac_openood.sources.domainbed import allowed_content, plain_state
 
@@ -41,7 +41,7 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
         if key in state and state[key].shape != value.shape
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    found = [f"{what}: {_some(keys)}" for what, keys in problems.items() if keys]
+    found = [f"{what}: {some(keys, _SHOWN)}" for what, keys in problems.items() if keys]
     if found:
         raise NACError(
             f"{path} does not fit {type(net).__name__}: {'; '.join(found)}. Expected weights of "
@@ -100,8 +100,3 @@ def _bare(key: str) -> str:
     while key.startswith(_PREFIXES):
         key = key.split(".", 1)[1]
     return key
-
-
-def _some(keys: list[str]) -> str:
-    more = len(keys) - _SHOWN
-    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -98,7 +98,8 @@ def train(
         optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=weight_decay)
         log, recent = [], []
         net.train()
-        for step, batch in zip(_numbers(steps, progress), chain([first], stream)):
+        numbers = bar(range(1, steps + 1), "training", progress)
+        for step, batch in zip(numbers, chain([first], stream)):
             loss = algorithm(_outputs(net, batch, features))
             spread = None if entropy is None else entropy()
             total = loss if spread is None else loss + sign * spread
@@ -186,10 +187,6 @@ def _finite(total: Tensor, loss: Tensor, step: int) -> float:
             "data holds NaN. Lower `rate` or `lam`."
         )
     return float(loss.detach())
-
-
-def _numbers(steps: int, progress: Optional[bool]) -> Iterable[int]:
-    return bar(range(1, steps + 1), "training", progress)
 
 
 def _row(step: int, recent: Sequence[tuple[float, Optional[float]]]) -> Logged:

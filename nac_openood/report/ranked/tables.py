@@ -13,7 +13,7 @@ from nac_openood.report.sections.paper import paper_columns, paper_line
 from nac_openood.report.words import capital
 
 _UNDEFINED = "undefined"
-_SHOWN = ("validation", "nac-me", "oracle")
+_SHOWN = tuple(CRITERIA)
 
 
 def choice_table(ranked: RankedRuns) -> Table:

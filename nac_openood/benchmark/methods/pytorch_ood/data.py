@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.detector.batches import batches
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.network.calling import prepare
 
 
@@ -69,7 +69,7 @@ def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample"
     if missing:
         raise NACError(
             f"{method} needs at least one training {what} of every class; there is none of "
-            f"{_some(missing)}. Give it more training data, or leave it out of `methods`."
+            f"{some(missing)}. Give it more training data, or leave it out of `methods`."
         )
 
 
@@ -82,11 +82,6 @@ def in_range(method: str, label: Tensor, n_classes: int) -> None:
     strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
     if strange:
         raise NACError(
-            f"{method}: expected training labels from 0 to {n_classes - 1}, got {_some(strange)}. "
+            f"{method}: expected training labels from 0 to {n_classes - 1}, got {some(strange)}. "
             "Check the labels of the training data."
         )
-
-
-def _some(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5]))
-    return shown + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")

@@ -8,7 +8,7 @@ import time
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 
-from nac_openood.serving.guard import Access
+from nac_openood.serving.access import Access
 from nac_openood.serving.linger import App, Linger, Message, Receive, Scope, Send
 from nac_openood.serving.metrics import ServiceMetrics
 from nac_openood.serving.refused import Refused
@@ -60,7 +60,6 @@ class Reception:
         try:
             self.access.check(scope["path"], Headers(scope=scope))
         except Refused as error:
-            refusal = JSONResponse({"error": error.reason}, error.status, headers=error.headers)
-            await Linger(refusal)(scope, receive, send)
+            await Linger(error.response())(scope, receive, send)
         else:
             await self.app(scope, receive, send)

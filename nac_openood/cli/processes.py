@@ -23,7 +23,7 @@ def run_shared(name: str, run: Callable[[], int]) -> int:
             f"nac-openood {name} runs in one process: start it without torchrun. Several processes "
             f"can share {', '.join(SHARED)}."
         )
-    from nac_openood.distributed import joined, was_shared
+    from nac_openood.distributed import joined, was_shared, with_rank
 
     with ExitStack() as stack:
         world = stack.enter_context(joined())
@@ -35,7 +35,7 @@ def run_shared(name: str, run: Callable[[], int]) -> int:
             if world.rank and was_shared(error):
                 return 1
             if world.rank:
-                raise NACError(f"{error} (process {world.rank})") from error
+                raise NACError(with_rank(world.rank, str(error))) from error
             raise
 
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor, fx, nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 
 #: Sizes of images to try, since a script does not say what it takes.
 _SIDES = (224, 32, 64, 28, 128, 256, 299, 384, 96, 512)
@@ -119,7 +119,7 @@ def _loaded(path: str, advice: str) -> torch.jit.ScriptModule:
         return torch.jit.load(path, map_location="cpu").eval()
     except (RuntimeError, ValueError) as error:  # its reader is written in C++
         raise NACError(
-            f"{path} is damaged or not TorchScript ({str(error).splitlines()[0]}). {advice}"
+            f"{path} is damaged or not TorchScript ({first_line(error)}). {advice}"
         ) from error
 
 
