@@ -107,7 +107,7 @@ def test_code_in_a_file_is_not_run(resnet, tmp_path):
 def test_checkpoints_of_a_run(tmp_path):
     for name in ("model_step900.pkl", "model_step1200.pkl", "model_step0.pkl", "log.txt"):
         (tmp_path / name).touch()
-    steps = [training_step(c.path) for c in run_checkpoints([tmp_path])]
+    steps = [training_step(c) for c in run_checkpoints([tmp_path])]
     assert steps == [0, 900, 1200]
     (tmp_path / "last.pt").touch()
     names = [c.name for c in run_checkpoints([tmp_path])]  # without a step, as they are given

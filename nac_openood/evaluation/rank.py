@@ -127,7 +127,7 @@ def assemble_ranking(
     roles = ("val", "test", "oracle")
     ranked = tuple(
         RankedCheckpoint(
-            one.name, one.path, training_step(one.path), g, accuracy, each.accuracy("test"),
+            one.name, one.path, training_step(one), g, accuracy, each.accuracy("test"),
             each.accuracy("oracle") if "oracle" in each.correct else each.accuracy("test"),
             {role: each.accuracies(role) for role in roles if role in each.correct},
         )

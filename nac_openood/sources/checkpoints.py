@@ -52,7 +52,7 @@ def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
 
 def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Checkpoints in the order of their steps, or as they are if some have none."""
-    steps = [training_step(each.path) for each in checkpoints]
+    steps = [training_step(each) for each in checkpoints]
     if any(step is None for step in steps):
         return list(checkpoints)
     ordered = sorted(zip(steps, checkpoints), key=lambda pair: pair[0] or 0)
@@ -93,9 +93,13 @@ def networks_by_name(
     return [Checkpoint(name, kinds.get(name, str(net))) for name, net in named.items()], network
 
 
-def training_step(path: str) -> Optional[int]:
-    """The number at the end of a checkpoint's name, 300 of `model_step300.pkl`, or None."""
-    number = re.search(r"(\d+)$", Path(path).stem)
+def training_step(checkpoint: Checkpoint) -> Optional[int]:
+    """The number at the end of a checkpoint's name, 300 of `model_step300.pkl`, or None.
+
+    That of a network that was given as a module is in its own name: its path is that of a class.
+    """
+    path = Path(checkpoint.path)
+    number = re.search(r"(\d+)$", path.stem if path.suffix else checkpoint.name)
     return None if number is None else int(number[1])
 
 
