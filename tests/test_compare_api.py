@@ -12,6 +12,7 @@ import pytest
 import torch
 from compare_toy import SETTINGS, Failing, Toy, small_net
 from conftest import SmallNet
+from PIL import Image
 from test_head import assert_untouched, state_of
 from torch import nn
 from torch.utils.data import (
@@ -65,6 +66,29 @@ TOY = Method("toy", "Toy", scorer=Toy)
 
 def aurocs(results):
     return {(r.run, r.method): [m["AUROC"] for m in r.metrics.values()] for r in results.rows}
+
+
+class Pictured(TensorDataset):
+    """Images with pictures that the dataset keeps."""
+
+    def __init__(self, plain, mode):
+        super().__init__(*plain.tensors)
+        self.pictures = [Image.new(mode, (200, 150)) for _ in range(len(self))]
+
+    def picture(self, index):
+        return self.pictures[index]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "F", "I;16", "RGBA"])
+def test_pictures_of_the_caller_stay_as_they_are(data, mode):
+    data["test"] = Pictured(data["test"], mode)
+    results = run(small_net(None), data)
+    assert {(each.size, each.mode) for each in data["test"].pictures} == {((200, 150), mode)}
+    shown = [e.file for e in results.gallery if e.dataset == "test"]
+    for file in shown:
+        with Image.open(results.folder / file) as image:
+            assert (image.size, image.mode) == ((96, 72), "RGB")
+    assert len(shown) == 8
 
 
 def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):

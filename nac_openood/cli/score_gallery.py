@@ -6,10 +6,10 @@ import heapq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nac_openood.analysis.gallery import thumbnail
 from nac_openood.cli.output import complain
 from nac_openood.files import check_folder, write_text
 from nac_openood.report.suspects import Suspect, suspects_page
+from nac_openood.sources.decoding import png_url, small_png
 from nac_openood.sources.image_paths import read_image
 from nac_openood.sources.judged import Judged
 
@@ -53,7 +53,7 @@ class Suspicious:
             why = deployed.detector.explain(x[None], top=_NEURONS)[0]
             found.append(
                 Suspect(
-                    answer.path, thumbnail(picture), answer.label, answer.confidence,
+                    answer.path, png_url(small_png(picture)), answer.label, answer.confidence,
                     answer.p_value, why.contributions,
                     {layer: list(numbers) for layer, numbers in why.neurons.items()},
                 )
