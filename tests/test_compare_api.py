@@ -394,6 +394,23 @@ def test_a_forward_that_changed_is_run_again(data, tmp_path):
     assert seen > 0 and aurocs(after) != aurocs(before)
 
 
+def scaled(x):
+    return x
+
+
+class Helped(Counting):
+    def forward(self, x):
+        return super().forward(scaled(x))
+
+
+def test_a_function_that_forward_calls_and_that_changed_is_run_again(data, tmp_path, monkeypatch):
+    before, _ = again(data, tmp_path, net=Helped())
+    assert again(data, tmp_path, net=Helped())[1] == 0
+    monkeypatch.setitem(globals(), "scaled", lambda x: 2 * x)
+    after, seen = again(data, tmp_path, net=Helped())
+    assert seen > 0 and aurocs(after) != aurocs(before)
+
+
 class Noisy(Dataset):
     """Yields something else every time."""
 
