@@ -26,6 +26,7 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.table import KINDS, chosen_kinds
 from nac_openood.benchmark.api import compare
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.reader import LayerReader
 from nac_openood.errors import FileError, NACError
@@ -167,6 +168,13 @@ def test_without_settings_layers_are_found_and_searched(net, tmp_path):
 def test_without_a_search_the_settings_stay(folder, net):
     data = prepared(net, folder, search=False)
     assert data.settings == CONFIG.layers and data.found is None
+
+
+def test_without_settings_and_search_layers_have_default_settings(net, tmp_path):
+    few = replace(few_sets(), id_name="mine", far={})
+    data = prepared(net, tmp_path, sets=few, config=None, search=False)
+    assert data.found is None and len(data.layers) >= 3
+    assert set(data.settings.values()) == {LayerConfig()}
 
 
 # ---- kinds

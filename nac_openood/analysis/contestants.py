@@ -17,7 +17,7 @@ from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.detector.batches import batches, fitting_loader
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
-from nac_openood.errors import NACError
+from nac_openood.errors import one_line
 from nac_openood.network.head import Head, head_of, with_features
 
 _BASELINES = ("msp", "gen", "vim", "she")
@@ -95,8 +95,8 @@ def contestants(
             try:
                 scorer = make(row, data.bench.run)
                 found.append(_baseline(row, scorer, work))
-            except NACError as error:
-                problems[row.title] = str(error)
+            except Exception as error:  # methods of others may raise anything
+                problems[row.title] = one_line(error)
     for n in range(1, len(data.layers) + 1):
         found.append(_nac(data, n))
     return [*found, _plus(data)]

@@ -14,6 +14,7 @@ from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry
 from nac_openood.analysis.options import Options
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
+from nac_openood.errors import one_line
 from nac_openood.network.calling import classify
 from nac_openood.progress import bar
 
@@ -28,10 +29,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     work = workload(data, options.most_samples)
     found: dict[str, list[dict[str, Any]]] = {FORWARD: []}
     problems: dict[str, str] = {}
-    everyone = contestants(data, work, options, problems)
-    for method in everyone:  # the first batches take longer than all others
-        method.set_up(work)
-        method.score(work.test[:1])
+    everyone = [m for m in contestants(data, work, options, problems) if _runs(m, work, problems)]
     # trial by trial, so that whatever else the machine does disturbs all methods alike
     for _ in bar(range(options.repeats), "trials", options.progress):
         found[FORWARD].append(_forward(data, work))
@@ -49,6 +47,17 @@ def cost(data: AnalysisData, options: Options) -> Finding:
         {"summary": {name: _summary(trials, found[FORWARD]) for name, trials in found.items()}},
         _notes(work, disturbed, len(records), problems),
     )
+
+
+def _runs(method: Contestant, work: Workload, problems: dict[str, str]) -> bool:
+    """Run a method once, not timed: the first batches take longer than all others."""
+    try:
+        method.set_up(work)
+        method.score(work.test[:1])
+    except Exception as error:  # methods of others may raise anything
+        problems[method.name] = one_line(error)
+        return False
+    return True
 
 
 def _measured(data: AnalysisData) -> Meter:

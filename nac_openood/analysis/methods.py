@@ -18,7 +18,7 @@ from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, ch
 from nac_openood.benchmark.run.features import FeatureBatches, Features
 from nac_openood.benchmark.run.meter import Timing
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, one_line
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.search.alternatives import alternatives
@@ -56,7 +56,7 @@ def method_scores(
         try:
             found.append(MethodScores(row, _scores(data, row, make, options)))
         except Exception as error:  # methods of others may raise anything
-            found.append(MethodScores(row, {}, " ".join(str(error).split())))
+            found.append(MethodScores(row, {}, one_line(error)))
     return found
 
 

@@ -17,7 +17,7 @@ from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import agreed, together, world
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import FileError, NACError, one_line
 from nac_openood.files import remove
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
@@ -56,10 +56,10 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     except Exception as error:
         if len(study.runs) == 1:  # there is nothing else to go on with
             raise NACError(
-                f"the network cannot be run on this data: {_told(error)}. Check that the "
+                f"the network cannot be run on this data: {one_line(error)}. Check that the "
                 "architecture, the weights and the size of the samples fit together."
             ) from error
-        say(f"{run.name} failed: {_told(error)}")
+        say(f"{run.name} failed: {one_line(error)}")
         for method in study.methods:
             _write_error(study, run, method, "failed", error)
         return None
@@ -90,7 +90,7 @@ def _run_method(bench: Workbench, method: Method, say: Say) -> None:
     except FileError:  # a full disk: no other method would succeed
         raise
     except Exception as error:  # methods of others may raise anything
-        say(f"failed: {_told(error)}")
+        say(f"failed: {one_line(error)}")
         _write_error(study, run, method, "failed", error)
 
 
@@ -98,13 +98,7 @@ def _write_error(
     study: Study, run: Checkpoint, method: Method, status: str, error: Exception
 ) -> None:
     path = cells.cell_folder(study.out, run.name, method.name) / "error.json"
-    cells.write_note(path, {"status": status, "error": _told(error)})
-
-
-def _told(error: Exception) -> str:
-    """An error on one line."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
+    cells.write_note(path, {"status": status, "error": one_line(error)})
 
 
 def _say_of(say: Say, step: str, text: str) -> None:
