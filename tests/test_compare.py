@@ -19,6 +19,7 @@ from sklearn.metrics import roc_auc_score
 from nac_openood import NACDetector, NACError
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run import cells, meter
+from nac_openood.benchmark.run.assemble import assemble_results
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.batches import batches
@@ -417,6 +418,18 @@ def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
         Results.load(tmp_path)
     with pytest.raises(NACError, match="expected the folder of a comparison"):
         Results.load(tmp_path / "nowhere")
+
+
+def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
+    asked = study(data, tmp_path, {"toy": Toy})
+    conduct(asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "CPU"
+    note = tmp_path / "runs/s0/toy/setup.json"
+    content = cells.read_note(note)
+    cells.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
+    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "Some GPU"
 
 
 def test_cells_say_what_made_them(data, tmp_path):

@@ -68,6 +68,12 @@ def aurocs(results):
     return {(r.run, r.method): [m["AUROC"] for m in r.metrics.values()] for r in results.rows}
 
 
+def test_a_method_that_nobody_implements_says_what_to_pass(data):
+    mine = Method("mine", "Mine")
+    results = compare(small_net(None), **data, methods=[mine], progress=False)
+    assert results.rows[0].error == "nobody implements Mine: pass `scorer` to its `Method`."
+
+
 class Pictured(TensorDataset):
     """Images with pictures that the dataset keeps."""
 

@@ -80,6 +80,8 @@ def _make(
     if method.rule is not None:
         return own(method)
     has = {OPENOOD: method.openood, PYTORCH_OOD: method.adapter is not None}
+    if not any(has.values()):
+        raise NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
     backend = next((name for name in backends if has[name]), None)
     if backend is None:
         where = [name for name in has if has[name]]

@@ -52,7 +52,7 @@ def assemble_results(
         command=study.command,
         created=_newest(study.out),
         versions=versions(),
-        machine=_machine(),
+        machine=_machine(study, visited),
         sets=tuple(
             SetInfo(name, role, len(study.scored[name]), skipped.get(name, 0))
             for name, role in study.sets.roles().items()
@@ -143,6 +143,10 @@ def _newest(out: Path) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _machine() -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"device": gpu or "CPU", "system": platform.system(), "threads": torch.get_num_threads()}
+def _machine(study: Study, visited: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Where the networks ran, which need not be the GPU that is there."""
+    setups = [cells.read_setup(cells.cell_folder(study.out, *place)) for place in visited]
+    used = {setup["made_with"].get("device") for setup in setups if setup is not None}
+    on_gpu = "cuda" in used and torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    return {"device": device, "system": platform.system(), "threads": torch.get_num_threads()}
