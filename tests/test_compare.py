@@ -16,9 +16,9 @@ from PIL import Image
 from safetensors import safe_open
 from sklearn.metrics import roc_auc_score
 
-from nac_openood import NACDetector, NACError
+from nac_openood import NACDetector, NACError, files
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.benchmark.run import cells, meter
+from nac_openood.benchmark.run import cells, features, meter
 from nac_openood.benchmark.run.assemble import assemble_results
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
@@ -117,6 +117,19 @@ def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     second = conduct(study(data, tmp_path, methods, network=lambda run: counted))
     assert counted.tally.seen == 0
     assert second == first == Results.load(tmp_path)
+
+
+def test_features_of_an_earlier_run_are_read_once(data, tmp_path, monkeypatch):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    opened = []
+
+    def read(path, *more):
+        opened.append(path)
+        return files.read_tensors(path, *more)
+
+    monkeypatch.setattr(features, "files", SimpleNamespace(read_tensors=read))
+    conduct(study(data, tmp_path, {"toy": Toy}, seed=1))
+    assert len(opened) == len(set(opened)) == 8
 
 
 CHANGES = ["weights", "settings", "seed", "images", "batch_size", "arch", "transform"]

@@ -70,7 +70,9 @@ def aurocs(results):
 
 def test_a_method_that_nobody_implements_says_what_to_pass(data):
     mine = Method("mine", "Mine")
-    results = compare(small_net(None), **data, methods=[mine], progress=False)
+    results = compare(
+        small_net(None), **data, methods=[mine], progress=False, backend="pytorch-ood"
+    )
     assert results.rows[0].error == "nobody implements Mine: pass `scorer` to its `Method`."
 
 
