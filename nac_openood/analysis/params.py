@@ -80,12 +80,13 @@ def params(data: AnalysisData, options: Options) -> Finding:
         for layers, found in (("alone", point.alone), ("all", point.together))
         for record in records_of(found, **_at(point), layers=layers)
     ]
+    used = next(point for point in points if point.config == data.settings[point.layer])
     notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     notes += [note for paper in papers.values() for note in paper.notes]
     return Finding(
         "params", "Parameters alpha, r and M", _sentence(shown, group, deepest),
         [*tables, _sensitivity(data, points, group)], figures, records,
-        {"default": TestScores(data).metrics(data.settings)}, notes,
+        {"default": used.together}, notes,
     )  # fmt: skip
 
 

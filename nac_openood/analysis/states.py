@@ -63,8 +63,8 @@ def states(data: AnalysisData, options: Options) -> Finding:
     return Finding(
         "states", "What the neuron state is made of", _sentence(found, parts, group), tables,
         [
-            neuron_figure(data, options, settings),
-            coverage_figure(data, options, settings),
+            neuron_figure(data, options, settings, scores),
+            coverage_figure(data, options, settings, scores),
             _bars(data, found, group),
         ],
         records,

@@ -58,7 +58,7 @@ class SetInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """A network; `accuracy` is in percent, on the ID test set."""
+    """A network; `accuracy` is in percent, on the ID test set and the covariate-shifted ones."""
 
     name: str
     checkpoint: str

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home
-from nac_openood.benchmark.methods.openood.scorer import IMPLEMENTATION
 from nac_openood.benchmark.methods.scorer import Fit, Given
 from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
@@ -26,10 +25,10 @@ class OpenGANScorer:
         file: `best_DNet.ckpt`, as OpenOOD's recorder writes it.
     """
 
-    implementation = IMPLEMENTATION
-
     def __init__(self, file: Path) -> None:
-        self.file = file
+        from nac_openood.plugin.source import openood_title, openood_tree
+
+        self.file, self.implementation = file, openood_title(openood_tree())
         self.settings: Mapping[str, Any] = {
             "discriminator": str(file),
             "changed": file.stat().st_mtime_ns,

@@ -21,8 +21,6 @@ from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
 from nac_openood.search.space import grid_points
 
-IMPLEMENTATION = "OpenOOD 1.5"
-
 
 class OpenOODScorer:
     """A postprocessor of OpenOOD, set up and searched as OpenOOD's evaluator does.
@@ -32,14 +30,12 @@ class OpenOODScorer:
         configs: a folder with `postprocessors/METHOD.yml`; None takes OpenOOD's own.
     """
 
-    implementation = IMPLEMENTATION
-
     def __init__(self, method: Method, configs: Optional[Path] = None) -> None:
-
-        from nac_openood.plugin.source import code_of, openood_ready
+        from nac_openood.plugin.source import code_of, openood_ready, openood_title
 
         self.method, self._needs = method.name, method.needs
         with openood_ready() as tree:
+            self.implementation = openood_title(tree)
             self._configs, code = configs or tree / "configs", code_of(tree)
         config = _config(self._configs, self.method).read_text(encoding="utf-8")
         self.settings: Mapping[str, Any] = {"config": config, "code": code}
