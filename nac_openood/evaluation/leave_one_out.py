@@ -22,7 +22,7 @@ from nac_openood.structure import from_values
 
 RANKED_RUNS_FILE = "results.json"
 AVERAGE = "average"
-_FORMAT = 1
+_FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
 
 
 class Summary(NamedTuple):
@@ -128,7 +128,8 @@ class RankedRuns:
                 for run in self.runs
             ],
         }
-        return files.write_document(Path(folder) / RANKED_RUNS_FILE, _FORMAT, document)
+        path = Path(folder) / RANKED_RUNS_FILE
+        return files.write_document(path, _FORMAT, document, kind=_KIND)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> RankedRuns:
@@ -140,7 +141,7 @@ class RankedRuns:
                 raise NACError("it has no runs")
             return found
 
-        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, parse)
+        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, parse, _KIND)
 
 
 def rank_runs(

@@ -161,10 +161,12 @@ class Ranking:
         return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls.from_dict)
 
 
-def read_ranking(path: Path, version: int, parse: Callable[[dict[str, Any]], _T]) -> _T:
+def read_ranking(
+    path: Path, version: int, parse: Callable[[dict[str, Any]], _T], kind: str = ""
+) -> _T:
     """`files.read_document` for the files of rankings."""
     missing = f"there is no {path}: expected the folder of a ranking"
-    return files.read_document(path, version, parse, missing=missing, again="Rank again")
+    return files.read_document(path, version, parse, missing=missing, again="Rank again", kind=kind)
 
 
 def choose(candidates: Sequence[IntegralCandidate]) -> tuple[IntegralCandidate, list[str]]:

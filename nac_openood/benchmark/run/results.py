@@ -35,7 +35,7 @@ __all__ = [
 __all__ += ["Value"]
 
 RESULTS_FILE = "results.json"
-_FORMAT = 1
+_FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
 _ROLES, _STATUS = ("id", "csid", "near", "far"), ("ok", "failed", "absent")
 
 
@@ -227,7 +227,7 @@ class Results:
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""
         content = {name: value for name, value in asdict(self).items() if name != "folder"}
-        files.write_document(self.folder / RESULTS_FILE, _FORMAT, content)
+        files.write_document(self.folder / RESULTS_FILE, _FORMAT, content, kind=_KIND)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Results:
@@ -245,6 +245,6 @@ class Results:
             return found
 
         return files.read_document(
-            path, _FORMAT, parse, again="Repeat the comparison",
+            path, _FORMAT, parse, kind=_KIND, again="Repeat the comparison",
             missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
         )  # fmt: skip
