@@ -19,7 +19,7 @@ class FileError(NACError):
     """A saved file is damaged, newer than this package, or belongs to something else."""
 
 
-def one_line(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error on one line; an error that is not ours says of which class it is."""
     text = " ".join(str(error).split())
     return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"

@@ -8,7 +8,6 @@ from analysis_data import with_four_layers
 from nac_openood.analysis.contestants import contestants, workload
 from nac_openood.analysis.cost import FORWARD, cost
 from nac_openood.analysis.options import Options
-from nac_openood.benchmark.methods.backends import usable_backends
 from nac_openood.benchmark.methods.table import Method
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood")
@@ -72,11 +71,7 @@ def test_the_papers_times_are_beside_those_measured(found):
     assert rows["NAC+"][-2:] == [None, None]
 
 
-def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data, monkeypatch):
-    def absent(*_):
-        return usable_backends("pytorch-ood")
-
-    monkeypatch.setattr("nac_openood.analysis.contestants.usable_backends", absent)
+def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data):
     options = Options(
         progress=False, repeats=1, most_samples=24, backend="pytorch-ood",
         methods=["msp", "opengan"],

@@ -14,7 +14,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.table import chosen_kinds
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.table import AUTO_BACKEND
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.vetting import vetted
 from nac_openood.benchmark.run.workbench import Workbench
@@ -79,7 +79,7 @@ def prepare_analysis(
         run = Checkpoint("network", checkpoint)
         study = Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
-            make=scorers((), lambda method: NACScorer(rule=str(method.rule))), out=folder,
+            make=scorers((), AUTO_BACKEND), out=folder,
             batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
         )  # fmt: skip
         study.check()

@@ -14,7 +14,7 @@ from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry
 from nac_openood.analysis.options import Options
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
-from nac_openood.errors import one_line
+from nac_openood.errors import error_text
 from nac_openood.network.calling import classify
 from nac_openood.progress import bar
 
@@ -55,7 +55,7 @@ def _runs(method: Contestant, work: Workload, problems: dict[str, str]) -> bool:
         method.set_up(work)
         method.score(work.test[:1])
     except Exception as error:  # methods of others may raise anything
-        problems[method.name] = one_line(error)
+        problems[method.name] = error_text(error)
         return False
     return True
 

@@ -185,11 +185,12 @@ def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[
     """The features in a file; None if it is missing, damaged or made with something else."""
     try:
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
-        columns = [stored_tensor(tensors, n, torch.int64, 1) for n in ("prediction", "label")]
+        prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
+        label = stored_tensor(tensors, "label", torch.int64, 1)
         feature, headless = tensors.get("feature"), str(about["headless"])
         if feature is not None:
             stored_tensor(tensors, "feature", feature.dtype, 2)
-        found = Features(feature, *columns, Timing.read(about["timing"]), headless)
+        found = Features(feature, prediction, label, Timing.read(about["timing"]), headless)
     except (KeyError, TypeError, ValueError):  # NACError is a ValueError
         return None
     same = about.get("made_with") == dict(made_with)

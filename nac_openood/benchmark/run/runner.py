@@ -17,7 +17,7 @@ from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import agreed, together, world
-from nac_openood.errors import FileError, NACError, one_line
+from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import remove
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
@@ -56,10 +56,10 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     except Exception as error:
         if len(study.runs) == 1:  # there is nothing else to go on with
             raise NACError(
-                f"the network cannot be run on this data: {one_line(error)}. Check that the "
+                f"the network cannot be run on this data: {error_text(error)}. Check that the "
                 "architecture, the weights and the size of the samples fit together."
             ) from error
-        say(f"{run.name} failed: {one_line(error)}")
+        say(f"{run.name} failed: {error_text(error)}")
         for method in study.methods:
             _write_error(study, run, method, "failed", error)
         return None
@@ -90,7 +90,7 @@ def _run_method(bench: Workbench, method: Method, say: Say) -> None:
     except FileError:  # a full disk: no other method would succeed
         raise
     except Exception as error:  # methods of others may raise anything
-        say(f"failed: {one_line(error)}")
+        say(f"failed: {error_text(error)}")
         _write_error(study, run, method, "failed", error)
 
 
@@ -98,7 +98,7 @@ def _write_error(
     study: Study, run: Checkpoint, method: Method, status: str, error: Exception
 ) -> None:
     path = cells.cell_folder(study.out, run.name, method.name) / "error.json"
-    cells.write_note(path, {"status": status, "error": one_line(error)})
+    cells.write_note(path, {"status": status, "error": error_text(error)})
 
 
 def _say_of(say: Say, step: str, text: str) -> None:
@@ -161,7 +161,7 @@ def _score(
     with Meter(bench.device) as meter:
         # several processes share the batches, so that there is no time of a batch to record
         batches = timed if world().size == 1 else loader
-        scored = _checked(scorer.score(batches), len(bench.samples[name]), name)
+        scored = checked_scores(scorer.score(batches), len(bench.samples[name]), name)
     shared = isinstance(loader, FeatureBatches)
     own, workers = timed.timing(meter), bench.study.workers
     cost = cells.Cost(
@@ -179,7 +179,8 @@ def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[st
     return note if note is not None and note["made_with"] == made_with else None
 
 
-def _checked(scored: Scores, n: int, name: str) -> Scores:
+def checked_scores(scored: Scores, n: int, name: str) -> Scores:
+    """Scores of `n` samples as floating-point numbers; an error if they are not or not finite."""
     if scored.score.shape != (n,):
         raise NACError(f"expected {n} scores for {name}, got {list(scored.score.shape)}.")
     score = scored.score if scored.score.dtype.kind == "f" else scored.score.astype(np.float64)

@@ -10,7 +10,7 @@ from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
 from nac_openood.benchmark.methods.openood.view import NetworkView
-from nac_openood.benchmark.methods.scorer import Fit, Given
+from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
 from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
@@ -98,11 +98,9 @@ class OpenOODScorer:
     def _inference(self, loader: Any) -> Scores:
         if world().size == 1:
             return self._infer(loader, progress=shows_bars(self._given))
-        parts = over_batches(
-            self.method, loader, lambda batch: self._infer([batch], progress=False)
+        return joined_scores(
+            over_batches(self.method, loader, lambda batch: self._infer([batch], progress=False))
         )
-        score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
-        return Scores(score, prediction, label)
 
     def _infer(self, loader: Any, *, progress: bool) -> Scores:
         prediction, score, label = self._processor.inference(
