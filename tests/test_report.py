@@ -20,8 +20,8 @@ from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACError
 from nac_openood.benchmark.run.cells import cell_folder, write_scores
-from nac_openood.benchmark.run.metrics import METRICS
-from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, SetInfo
+from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+from nac_openood.benchmark.run.results import Results, Row, SetInfo
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report.blocks import Picture

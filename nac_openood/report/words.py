@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, NamedTuple, Optional
 
-from nac_openood.benchmark.run.results import FAR, NEAR, Value
+from nac_openood.benchmark.run.metrics import GROUP_WORDS
+from nac_openood.benchmark.run.results import Value
 
 #: Shown where nothing was measured.
 NOTHING = "\u2013"
-GROUP_TITLES = {NEAR: "near-OOD", FAR: "far-OOD"}
 _SETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -32,7 +32,7 @@ _SETS = {
     "imagenet_v2": "ImageNet-V2",
     "imagenet_c": "ImageNet-C",
     "imagenet_r": "ImageNet-R",
-    **GROUP_TITLES,
+    **GROUP_WORDS,
 }
 
 

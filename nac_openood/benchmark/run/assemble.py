@@ -7,7 +7,6 @@ import platform
 from pathlib import Path
 from typing import Any, Collection, Iterable, Mapping, Optional
 
-import numpy as np
 import torch
 
 from nac_openood.benchmark.methods.table import NAC, Method
@@ -17,7 +16,6 @@ from nac_openood.benchmark.run.meter import Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import metrics_by_set
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.benchmark.run.study import Study
-from nac_openood.detector.outcomes import Scores
 from nac_openood.search.output import versions
 from nac_openood.search.surrogate import SURROGATE_LABEL
 from nac_openood.sources.checkpoints import Checkpoint
@@ -99,14 +97,16 @@ def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
         return _unfinished(run, method)
     costs = [cost for _, about in whole.values() if (cost := cells.cost_of(about)) is not None]
     peaks = [p for p in (setup["peak_mb"], *(cost.peak_mb for cost in costs)) if p is not None]
-    images = sum(len(scored.score) for scored, _ in whole.values())
+    scores = {name: scored.score for name, (scored, _) in whole.items()}
+    accuracy = float("nan") if run.accuracy is None else run.accuracy
+    images = sum(map(len, scores.values()))
     # over all test sets, since a small one has too few batches for a median
     own, shared = Timing.joined(c.own for c in costs), Timing.joined(c.shared for c in costs)
     return Row(
         *named,
         implementation=setup["made_with"]["implementation"],
         status="ok",
-        metrics=_metrics(study, {name: scored for name, (scored, _) in whole.items()}, run),
+        metrics=metrics_by_set(scores, study.sets.roles(), accuracy),
         setup_seconds=setup["seconds"],
         ms_per_image=1000 * (own.typical + shared.typical) / images,
         peak_mb=max(peaks) if peaks else None,
@@ -116,16 +116,6 @@ def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
         advice=setup["advice"],
         disturbed=is_disturbed(own, shared),
     )
-
-
-def _metrics(
-    study: Study, scored: Mapping[str, Scores], run: NetworkInfo
-) -> dict[str, dict[str, float]]:
-    sets = study.sets
-    near, far = ({n: scored[n] for n in names} for names in (sets.near, sets.far))
-    inside = np.concatenate([scored[name].score for name in ("test", *sets.shifted)])
-    accuracy = float("nan") if run.accuracy is None else run.accuracy
-    return metrics_by_set(inside, near, far, accuracy)
 
 
 def _unfinished(run: NetworkInfo, method: Method) -> Row:
