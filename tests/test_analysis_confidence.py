@@ -147,10 +147,8 @@ def test_the_gallery_shows_disputed_samples(data, agreed):
             assert sample.image.startswith("data:image/png;base64,")
             low = sample.shares["NAC"] <= 5
             assert low == ("NAC finds" in title or "NAC rejects" in title)
-    cards = [
-        b for s in analysis_document([agreed_about(data, agreed)]).sections for b in s.blocks
-        if isinstance(b, Cards)
-    ]  # fmt: skip
+    sections = analysis_document([agreed], data.about()).sections
+    cards = [b for s in sections for b in s.blocks if isinstance(b, Cards)]
     assert [card.title for card in cards] == list(groups)
 
 
@@ -158,7 +156,7 @@ def agreed_about(data, found):
     """As `analyze` returns it."""
     from dataclasses import replace
 
-    return replace(found, about={**data.about(), "command": "nac-openood analyze"})
+    return replace(found, about=replace(data.about(), command="nac-openood analyze"))
 
 
 @pytest.mark.parametrize("kind", ["calibrated", "agreed"])

@@ -104,12 +104,11 @@ def analyze(
     """
     if options.against not in (None, "paper"):
         raise NACError(f"`against` must be 'paper' or None, got {options.against!r}.")
-    about = {**data.about(), "command": data.bench.study.command}
     for kind in chosen_kinds(kinds):
         options.say(f"analysis: {kind.name}")
         try:
             found = kind.function()(data, options)
-            yield kind.name, replace(found, about=about)
+            yield kind.name, replace(found, about=data.about())
         except FileError:  # a full disk: no other analysis would succeed
             raise
         except NACError as error:

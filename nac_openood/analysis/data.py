@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 import numpy as np
 
+from nac_openood.analysis.finding import About, ValidationData
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import batches
@@ -133,18 +134,13 @@ class AnalysisData:
             raise NACError(f"`ood_set` must be one of {', '.join(known)}; got {name!r}.")
         return name
 
-    def about(self) -> dict[str, Any]:
-        """What the numbers are about, as JSON values."""
+    def about(self) -> About:
+        """What the numbers are about."""
+        noted = self.fitting.about
         sizes = {name: read.n_samples for name, read in self.scored.items()}
-        return {
-            "id_name": self.id_name,
-            "arch": self.arch,
-            "accuracy": self.accuracy,
-            "roles": self.roles,
-            "samples": {**self.fitting.about["samples"], **sizes},
-            "training_samples": len(self.train_rows),
-            "ood_val": self.fitting.about["ood_val"],
-            "settings": {name: used.to_dict() for name, used in self.settings.items()},
-            "searched": self.found is not None,
-            "made_with": self.fitting.about["made_with"],
-        }
+        return About(
+            self.id_name, self.arch, self.accuracy, self.roles, {**noted["samples"], **sizes},
+            ValidationData(**noted["ood_val"]),
+            {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
+            noted["made_with"], self.bench.study.command, len(self.train_rows),
+        )  # fmt: skip

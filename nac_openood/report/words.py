@@ -111,9 +111,9 @@ def ordinal(rank: int) -> str:
     return f"{rank}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th')}"
 
 
-def count(n: int, noun: str) -> str:
+def count(n: int, noun: str, plural: str = "") -> str:
     """`1 method`, `2 methods`."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def one_line(value: Any) -> str:
