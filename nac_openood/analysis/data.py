@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Mapping, Optional
 
 import numpy as np
@@ -12,11 +11,10 @@ import numpy as np
 from nac_openood.analysis.finding import About, ValidationData
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.network.head import Head, head_of
+from nac_openood.network.head import Head
 from nac_openood.search.alternatives import Known
 from nac_openood.search.result import SearchResult
 from nac_openood.search.stored import ReadingSet
@@ -30,7 +28,6 @@ class AnalysisData:
     predictions and labels. They lie in files and are read as they are used.
 
     Args:
-        folder: of the readings.
         bench: the network, the datasets, and what results depend on.
         fitting: readings of the fitting subset, both validation sets and held-out training data.
         more: readings of the other training samples; None if there are none.
@@ -42,7 +39,6 @@ class AnalysisData:
         found: what the search found; None without one.
     """
 
-    folder: Path
     bench: Workbench
     fitting: ReadingSet
     more: Optional[Readings]
@@ -100,15 +96,14 @@ class AnalysisData:
         right = sum(int((each.prediction == each.label).sum()) for each in read)
         return 100 * right / sum(each.n_samples for each in read)
 
-    @cached_property
+    @property
     def head(self) -> Head:
         """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
 
         Raises:
             NACError: if the network does not end in a linear layer.
         """
-        first = next(iter(batches(self.bench.study.scored["test"].loader()))).data
-        return Head(head_of(self.bench.net, first)[1])
+        return self.bench.head
 
     @property
     def head_input(self) -> str:

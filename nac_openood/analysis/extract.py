@@ -42,7 +42,6 @@ MOST_TRAIN = 50_000
 
 def extract_data(
     bench: Workbench,
-    folder: Path,
     *,
     config: Optional[NACConfig] = None,
     search: bool = True,
@@ -53,8 +52,7 @@ def extract_data(
 
     Args:
         bench: the network and the datasets; its study must have `search=True`, since the OOD
-            validation set is read in any case.
-        folder: of the readings.
+            validation set is read in any case. Readings go into its folder.
         config: NAC's settings and sweep; None takes those shipped for the data and the network,
             or automatic layers and the paper's search space where there are none.
         search: whether to search the settings; otherwise those of `config` are used.
@@ -62,7 +60,7 @@ def extract_data(
         say: is told what is going on.
     """
     config = config or preset_or_auto(bench.net, bench.study.sets.id_name)
-    progress = bench.study.progress
+    folder, progress = bench.study.out, bench.study.progress
     reader = NACDetector(bench.net, _plain(config).layer_choice)
     made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
     fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
@@ -84,7 +82,7 @@ def extract_data(
         scored[name] = _read(reader, loader, where, note, f"test set {name}", say, progress)
     settings, found = _settings(bench, config, fitting, search, say)
     return AnalysisData(
-        folder, bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
+        bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
     )
 
 

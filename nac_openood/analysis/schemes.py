@@ -7,7 +7,6 @@ weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from torch.utils.data import DataLoader
@@ -95,7 +94,7 @@ def _compared(data: AnalysisData, name: str, options: Options) -> Results:
         _NATIVE, SCHEMES[name].title, needs="network", uses_train=False,
         scorer=partial(NativeScorer, name),
     )  # fmt: skip
-    out = Path(data.folder) / "schemes" / name
+    out = study.out / "schemes" / name
     return compare(
         net, **vars(sets), methods=[native, "nac", "nac_plus"], out=out, arch=data.arch,
         nac_config=data.config if data.config.layers else None, batch_size=study.batch_size,

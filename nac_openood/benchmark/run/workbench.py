@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping
 
 import torch
 from torch import nn
@@ -51,7 +51,6 @@ class Workbench:
             "device": self.device.type,
             "batch_size": study.batch_size,
         }
-        self._layer: Optional[nn.Linear] = None
         self._warm = False
 
     def _warm_up(self) -> None:
@@ -96,7 +95,7 @@ class Workbench:
         study = self.study
         fitting = {name: self.loader(name, needs) for name in study.fitting}
         return Given(
-            self._head() if needs == "features" else self.net,
+            self._head_of_features() if needs == "features" else self.net,
             study.sets.id_name, study.sets.n_classes, fitting["train"], fitting["id_val"],
             fitting.get("ood_val"), search=study.search, std=study.sets.std, seed=study.seed,
             progress=study.progress,
@@ -130,9 +129,16 @@ class Workbench:
         same = found[1].get("made_with") == {**made_with, "images": self.identity[name]}
         return same and len(found[0].score) == len(self.samples[name])
 
-    def _head(self) -> Head:
+    @cached_property
+    def head(self) -> Head:
+        """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
+
+        Raises:
+            NACError: the network does not end in a linear layer.
+        """
+        return Head(head_of(self.net, self._first_batch())[1])
+
+    def _head_of_features(self) -> Head:
         if self.features("test").headless:
             raise Absent(self.features("test").headless)
-        if self._layer is None:
-            self._layer = head_of(self.net, self._first_batch())[1]
-        return Head(self._layer)
+        return Head(self.head.fc)  # one for each method, which may do with it what it likes
