@@ -70,7 +70,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there, or say why not; of several processes the first one does."""
+    """Remove a file if it is there, or say why not; only the first of several processes does so."""
     try:
         if is_main():
             path.unlink(missing_ok=True)

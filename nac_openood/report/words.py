@@ -64,7 +64,7 @@ SHOWN = {
 
 
 def metric(name: str) -> Metric:
-    """How to show a metric, also one that is in no table."""
+    """How to show a metric; one that no table has is shown by its name."""
     return SHOWN.get(name, Metric(name))
 
 

@@ -5,7 +5,7 @@
     DIR/runs/RUN/METHOD/error.json           why there are no scores
 
 Each file is written as a whole or not at all, and holds what it was made with (`made_with`). A
-file that is damaged or was made with something else counts as missing.
+file that is damaged, or was made with other data, settings or code, counts as missing.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _rows(net: nn.Module, x: Any, head: Optional[nn.Linear]) -> dict[str, Tensor
 
 
 def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
-    """The features in a file; None if it is missing, damaged or made with something else."""
+    """The features in a file; None if it is missing, damaged, or of other data or code."""
     try:
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
         prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
