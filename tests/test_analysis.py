@@ -10,9 +10,9 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
+from nac_openood.analysis.about import About
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.finding import (
-    About,
     BarGroups,
     ColumnHead,
     DataTable,
