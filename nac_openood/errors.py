@@ -21,6 +21,12 @@ class FileError(NACError):
     """A saved file is damaged, newer than this package, or belongs to something else."""
 
 
+def error_text(error: Exception) -> str:
+    """An error on one line; an error that is not ours says of which class it is."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
+
+
 def why_unreadable(error: Exception) -> str:
     """Why a file could not be read or written, in a few words without a full stop."""
     if isinstance(error, UnicodeDecodeError):

@@ -66,7 +66,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there, or say why not; of several processes the first one does."""
+    """Remove a file if it is there, or say why not; only the first of several processes does so."""
     try:
         if is_main():
             path.unlink(missing_ok=True)
@@ -159,13 +159,22 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write_document(path: PathLike, version: int, content: Mapping[str, Any]) -> Path:
+def write_document(
+    path: PathLike, version: int, content: Mapping[str, Any], *, kind: str = ""
+) -> Path:
     """Write a JSON object that `read_document` reads, whole or not at all; returns the path."""
-    return write_json(path, sealed({"format": version, **content}))
+    named = {"kind": kind} if kind else {}
+    return write_json(path, sealed({"format": version, **named, **content}))
 
 
 def read_document(
-    path: PathLike, version: int, parse: Callable[[dict[str, Any]], _T], *, missing: str, again: str
+    path: PathLike,
+    version: int,
+    parse: Callable[[dict[str, Any]], _T],
+    *,
+    missing: str,
+    again: str,
+    kind: str = "",
 ) -> _T:
     """Read what `write_document` wrote.
 
@@ -176,9 +185,10 @@ def read_document(
             wrong with them.
         missing: what to say if there is no such file.
         again: how to get a new file if this one is damaged.
+        kind: what it holds, if files of other kinds have the same name; early ones do not say.
 
     Raises:
-        FileError: if the file is missing, damaged or of a newer format.
+        FileError: if the file is missing, damaged, of another kind or of a newer format.
     """
     try:
         document = read_json(path)
@@ -189,10 +199,13 @@ def read_document(
         raise FileError(f"{missing}.") from None
     except (OSError, NACError) as error:
         raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
+    if kind and document.get("kind", kind) != kind:
+        raise FileError(f"{path} holds {document['kind']}, expected {kind}.")
     _refuse_newer(path, found, version)
     try:
         content = unsealed(document)
-        del content["format"]
+        for name in ("format", "kind") if kind else ("format",):
+            content.pop(name, None)
         return parse(content)
     except NACError as error:
         raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error

@@ -10,6 +10,7 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
+from nac_openood.analysis.about import About
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.finding import (
     BarGroups,
@@ -26,10 +27,13 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.table import KINDS, chosen_kinds
 from nac_openood.benchmark.api import compare
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.reader import LayerReader
 from nac_openood.errors import FileError, NACError
+from nac_openood.files import write_json
 from nac_openood.report.analysis.write import write_analysis_page, write_finding
+from nac_openood.structure import from_values
 
 QUIET = Options(progress=False)
 
@@ -74,7 +78,7 @@ def finding(data, kind, **options):
 def test_all_layers_are_the_row_of_compare(data, compared):
     assert compared.status == "ok"
     assert data.found is not None and data.found.evaluated == 4
-    assert data.about()["settings"] == compared.hyperparameters["layers"]
+    assert data.about().settings == compared.hyperparameters["layers"]
     found = finding(data, "layers")
     assert found.values["all"] == compared.metrics  # to the last bit
 
@@ -154,7 +158,7 @@ def test_surrogates_are_labelled(net, tmp_path):
     few = replace(few_sets(), far={}, ood_val=None)
     data = prepared(net, tmp_path, sets=few)
     assert data.surrogate
-    assert "surrogates" in data.about()["ood_val"]["name"]
+    assert "surrogates" in data.about().ood_val.name
 
 
 def test_without_settings_layers_are_found_and_searched(net, tmp_path):
@@ -167,6 +171,13 @@ def test_without_settings_layers_are_found_and_searched(net, tmp_path):
 def test_without_a_search_the_settings_stay(folder, net):
     data = prepared(net, folder, search=False)
     assert data.settings == CONFIG.layers and data.found is None
+
+
+def test_without_settings_and_search_layers_have_default_settings(net, tmp_path):
+    few = replace(few_sets(), id_name="mine", far={})
+    data = prepared(net, tmp_path, sets=few, config=None, search=False)
+    assert data.found is None and len(data.layers) >= 3
+    assert set(data.settings.values()) == {LayerConfig()}
 
 
 # ---- kinds
@@ -221,6 +232,7 @@ def example(**changes):
              "samples": {"test": 3}, "ood_val": {"name": "x", "surrogate": True}, "searched": False,
              "settings": {"avgpool": {"n_bins": 50}}, "command": "c",
              "made_with": {"versions": {"nac_openood": "1"}}}  # fmt: skip
+    about = from_values(About, {**about, **changes.pop("about", {})})
     given = dict(
         kind="layers", title="T", sentence="It is so.", about=about,
         tables=[DataTable("t", [ColumnHead("a", number=False), ColumnHead("b")],
@@ -243,9 +255,10 @@ def test_a_finding_survives_json():
 
 
 @pytest.mark.parametrize("document", [{}, {"format": 1}, {"format": 99, "kind": "x"}])
-def test_what_is_no_finding(document):
-    with pytest.raises(FileError, match="no finding|newer version"):
-        Finding.from_dict(document)
+def test_what_is_no_finding(document, tmp_path):
+    path = write_json(tmp_path / "layers.json", document)
+    with pytest.raises(FileError, match="is damaged|has format 99"):
+        Finding.load(path)
 
 
 def test_csv_and_page(tmp_path):
@@ -261,7 +274,7 @@ def test_csv_and_page(tmp_path):
 def test_the_page_is_about_one_network(tmp_path):
     pytest.importorskip("matplotlib")
     old = example(kind="params", sentence="Of another network.")
-    write_finding(replace(old, about={**old.about, "accuracy": 1.0}), tmp_path)
+    write_finding(replace(old, about=replace(old.about, accuracy=1.0)), tmp_path)
     write_finding(example(), tmp_path)
     text = write_analysis_page(tmp_path).read_text()
     assert "It is so." in text and "Of another network." not in text

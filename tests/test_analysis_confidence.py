@@ -147,10 +147,8 @@ def test_the_gallery_shows_disputed_samples(data, agreed):
             assert sample.image.startswith("data:image/png;base64,")
             low = sample.shares["NAC"] <= 5
             assert low == ("NAC finds" in title or "NAC rejects" in title)
-    cards = [
-        b for s in analysis_document([agreed_about(data, agreed)]).sections for b in s.blocks
-        if isinstance(b, Cards)
-    ]  # fmt: skip
+    sections = analysis_document([agreed], data.about()).sections
+    cards = [b for s in sections for b in s.blocks if isinstance(b, Cards)]
     assert [card.title for card in cards] == list(groups)
 
 
@@ -158,7 +156,7 @@ def agreed_about(data, found):
     """As `analyze` returns it."""
     from dataclasses import replace
 
-    return replace(found, about={**data.about(), "command": "nac-openood analyze"})
+    return replace(found, about=replace(data.about(), command="nac-openood analyze"))
 
 
 @pytest.mark.parametrize("kind", ["calibrated", "agreed"])
@@ -167,6 +165,6 @@ def test_files(kind, request, tmp_path):
     paths = [*write_finding(found, tmp_path), *write_figures(found, tmp_path)]
     assert all(path.stat().st_size for path in paths)
     document = json.loads((tmp_path / f"{found.kind}.json").read_text())
-    again = Finding.from_dict(document)
-    assert {**json.loads(json.dumps(again.to_dict())), "sha256": document["sha256"]} == document
+    again = json.loads(json.dumps(Finding.load(tmp_path / f"{found.kind}.json").to_dict()))
+    assert {"format": 1, **again, "sha256": document["sha256"]} == document
     assert len(list(tmp_path.glob("*.svg"))) == len(found.figures)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from analysis_data import prepared, small_net
+from compare_toy import Toy
 from sklearn.metrics import roc_auc_score
 
 from nac_openood.analysis.api import analyze
@@ -17,6 +18,7 @@ from nac_openood.analysis.params import bound_of
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.state_figures import density, telling_neuron
 from nac_openood.analysis.state_parts import PARTS
+from nac_openood.benchmark.methods.table import Method
 from nac_openood.core.ranking import auroc
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
@@ -152,6 +154,20 @@ def test_one_layer_has_no_weights(data):
 
 
 # ---- near
+
+
+class NotNumbers(Toy):
+    def score(self, loader):
+        found = super().score(loader)
+        return found._replace(score=found.score * float("nan"))
+
+
+def test_near_ood_goes_on_where_scores_are_no_numbers(data):
+    strange = Method("strange", "Strange", scorer=NotNumbers)
+    found = finding(data, "near", methods=[strange, "nac"])
+    assert [row[0] for row in found.tables[0].rows] == ["NAC"]
+    assert found.notes[-1].startswith("Strange has no result: ")
+    assert found.notes[-1].endswith(" scores of test are NaN or Inf.")
 
 
 def test_msp_is_that_of_the_logits(data):

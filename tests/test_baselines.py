@@ -31,7 +31,7 @@ from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.network.random_state import seed_all
-from nac_openood.plugin.source import openood_ready
+from nac_openood.plugin.source import openood_ready, openood_title
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.networks import CifarResNet18
@@ -349,7 +349,7 @@ def discriminator(tmp_path):
 
 
 def opengan_study(data, out, net, path):
-    make = scorers((OPENOOD,), lambda method: pytest.fail("NAC was not asked for"))
+    make = scorers([METHODS["opengan"]], OPENOOD)
     asked = study(data, out, {"opengan": None}, network=lambda run: net)
     return dataclasses.replace(
         asked, batch_size=BATCH, make=make, runs=(Checkpoint("s0", str(path)),)
@@ -402,3 +402,17 @@ def test_a_config_that_is_missing_is_not_downloaded(tmp_path):
     with pytest.raises(ValueError, match="there is no .*msp.yml. Use a source tree of OpenOOD"):
         OpenOODScorer(METHODS["msp"], Path(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("setup", "title"),
+    [("version='1.5',", "OpenOOD 1.5"), ('setup(version="1.6.1")', "OpenOOD 1.6.1")],
+)
+def test_the_implementation_is_the_version_of_the_tree(tmp_path, setup, title):
+    (tmp_path / "setup.py").write_text(setup)
+    assert openood_title(tmp_path) == title
+
+
+def test_the_version_of_an_installed_openood_is_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", {"openood": "2.0"}.__getitem__)
+    assert openood_title(tmp_path) == "OpenOOD 2.0"

@@ -16,9 +16,10 @@ from PIL import Image
 from safetensors import safe_open
 from sklearn.metrics import roc_auc_score
 
-from nac_openood import NACDetector, NACError
+from nac_openood import NACDetector, NACError, files
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.benchmark.run import cells, meter
+from nac_openood.benchmark.run import cells, features, meter
+from nac_openood.benchmark.run.assemble import assemble_results
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.batches import batches
@@ -116,6 +117,19 @@ def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     second = conduct(study(data, tmp_path, methods, network=lambda run: counted))
     assert counted.tally.seen == 0
     assert second == first == Results.load(tmp_path)
+
+
+def test_features_of_an_earlier_run_are_read_once(data, tmp_path, monkeypatch):
+    conduct(study(data, tmp_path, {"toy": Toy}))
+    opened = []
+
+    def read(path, *more):
+        opened.append(path)
+        return files.read_tensors(path, *more)
+
+    monkeypatch.setattr(features, "files", SimpleNamespace(read_tensors=read))
+    conduct(study(data, tmp_path, {"toy": Toy}, seed=1))
+    assert len(opened) == len(set(opened)) == 8
 
 
 CHANGES = ["weights", "settings", "seed", "images", "batch_size", "arch", "transform"]
@@ -417,6 +431,18 @@ def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
         Results.load(tmp_path)
     with pytest.raises(NACError, match="expected the folder of a comparison"):
         Results.load(tmp_path / "nowhere")
+
+
+def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
+    asked = study(data, tmp_path, {"toy": Toy})
+    conduct(asked)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "CPU"
+    note = tmp_path / "runs/s0/toy/setup.json"
+    content = cells.read_note(note)
+    cells.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
+    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "Some GPU"
 
 
 def test_cells_say_what_made_them(data, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from compare_toy import SETTINGS, Failing, Toy, small_net
 from conftest import SmallNet
+from PIL import Image
 from test_head import assert_untouched, state_of
 from torch import nn
 from torch.utils.data import (
@@ -65,6 +66,37 @@ TOY = Method("toy", "Toy", scorer=Toy)
 
 def aurocs(results):
     return {(r.run, r.method): [m["AUROC"] for m in r.metrics.values()] for r in results.rows}
+
+
+def test_a_method_that_nobody_implements_says_what_to_pass(data):
+    mine = Method("mine", "Mine")
+    results = compare(
+        small_net(None), **data, methods=[mine], progress=False, backend="pytorch-ood"
+    )
+    assert results.rows[0].error == "nobody implements Mine: pass `scorer` to its `Method`."
+
+
+class Pictured(TensorDataset):
+    """Images with pictures that the dataset keeps."""
+
+    def __init__(self, plain, mode):
+        super().__init__(*plain.tensors)
+        self.pictures = [Image.new(mode, (200, 150)) for _ in range(len(self))]
+
+    def picture(self, index):
+        return self.pictures[index]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "F", "I;16", "RGBA"])
+def test_pictures_of_the_caller_stay_as_they_are(data, mode):
+    data["test"] = Pictured(data["test"], mode)
+    results = run(small_net(None), data)
+    assert {(each.size, each.mode) for each in data["test"].pictures} == {((200, 150), mode)}
+    shown = [e.file for e in results.gallery if e.dataset == "test"]
+    for file in shown:
+        with Image.open(results.folder / file) as image:
+            assert (image.size, image.mode) == ((96, 72), "RGB")
+    assert len(shown) == 8
 
 
 def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):
@@ -367,6 +399,23 @@ def test_a_forward_that_changed_is_run_again(data, tmp_path):
 
     Louder.__name__ = Louder.__qualname__ = Counting.__qualname__  # as after an edit
     after, seen = again(data, tmp_path, net=Louder())
+    assert seen > 0 and aurocs(after) != aurocs(before)
+
+
+def scaled(x):
+    return x
+
+
+class Helped(Counting):
+    def forward(self, x):
+        return super().forward(scaled(x))
+
+
+def test_a_function_that_forward_calls_and_that_changed_is_run_again(data, tmp_path, monkeypatch):
+    before, _ = again(data, tmp_path, net=Helped())
+    assert again(data, tmp_path, net=Helped())[1] == 0
+    monkeypatch.setitem(globals(), "scaled", lambda x: 2 * x)
+    after, seen = again(data, tmp_path, net=Helped())
     assert seen > 0 and aurocs(after) != aurocs(before)
 
 

@@ -8,7 +8,7 @@ from analysis_data import with_four_layers
 from nac_openood.analysis.contestants import contestants, workload
 from nac_openood.analysis.cost import FORWARD, cost
 from nac_openood.analysis.options import Options
-from nac_openood.benchmark.methods.backends import usable_backends
+from nac_openood.benchmark.methods.table import Method
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood")
 
@@ -71,11 +71,7 @@ def test_the_papers_times_are_beside_those_measured(found):
     assert rows["NAC+"][-2:] == [None, None]
 
 
-def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data, monkeypatch):
-    def absent(*_):
-        return usable_backends("pytorch-ood")
-
-    monkeypatch.setattr("nac_openood.analysis.contestants.usable_backends", absent)
+def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data):
     options = Options(
         progress=False, repeats=1, most_samples=24, backend="pytorch-ood",
         methods=["msp", "opengan"],
@@ -83,3 +79,20 @@ def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data, monkeypatc
     found = cost(data, options)
     assert any("24 of 250 training samples" in note for note in found.notes)
     assert any(note.startswith("OpenGAN was left out: OpenGAN is not in") for note in found.notes)
+
+
+class Broken:
+    implementation, settings = "broken 1", {}
+
+    def setup(self, given, chosen=None):
+        raise KeyError("fc")
+
+
+def test_a_method_that_fails_is_a_note_and_the_others_go_on(data):
+    broken = Method("mine", "Mine", scorer=Broken)
+    options = Options(
+        progress=False, repeats=1, most_samples=24, backend="pytorch-ood", methods=[broken, "msp"]
+    )
+    found = cost(data, options)
+    assert [row[0] for row in found.tables[0].rows][:3] == [FORWARD, "MSP", "NAC, 1 layer"]
+    assert "Mine was left out: KeyError: 'fc'" in found.notes

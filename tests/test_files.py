@@ -3,10 +3,11 @@
 import pytest
 
 from nac_openood.benchmark.run.results import Results
+from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRuns
+from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import Ranking
-from nac_openood.files import read_document, write_json
+from nac_openood.files import read_document, write_document, write_json
 from nac_openood.search.stored import ReadingSet
 
 DOCUMENTS = {
@@ -35,3 +36,21 @@ def test_what_cannot_be_read_is_told_with_a_way_out(kind, tmp_path):
     write_json(tmp_path / name, {"format": 9})
     with pytest.raises(FileError, match="has format 9; this nac_openood reads up to 1. Upgrade it"):
         kind.load(tmp_path)
+
+
+def test_a_document_of_another_kind_is_told_apart(tmp_path):
+    run = RankedRun("", None, Ranking((), (), IntegralConfig(), "avgpool", {}))
+    RankedRuns((run,)).save(tmp_path)
+    told = r"holds a ranking of checkpoints \(of nac-openood rank\), expected a comparison"
+    with pytest.raises(FileError, match=told):
+        Results.load(tmp_path)
+
+
+def test_a_document_that_does_not_say_its_kind_is_read(tmp_path):
+    write_json(tmp_path / "x.json", {"format": 1, "a": 2})
+    found = read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing")
+    write_document(tmp_path / "x.json", 1, found, kind="a thing")
+    assert found == {"a": 2}
+    assert (
+        read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing") == found
+    )

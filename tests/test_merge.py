@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.merging import merge_results
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.cli import main
 from nac_openood.detector.checked_fit import fit_checked
 from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
@@ -214,3 +215,27 @@ def test_comparisons_become_one(here, capsys):
     assert main(["merge", "one", "two", "--out", "three"]) == 1
     assert "compare different things: `sets`" in capsys.readouterr().err
     assert not (here / "three").exists()
+
+
+def results_of(folder, *runs):
+    """A comparison of networks, given as (name, accuracy), without any scores."""
+    return Results(
+        folder, "birds", "net", "", "2026-01-01T00:00:00+00:00", {}, {},
+        (SetInfo("test", "id", 3), SetInfo("s", "far", 3)),
+        tuple(NetworkInfo(name, f"{name}.pt", accuracy) for name, accuracy in runs),
+        tuple(Row("msp", "MSP", name, "", "failed", "why") for name, _ in runs),
+    )  # fmt: skip
+
+
+def test_networks_keep_the_order_of_the_comparisons(tmp_path):
+    parts = [results_of(tmp_path / "1", ("a", 90.0), ("b", 91.0)),
+             results_of(tmp_path / "2", ("b", 91.0), ("c", 92.0))]  # fmt: skip
+    found = merge_results(parts, tmp_path / "all")
+    assert [run.name for run in found.runs] == ["a", "b", "c"]
+
+
+def test_every_two_comparisons_must_have_the_same_networks(tmp_path):
+    accuracies = [("a", 90.0)], [("b", 91.0)], [("b", 12.0)]
+    parts = [results_of(tmp_path / str(n), *runs) for n, runs in enumerate(accuracies)]
+    with pytest.raises(NACError, match="2 and .*1 have different networks of the name b"):
+        merge_results(parts, tmp_path / "all")

@@ -22,14 +22,8 @@ from nac_openood.benchmark.methods.table import (
 from nac_openood.benchmark.run import meter
 from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import METRICS, metrics_by_set, ood_metrics
-from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.search.space import grid_points
-
-
-def scored(values):
-    return Scores(np.asarray(values, float), np.zeros(len(values), int), np.zeros(len(values), int))
-
 
 # ---- metrics
 
@@ -106,8 +100,9 @@ def test_scores_that_are_no_numbers_are_counted(broken):
 
 
 def test_the_table_has_means_and_one_accuracy():
-    near = {"a": scored([0.0, 0.5]), "b": scored([2.5, 0.0])}
-    table = metrics_by_set(np.array([3.0, 2, 1]), near, {}, 66.0)
+    scores = {"test": [3.0, 2, 1], "a": [0.0, 0.5], "b": [2.5, 0.0]}
+    roles = {"test": "id", "a": "near", "b": "near"}
+    table = metrics_by_set({n: np.array(s) for n, s in scores.items()}, roles, 66.0)
     assert list(table) == ["a", "b", "nearood"]  # no mean of nothing
     assert all(tuple(line) == METRICS for line in table.values())
     for metric in METRICS[:-1]:

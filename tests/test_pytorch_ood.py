@@ -16,7 +16,7 @@ from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.core.ranking import auroc
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.search.space import grid_points
 
@@ -207,29 +207,12 @@ def test_without_ood_validation_the_defaults_are_used(toy):
 
 
 def test_errors_say_what_to_do(toy, monkeypatch):
-    with pytest.raises(NACError, match="pytorch-ood has no method 'opengan'"):
-        PytorchOODScorer(table.METHODS["opengan"])
-    with pytest.raises(NotFittedError, match="call `setup` before `score`"):
-        make("msp").score([])
-    with pytest.raises(NACError, match="knn has no hyperparameter k; it has K"):
-        run("knn", toy, {"k": 3})
     with pytest.raises(NACError, match="K=500 exceeds the 320 training samples"):
         run("knn", toy, {"K": 500})
     with pytest.raises(NACError, match="K=50 exceeds the 32 training samples; no other value fits"):
         run("knn", toy, train=given_for("knn", toy)[0].train[:1])
     with pytest.raises(NACError, match="dim=300 is not smaller than the 300 dimensions"):
         run("vim", toy, {"dim": WIDE})
-    for method in ("mds", "dice", "gram", "knn", "mds_ensemble"):
-        with pytest.raises(NACError, match="the training or validation data is empty"):
-            run(method, toy, train=[])
-    given, _ = given_for("msp", toy)
-    scorer = make("msp")
-    scorer.setup(given)
-    with pytest.raises(NACError, match="nothing to score"):
-        scorer.score([])
-    broken = [{"data": torch.full((2, WIDE), float("nan")), "label": torch.zeros(2).long()}]
-    with pytest.raises(NACError, match="msp scored 2 of 2 samples NaN or Inf"):
-        scorer.score(broken)
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
     with pytest.raises(Absent, match=r"pip install 'nac-openood\[baselines\]'"):
@@ -245,10 +228,6 @@ def test_a_class_that_is_missing_is_named(method, toy):
     with pytest.raises(NACError, match="of every class; there is none of 2"):
         run(method, (net, {**sets, "train": kept}))
     assert_untouched(net, before)
-    strange = in_batches(data, torch.where(label == 2, 17, label))
-    what = "correct prediction" if method == "openmax" else "labels from 0 to 3, got 17"
-    with pytest.raises(NACError, match=what):
-        run(method, (net, {**sets, "train": strange}))
 
 
 def test_errors_of_the_library_name_the_method(toy, monkeypatch):
@@ -336,16 +315,9 @@ def test_an_adapter_that_computes_the_score_itself_needs_no_library(toy, monkeyp
     assert scorer.setup(given).search["points"] == 2
     features = torch.cat([batch["data"] for batch in sets["test"]])
     np.testing.assert_allclose(scorer.score(sets["test"]).score, features.norm(dim=1), rtol=1e-6)
-
-
-def test_a_scorer_that_failed_is_not_fitted(toy):
-    given, _ = given_for("knn", toy)
-    scorer = make("knn")
-    scorer.setup(given)
-    with pytest.raises(NACError):
-        scorer.setup(given, {"K": 10**6})
-    with pytest.raises(NotFittedError):
-        scorer.score([])
+    # a point whose scores are no numbers is passed over, as in OpenOOD
+    strange = PytorchOODScorer(row._replace(sweep={"power": (float("nan"), 2)}))
+    assert strange.setup(given).hyperparameters == {"power": 2}
 
 
 # ---- beside the real OpenOOD

@@ -14,7 +14,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.table import chosen_kinds
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.table import AUTO_BACKEND
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.vetting import vetted
 from nac_openood.benchmark.run.workbench import Workbench
@@ -79,14 +79,12 @@ def prepare_analysis(
         run = Checkpoint("network", checkpoint)
         study = Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
-            make=scorers((), lambda method: NACScorer(rule=str(method.rule))), out=folder,
+            make=scorers((), AUTO_BACKEND), out=folder,
             batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
         )  # fmt: skip
         study.check()
         bench = Workbench(study, run, net)
-        return extract_data(
-            bench, folder, config=config, search=search, most_train=most_train, say=say
-        )
+        return extract_data(bench, config=config, search=search, most_train=most_train, say=say)
 
 
 def analyze(
@@ -104,12 +102,11 @@ def analyze(
     """
     if options.against not in (None, "paper"):
         raise NACError(f"`against` must be 'paper' or None, got {options.against!r}.")
-    about = {**data.about(), "command": data.bench.study.command}
     for kind in chosen_kinds(kinds):
         options.say(f"analysis: {kind.name}")
         try:
             found = kind.function()(data, options)
-            yield kind.name, replace(found, about=about)
+            yield kind.name, replace(found, about=data.about())
         except FileError:  # a full disk: no other analysis would succeed
             raise
         except NACError as error:

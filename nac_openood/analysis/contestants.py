@@ -10,14 +10,13 @@ from torch import nn
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.options import Options
-from nac_openood.benchmark.methods.backends import scorers, usable_backends
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import Given, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.detector.batches import batches, fitting_loader
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
-from nac_openood.errors import NACError
+from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 
 _BASELINES = ("msp", "gen", "vim", "she")
@@ -87,16 +86,14 @@ def contestants(
         options: names of the baselines and whose they are.
         problems: receives why a method cannot run.
     """
-    rows = chosen_methods(options.methods or _BASELINES)
+    rows = [row for row in chosen_methods(options.methods or _BASELINES) if row.rule is None]
     found = []
-    make = scorers(usable_backends(options.backend, options.say), lambda m: NACScorer())
+    make = scorers(rows, options.backend, say=options.say)
     for row in rows:
-        if row.rule is None:
-            try:
-                scorer = make(row, data.bench.run)
-                found.append(_baseline(row, scorer, work))
-            except NACError as error:
-                problems[row.title] = str(error)
+        try:
+            found.append(_baseline(row, make(row, data.bench.run), work))
+        except Exception as error:  # methods of others may raise anything
+            problems[row.title] = error_text(error)
     for n in range(1, len(data.layers) + 1):
         found.append(_nac(data, n))
     return [*found, _plus(data)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import gc
 from contextlib import suppress
-from statistics import fmean, stdev
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Sequence
 
 from nac_openood.analysis.contestants import Contestant, Workload, contestants, workload
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
+from nac_openood.analysis.tabulate import printed_entry
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
+from nac_openood.benchmark.run.results import Value
+from nac_openood.errors import error_text
 from nac_openood.network.calling import classify
 from nac_openood.progress import bar
 
@@ -22,33 +24,45 @@ _PAPER = {"GEN": "gen none", "VIM": "vim none", "SHE": "she none",
           "NAC, 1 layer": "nac layer4", "NAC, 2 layers": "nac layer4+layer3",
           "NAC, 3 layers": "nac layer4+layer3+layer2"}  # fmt: skip
 
+#: By method, what `_summary` returns.
+_Summary = Mapping[str, Mapping[str, Any]]
+
 
 def cost(data: AnalysisData, options: Options) -> Finding:
     """Seconds and megabytes of every method, over several trials."""
     work = workload(data, options.most_samples)
     found: dict[str, list[dict[str, Any]]] = {FORWARD: []}
     problems: dict[str, str] = {}
-    everyone = contestants(data, work, options, problems)
-    for method in everyone:  # the first batches take longer than all others
-        method.set_up(work)
-        method.score(work.test[:1])
+    everyone = [m for m in contestants(data, work, options, problems) if _runs(m, work, problems)]
     # trial by trial, so that whatever else the machine does disturbs all methods alike
     for _ in bar(range(options.repeats), "trials", options.progress):
         found[FORWARD].append(_forward(data, work))
         for method in everyone:
             found.setdefault(method.name, []).append(_trial(data, work, method))
+    summary = {name: _summary(trials, found[FORWARD]) for name, trials in found.items()}
     records = _records(found)
     disturbed = sum(r["disturbed"] for r in records)
     return Finding(
         "cost",
         "Time and memory",
-        _sentence(found),
-        [_table(found, work, options)],
-        [_bars(found)],
+        _sentence(summary),
+        [_table(summary, work, options)],
+        [_bars(summary)],
         records,
-        {"summary": {name: _summary(trials, found[FORWARD]) for name, trials in found.items()}},
+        {"summary": summary},
         _notes(work, disturbed, len(records), problems),
     )
+
+
+def _runs(method: Contestant, work: Workload, problems: dict[str, str]) -> bool:
+    """Run a method once, not timed: the first batches take longer than all others."""
+    try:
+        method.set_up(work)
+        method.score(work.test[:1])
+    except Exception as error:  # methods of others may raise anything
+        problems[method.name] = error_text(error)
+        return False
+    return True
 
 
 def _measured(data: AnalysisData) -> Meter:
@@ -101,10 +115,6 @@ def _records(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
     ]  # fmt: skip
 
 
-def _spread(values: Sequence[float]) -> tuple[float, Optional[float]]:
-    return fmean(values), stdev(values) if len(values) > 1 else None
-
-
 def _summary(
     trials: Sequence[Mapping[str, Any]], forward: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -112,9 +122,9 @@ def _summary(
     found: dict[str, Any] = {}
     for key in ("setup_seconds", "inference_seconds"):
         if key in trials[0]:
-            found[key] = _spread([trial[key] for trial in trials])
+            found[key] = Value.of([trial[key] for trial in trials])
     seconds = [(t["inference_seconds"], f["inference_seconds"]) for t, f in zip(trials, forward)]
-    found["ratio"] = _spread([mine / plain for mine, plain in seconds])
+    found["ratio"] = Value.of([mine / plain for mine, plain in seconds])
     for key in ("setup_mb", "inference_mb"):
         known = [trial[key] for trial in trials if trial.get(key) is not None]
         found[key] = max(known) if known else None
@@ -122,9 +132,7 @@ def _summary(
     return found
 
 
-def _table(
-    found: Mapping[str, Sequence[Mapping[str, Any]]], work: Workload, options: Options
-) -> DataTable:
+def _table(summary: _Summary, work: Workload, options: Options) -> DataTable:
     inference = f"Inference, {work.n_test} samples"
     columns = [
         ColumnHead("Method", number=False), ColumnHead("samples", "Set-up"),
@@ -139,13 +147,12 @@ def _table(
             ColumnHead("inference s", paper, "lower"),
         ]
     rows: list[list[Entry]] = []
-    for name, trials in found.items():
-        s = _summary(trials, found[FORWARD])
+    for name, s in summary.items():
         samples = None if s["setup_samples"] is None else str(s["setup_samples"])
         row = [name, samples, s.get("setup_seconds"), s["setup_mb"],
                s["inference_seconds"], s["ratio"], s["inference_mb"]]  # fmt: skip
         rows.append([*row, *(_printed(name) if options.against else [])])
-    ours = [number for number, name in enumerate(found) if name.startswith("NAC")]
+    ours = [number for number, name in enumerate(summary) if name.startswith("NAC")]
     return DataTable(f"Means over {options.repeats} trials", columns, rows, ours)
 
 
@@ -154,20 +161,19 @@ def _printed(name: str) -> list[Entry]:
     if row is None:
         return [None, None]
     values = table("Table 14").rows[tuple(row.split())][:2]
-    return [None if v is None else (v.mean, v.std) for v in values]
+    return [printed_entry(value) for value in values]
 
 
-def _bars(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> BarGroups:
-    forward = found[FORWARD]
-    rows = [(name, [_summary(t, forward)["ratio"][0]]) for name, t in found.items()]
-    ours = [name for name in found if name.startswith("NAC")]
+def _bars(summary: _Summary) -> BarGroups:
+    rows = [(name, [s["ratio"].mean]) for name, s in summary.items()]
+    ours = [name for name in summary if name.startswith("NAC")]
     label = "times the seconds of a plain forward pass (lower is better)"
     return BarGroups("ratio", "Inference time", label, ["inference"], rows, end=1.0, ours=ours)
 
 
-def _sentence(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    ratio = {name: _summary(t, found[FORWARD])["ratio"][0] for name, t in found.items()}
-    told = "; ".join(f"{name} {value:.1f}" for name, value in ratio.items() if name != FORWARD)
+def _sentence(summary: _Summary) -> str:
+    others = {name: s["ratio"].mean for name, s in summary.items() if name != FORWARD}
+    told = "; ".join(f"{name} {value:.1f}" for name, value in others.items())
     return f"Scoring time as a multiple of a plain forward pass: {told}."
 
 
@@ -175,8 +181,9 @@ def _notes(work: Workload, disturbed: int, measured: int, problems: Mapping[str,
     notes = [
         "Inference is over test samples in memory, so it does not include loading; every method "
         "runs the network itself. Set-up includes loading the training samples. It is without a "
-        "search of hyperparameters. Memory is the peak beyond what was in use before, the largest "
-        f"of the trials, in MB. Batches have {work.batch_size} samples; device: {work.device}."
+        "search of hyperparameters. Deviations are those of the trials (population standard "
+        "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
+        f"in MB. Batches have {work.batch_size} samples; device: {work.device}."
     ]
     if work.n_train < work.all_train:
         notes.append(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 import numpy as np
 
+from nac_openood.analysis.about import About, ValidationData
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.network.head import Head, head_of
+from nac_openood.network.head import Head
 from nac_openood.search.alternatives import Known
 from nac_openood.search.result import SearchResult
 from nac_openood.search.stored import ReadingSet
@@ -29,7 +28,6 @@ class AnalysisData:
     predictions and labels. They lie in files and are read as they are used.
 
     Args:
-        folder: of the readings.
         bench: the network, the datasets, and what results depend on.
         fitting: readings of the fitting subset, both validation sets and held-out training data.
         more: readings of the other training samples; None if there are none.
@@ -41,7 +39,6 @@ class AnalysisData:
         found: what the search found; None without one.
     """
 
-    folder: Path
     bench: Workbench
     fitting: ReadingSet
     more: Optional[Readings]
@@ -99,15 +96,14 @@ class AnalysisData:
         right = sum(int((each.prediction == each.label).sum()) for each in read)
         return 100 * right / sum(each.n_samples for each in read)
 
-    @cached_property
+    @property
     def head(self) -> Head:
         """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
 
         Raises:
             NACError: if the network does not end in a linear layer.
         """
-        first = next(iter(batches(self.bench.study.scored["test"].loader()))).data
-        return Head(head_of(self.bench.net, first)[1])
+        return self.bench.head
 
     @property
     def head_input(self) -> str:
@@ -133,18 +129,13 @@ class AnalysisData:
             raise NACError(f"`ood_set` must be one of {', '.join(known)}; got {name!r}.")
         return name
 
-    def about(self) -> dict[str, Any]:
-        """What the numbers are about, as JSON values."""
+    def about(self) -> About:
+        """What the numbers are about."""
+        noted = self.fitting.about
         sizes = {name: read.n_samples for name, read in self.scored.items()}
-        return {
-            "id_name": self.id_name,
-            "arch": self.arch,
-            "accuracy": self.accuracy,
-            "roles": self.roles,
-            "samples": {**self.fitting.about["samples"], **sizes},
-            "training_samples": len(self.train_rows),
-            "ood_val": self.fitting.about["ood_val"],
-            "settings": {name: used.to_dict() for name, used in self.settings.items()},
-            "searched": self.found is not None,
-            "made_with": self.fitting.about["made_with"],
-        }
+        return About(
+            self.id_name, self.arch, self.accuracy, self.roles, {**noted["samples"], **sizes},
+            ValidationData(**noted["ood_val"]),
+            {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
+            noted["made_with"], self.bench.study.command, len(self.train_rows),
+        )  # fmt: skip

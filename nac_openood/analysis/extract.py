@@ -28,9 +28,9 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_or_auto
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
-from nac_openood.files import checksum_in, make_folder
+from nac_openood.files import checksum_in, make_folder, remove
 from nac_openood.progress import Say
-from nac_openood.search.recipe import HELD_OUT, gather, search_settings
+from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
 from nac_openood.search.result import SearchResult
 from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet
@@ -42,7 +42,6 @@ MOST_TRAIN = 50_000
 
 def extract_data(
     bench: Workbench,
-    folder: Path,
     *,
     config: Optional[NACConfig] = None,
     search: bool = True,
@@ -53,8 +52,7 @@ def extract_data(
 
     Args:
         bench: the network and the datasets; its study must have `search=True`, since the OOD
-            validation set is read in any case.
-        folder: of the readings.
+            validation set is read in any case. Readings go into its folder.
         config: NAC's settings and sweep; None takes those shipped for the data and the network,
             or automatic layers and the paper's search space where there are none.
         search: whether to search the settings; otherwise those of `config` are used.
@@ -62,7 +60,7 @@ def extract_data(
         say: is told what is going on.
     """
     config = config or preset_or_auto(bench.net, bench.study.sets.id_name)
-    progress = bench.study.progress
+    folder, progress = bench.study.out, bench.study.progress
     reader = NACDetector(bench.net, _plain(config).layer_choice)
     made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
     fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
@@ -84,7 +82,7 @@ def extract_data(
         scored[name] = _read(reader, loader, where, note, f"test set {name}", say, progress)
     settings, found = _settings(bench, config, fitting, search, say)
     return AnalysisData(
-        folder, bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
+        bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
     )
 
 
@@ -136,7 +134,7 @@ def _read(
         except FileError:
             pass
     say(f"reading {title}")
-    about.unlink(missing_ok=True)
+    remove(about)
     found = reader.read_loader(loader, save_to=path, progress=progress)
     note = {**note, "checksum": checksum_in(path)}
     cells.write_note(about, note)  # last: without it the file counts as missing
@@ -163,14 +161,13 @@ def _settings(
     bench: Workbench, config: NACConfig, fitting: ReadingSet, search: bool, say: Say
 ) -> tuple[dict[str, LayerConfig], Optional[SearchResult]]:
     """The settings in use, and the search behind them; see `nac_openood.search.recipe.set_up`."""
+    config = replace(config, search=search)
+    if not is_searched(config):
+        return dict(config.layers) or {name: LayerConfig() for name in fitting.fit}, None
+    automatic = "paper's space: no settings are shipped for this data and network"
+    say(f"searching the {'settings' if config.layers else automatic}")
     study = bench.study
-    options: dict[str, Any] = {"seed": study.seed, "progress": study.progress}
-    if not config.layers:
-        say("searching the paper's space: no settings are shipped for this data and network")
-        found = search_settings(fitting, config, **options)
-        return dict(found.layers), found
-    if not (search and config.sweep):
-        return dict(config.layers), None
-    say("searching the settings")
-    found = search_settings(fitting, replace(config, search=True), strategy="grid", **options)
+    found = search_settings(
+        fitting, config, strategy="grid", seed=study.seed, progress=study.progress
+    )
     return dict(found.layers), found

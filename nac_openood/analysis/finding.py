@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Type, Union
 
-from nac_openood.errors import FileError, NACError
-from nac_openood.seals import unsealed
+from nac_openood import files
+from nac_openood.analysis.about import About
+from nac_openood.errors import NACError
 from nac_openood.structure import checked, from_values
 
 _FORMAT = 1
@@ -179,35 +181,40 @@ class Finding:
     records: Sequence[Mapping[str, Any]] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Optional[About] = None
     gallery: Sequence[Examples] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values that `from_dict` reads."""
         figures = [{"type": figure.type, **asdict(figure)} for figure in self.figures]
-        return {"format": _FORMAT, **asdict(self), "figures": figures}
+        return {**asdict(self), "figures": figures}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Finding:
         """What `to_dict` gave.
 
         Raises:
-            FileError: if the document is no finding, or of a newer format.
+            NACError: what is missing or wrong.
         """
-        try:
-            if not isinstance(document, Mapping) or type(document.get("format")) is not int:
-                raise NACError("expected an object with an entry 'format'")
-            if document["format"] > _FORMAT:
-                raise FileError("the file is of a newer version of nac_openood: upgrade it.")
-            known = {k: v for k, v in unsealed(document).items() if k != "format"}
-            figures = checked(Sequence[Mapping[str, Any]], known.pop("figures", None), "figures")
-            found = from_values(cls, known, figures=[_figure(figure) for figure in figures])
-            _check_shapes(found)
-            return found
-        except FileError:
-            raise
-        except NACError as error:
-            raise FileError(f"this is no finding of an analysis ({error}).") from error
+        known = dict(document)
+        figures = checked(Sequence[Mapping[str, Any]], known.pop("figures", None), "figures")
+        found = from_values(cls, known, figures=[_figure(figure) for figure in figures])
+        _check_shapes(found)
+        return found
+
+    def save(self, folder: Path) -> Path:
+        """Write `<kind>.json` into a folder, atomically."""
+        return files.write_document(folder / f"{self.kind}.json", _FORMAT, self.to_dict())
+
+    @classmethod
+    def load(cls, path: Path) -> Finding:
+        """Read what `save` wrote.
+
+        Raises:
+            FileError: the file is missing, damaged or newer than this package.
+        """
+        missing, again = f"there is no {path}", "Repeat the analysis"
+        return files.read_document(path, _FORMAT, cls.from_dict, missing=missing, again=again)
 
 
 def _check_shapes(found: Finding) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from base64 import b64encode
-from typing import Mapping, Optional, Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -12,8 +10,8 @@ from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.disagreement import Decisions
 from nac_openood.analysis.finding import Example, Examples
 from nac_openood.search.advice import NAC_TITLE
+from nac_openood.sources.decoding import png_url, small_png
 
-_SIDE = 96  # pixels
 _MOST = 8  # samples per group
 
 #: Percentiles among ID validation samples by method and set, `[samples]` each.
@@ -61,15 +59,6 @@ def _chosen(
 def _example(data: AnalysisData, percentiles: Percentiles, name: str, row: int) -> Example:
     samples = data.bench.study.scored[name]
     shares = {method: float(by_set[name][row]) for method, by_set in percentiles.items()}
-    return Example(name, samples.sample_name(row), shares, thumbnail(samples.picture(row)))
-
-
-def thumbnail(picture: Optional[object]) -> Optional[str]:
-    """A small PNG as a data URL."""
-    if picture is None:
-        return None
-    small = picture.convert("RGB")  # type: ignore[attr-defined]
-    small.thumbnail((_SIDE, _SIDE))
-    out = io.BytesIO()
-    small.save(out, "PNG")
-    return f"data:image/png;base64,{b64encode(out.getvalue()).decode()}"
+    picture = samples.picture(row)
+    image = None if picture is None else png_url(small_png(picture))
+    return Example(name, samples.sample_name(row), shares, image)

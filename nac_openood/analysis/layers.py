@@ -11,15 +11,14 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_NAMES,
-    GROUP_WORDS,
     TABLE_METRICS,
     beside,
+    group_entries,
+    group_heads,
     metric_bars,
-    metric_entries,
-    metric_heads,
     records_of,
 )
+from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 
 #: With more layers, only combinations of the deepest ones, single layers and all but one.
 _MOST_SUBSETS = 6
@@ -34,15 +33,15 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     }
     paths = [tuple(data.layers[: n + 1]) for n in range(len(data.layers))]
     paper = beside(data, options.against, "Table 4", "layers")
-    heads = [ColumnHead("Layers", number=False), *metric_heads(data)]
+    heads = [ColumnHead("Layers", number=False), *group_heads(data)]
     lines: list[list[Entry]] = []
     for path in paths:
         printed = "+".join(f"layer{4 - depth}" for depth in range(len(path)))
-        entries = metric_entries(data, found[path])
+        entries = group_entries(data, found[path])
         lines.append(["+".join(path), *entries, *paper.entries(printed)])
     title = "From the deepest layer to all layers"
     table = DataTable(title, [*heads, *paper.heads()], lines, ours=[len(paths) - 1])
-    rows = [["+".join(chosen), *metric_entries(data, line)] for chosen, line in found.items()]
+    rows = [["+".join(chosen), *group_entries(data, line)] for chosen, line in found.items()]
     every = DataTable("Every combination", heads, rows, ours=[len(rows) - 1])
     group = main_group(data)
     values = {chosen: line[group]["AUROC"] for chosen, line in found.items()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -11,15 +10,14 @@ import torch
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
-from nac_openood.benchmark.methods.backends import Make, scorers, usable_backends
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.backends import Make, scorers
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
 from nac_openood.benchmark.run.features import FeatureBatches, Features
 from nac_openood.benchmark.run.meter import Timing
+from nac_openood.benchmark.run.runner import checked_scores
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import NACError
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.errors import NACError, error_text
 from nac_openood.progress import bar
 from nac_openood.search.alternatives import alternatives
 
@@ -34,9 +32,7 @@ class MethodScores(NamedTuple):
     problem: str = ""
 
 
-def method_scores(
-    data: AnalysisData, options: Options, names: Optional[Sequence[str]] = None
-) -> list[MethodScores]:
+def method_scores(data: AnalysisData, options: Options, names: Sequence[str]) -> list[MethodScores]:
     """Score the test sets with methods that do not need the network.
 
     NAC has the settings in use; NAC+ is fitted on the same samples. Baselines are set up on all
@@ -44,19 +40,18 @@ def method_scores(
 
     Args:
         data: the readings.
-        options: `methods` is used where `names` is None; then all methods are.
+        options: whose baselines run, and the seed.
         names: names of the method table.
     """
-    rows = chosen_methods(options.methods if names is None else names)
-    baselines = any(row.rule is None and row.needs == "features" for row in rows)
-    backends = usable_backends(options.backend, options.say) if baselines else ()
-    make = scorers(backends, lambda method: NACScorer(rule=str(method.rule)))
+    rows = chosen_methods(names)
+    on_features = [row for row in rows if row.needs == "features"]
+    make = scorers(on_features, options.backend, say=options.say)
     found = []
     for row in bar(rows, "methods", options.progress):
         try:
             found.append(MethodScores(row, _scores(data, row, make, options)))
         except Exception as error:  # methods of others may raise anything
-            found.append(MethodScores(row, {}, " ".join(str(error).split())))
+            found.append(MethodScores(row, {}, error_text(error)))
     return found
 
 
@@ -74,13 +69,12 @@ def _scores(
         )
     scorer = make(method, data.bench.run)
     size = data.bench.study.batch_size
-    with kept_random_state():
-        torch.manual_seed(options.seed)
-        scorer.setup(_given(data, size, options))
-        return {
-            name: scorer.score(_batches(data, readings, size)).score.astype(np.float64)
-            for name, readings in data.scored.items()
-        }
+    scorer.setup(_given(data, size, options))
+    found = {}
+    for name, readings in data.scored.items():
+        scored = scorer.score(_batches(data, readings, size))
+        found[name] = checked_scores(scored, readings.n_samples, name).score.astype(np.float64)
+    return found
 
 
 def _plus(data: AnalysisData) -> dict[str, np.ndarray]:
@@ -111,11 +105,7 @@ def _batches(data: AnalysisData, readings: Readings, size: int) -> FeatureBatche
     """The head's inputs as a loader."""
     feature = readings[data.head_input].activation
     kept = Features(feature, readings.prediction, readings.label, Timing(), "")
-    return FeatureBatches(partial(_same, kept), readings.n_samples, size)
-
-
-def _same(features: Features) -> Features:
-    return features
+    return FeatureBatches(lambda: kept, readings.n_samples, size)
 
 
 def feature_methods() -> list[str]:

@@ -15,6 +15,8 @@ from nac_openood.analysis.tabulate import (
     Beside,
     beside,
     metric_bars,
+    metric_entries,
+    metric_heads,
     records_of,
 )
 from nac_openood.benchmark.methods.table import NAC
@@ -53,18 +55,11 @@ def _table(
     data: AnalysisData, order: Sequence[MethodScores], found: Mapping[str, Metrics], paper: Beside
 ) -> DataTable:
     names = [NEAR, *data.names("near")]
-    titles = ["Mean", *data.names("near")]
-    heads = [
-        ColumnHead(metric, title, better)
-        for title in titles
-        for metric, better in TABLE_METRICS.items()
-    ]
+    heads = metric_heads(["Mean", *names[1:]])
     rows: list[list[Entry]] = []
     for each in order:
-        line = found[each.method.name]
-        row: list[Entry] = [each.method.title]
-        row += [line[name][metric] for name in names for metric in TABLE_METRICS]
-        rows.append([*row, *paper.entries(each.method.name)])
+        entries = metric_entries(found[each.method.name], names)
+        rows.append([each.method.title, *entries, *paper.entries(each.method.name)])
     ours = [place for place, each in enumerate(order) if each.method.rule is not None]
     columns = [ColumnHead("Method", number=False), *heads, *paper.heads()]
     return DataTable("", columns, rows, ours)

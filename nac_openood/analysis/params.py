@@ -15,12 +15,13 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_WORDS,
-    TABLE_METRICS,
     Beside,
     beside,
+    metric_entries,
+    metric_heads,
     records_of,
 )
+from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.core.bins import MIN_BINS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
@@ -80,12 +81,13 @@ def params(data: AnalysisData, options: Options) -> Finding:
         for layers, found in (("alone", point.alone), ("all", point.together))
         for record in records_of(found, **_at(point), layers=layers)
     ]
+    used = next(point for point in points if point.config == data.settings[point.layer])
     notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     notes += [note for paper in papers.values() for note in paper.notes]
     return Finding(
         "params", "Parameters alpha, r and M", _sentence(shown, group, deepest),
         [*tables, _sensitivity(data, points, group)], figures, records,
-        {"default": TestScores(data).metrics(data.settings)}, notes,
+        {"default": used.together}, notes,
     )  # fmt: skip
 
 
@@ -155,17 +157,13 @@ def _table(
     data: AnalysisData,
 ) -> DataTable:
     counted = [ColumnHead("O*")] if parameter.name == "bound" else []
-    heads = [
-        ColumnHead(metric, where, better)
-        for where in (f"{data.layers[0]} alone", "All layers")
-        for metric, better in TABLE_METRICS.items()
-    ]
+    heads = metric_heads([f"{data.layers[0]} alone", "All layers"])
     rows: list[list[Entry]] = []
     for point in points:
         value = f"{point.value:g}"
         row: list[Entry] = [value, *([str(point.config.full_count)] if counted else [])]
         for found in (point.alone, point.together):
-            row += [found[group][metric] for metric in TABLE_METRICS]
+            row += metric_entries(found, [group])
         rows.append([*row, *paper.entries(value)])
     first = ColumnHead(parameter.symbol, number=False)
     ours = [place for place, point in enumerate(points) if point.config == used]

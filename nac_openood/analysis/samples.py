@@ -13,12 +13,13 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_NAMES,
-    GROUP_WORDS,
     METRIC_KEYS,
     TABLE_METRICS,
+    metric_heads,
     records_of,
 )
+from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
+from nac_openood.benchmark.run.results import Value
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
@@ -51,9 +52,10 @@ def samples(data: AnalysisData, options: Options) -> Finding:
         records, {"training_samples": len(data.train_rows), "repeats": options.repeats},
         [
             FPR_NOTE,
-            "Mean \u00b1 standard deviation over random draws. NAC's settings were chosen for "
-            f"{data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; 'r kept' "
-            "scales O* with the number of samples, so that the same share of samples fills a bin.",
+            "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
+            f"chosen for {data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; "
+            "'r kept' scales O* with the number of samples, so that the same share of samples "
+            "fills a bin.",
         ],
     )  # fmt: skip
 
@@ -84,9 +86,8 @@ def _settings(data: AnalysisData, n: int, scaled: bool) -> dict[str, LayerConfig
     }
 
 
-def _summary(lines: Sequence[Metrics], group: str, metric: str) -> tuple[float, float | None]:
-    values = [line[group][metric] for line in lines]
-    return float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None
+def _summary(lines: Sequence[Metrics], group: str, metric: str) -> Value:
+    return Value.of([line[group][metric] for line in lines])
 
 
 def _table(
@@ -94,12 +95,7 @@ def _table(
     sizes: Mapping[int, float],
     found: Mapping[tuple[int, str], Sequence[Metrics]],
 ) -> DataTable:
-    heads = [
-        ColumnHead(metric, f"{GROUP_NAMES[group]}, {way}", better)
-        for way in _WAYS
-        for group in groups(data)
-        for metric, better in TABLE_METRICS.items()
-    ]
+    heads = metric_heads(f"{GROUP_NAMES[g]}, {way}" for way in _WAYS for g in groups(data))
     rows: list[list[Entry]] = [
         [f"{n:,} ({100 * share:g} %)"]
         + [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from pkgutil import resolve_name
 from typing import Any, Iterator, Mapping, NamedTuple, Union
 
 from torch import Tensor, nn
@@ -108,10 +109,10 @@ def train_scheme(
     """
     scheme = SCHEMES[name]
     with _openood(seed):
-        kind = _class("openood.networks", scheme.network)
+        kind = resolve_name(f"openood.networks.{scheme.network}")
         size = (backbone.feature_size,) if name == "godin" else ()
         net: nn.Module = kind(backbone, *size, n_classes)
-        trainer = _class("openood.trainers", scheme.trainer)(
+        trainer = resolve_name(f"openood.trainers.{scheme.trainer}")(
             net, OpenOODBatches(loader), _config(n_classes, epochs)
         )
         for epoch in bar(range(epochs), f"training {scheme.title}", progress):
@@ -127,13 +128,6 @@ def _config(n_classes: int, epochs: int) -> Any:
         num_classes=n_classes, baseline=False,
         optimizer=Config(**_OPTIMIZER, num_epochs=epochs), trainer=Config(**_TRAINER),
     )  # fmt: skip
-
-
-def _class(package: str, place: str) -> Any:
-    from importlib import import_module
-
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"{package}.{module}"), name)
 
 
 @contextmanager

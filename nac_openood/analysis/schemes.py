@@ -7,7 +7,6 @@ weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from torch.utils.data import DataLoader
@@ -19,15 +18,15 @@ from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer
 from nac_openood.analysis.scores import main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_NAMES,
     beside,
+    group_entries,
+    group_heads,
     metric_bars,
-    metric_entries,
-    metric_heads,
     records_of,
 )
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method
+from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError
@@ -95,7 +94,7 @@ def _compared(data: AnalysisData, name: str, options: Options) -> Results:
         _NATIVE, SCHEMES[name].title, needs="network", uses_train=False,
         scorer=partial(NativeScorer, name),
     )  # fmt: skip
-    out = Path(data.folder) / "schemes" / name
+    out = study.out / "schemes" / name
     return compare(
         net, **vars(sets), methods=[native, "nac", "nac_plus"], out=out, arch=data.arch,
         nac_config=data.config if data.config.layers else None, batch_size=study.batch_size,
@@ -115,7 +114,7 @@ def _table(
     data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
 ) -> DataTable:
     columns = [ColumnHead("Training", number=False), ColumnHead("Detector", number=False),
-               ColumnHead("ID accuracy"), *metric_heads(data)]  # fmt: skip
+               ColumnHead("ID accuracy"), *group_heads(data)]  # fmt: skip
     rows: list[Sequence[Entry]] = []
     ours = []
     paper = {n: beside(data, options.against, "Table 3", "method", training=n) for n in SCHEMES}
@@ -124,7 +123,7 @@ def _table(
         for method, line in methods.items():
             key = "baseline" if method == _NATIVE else method
             rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
-                         *metric_entries(data, line), *paper[name].entries(key)])  # fmt: skip
+                         *group_entries(data, line), *paper[name].entries(key)])  # fmt: skip
             if method != _NATIVE:
                 ours.append(len(rows) - 1)
     return DataTable("", [*columns, *first.heads()], rows, ours)

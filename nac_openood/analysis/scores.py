@@ -12,7 +12,6 @@ from nac_openood.analysis.data import AnalysisData
 from nac_openood.benchmark.run.metrics import FAR, NEAR, metrics_by_set
 from nac_openood.core.coverage import combine
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
 from nac_openood.search.tables import SearchData, score_layer
 
@@ -77,13 +76,7 @@ def set_metrics(
     data: AnalysisData, scores: Mapping[str, np.ndarray]
 ) -> dict[str, dict[str, float]]:
     """The metrics of every OOD set and their means, in percent, from scores of all test sets."""
-    inside = np.concatenate([scores[name] for name in data.names("id", "csid")])
-    none = np.zeros(0, dtype=np.int64)
-    near, far = (
-        {name: Scores(scores[name], none, none) for name in data.names(role)}
-        for role in ("near", "far")
-    )
-    return metrics_by_set(inside, near, far, data.accuracy)
+    return metrics_by_set(scores, data.roles, data.accuracy)
 
 
 def groups(data: AnalysisData) -> list[str]:

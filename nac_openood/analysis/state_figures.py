@@ -37,7 +37,9 @@ def telling_neuron(data: AnalysisData, layer: str, config: LayerConfig) -> int:
     return int((values - 0.5).abs().argmax())
 
 
-def neuron_figure(data: AnalysisData, options: Options, settings: Settings) -> Densities:
+def neuron_figure(
+    data: AnalysisData, options: Options, settings: Settings, scores: TestScores
+) -> Densities:
     """States of one neuron of the deepest layer: a row per form, a column per steepness."""
     layer, outside = data.layers[0], data.ood_set(options.ood_set)
     width = data.fitting.fit[layer].activation.shape[1]
@@ -50,7 +52,6 @@ def neuron_figure(data: AnalysisData, options: Options, settings: Settings) -> D
             f"{neuron}."
         )
     values = tuple(options.steepness or SHOWN_STEEPNESS)
-    scores = TestScores(data)
     rows = []
     for form, title in STATE_FORMS.items():
         points = [replace(settings[form][layer], steepness=value) for value in values]
@@ -69,10 +70,12 @@ def neuron_figure(data: AnalysisData, options: Options, settings: Settings) -> D
     )  # fmt: skip
 
 
-def coverage_figure(data: AnalysisData, options: Options, settings: Settings) -> Densities:
+def coverage_figure(
+    data: AnalysisData, options: Options, settings: Settings, scores: TestScores
+) -> Densities:
     """Mean coverage over neurons: a row per form, a column per layer and one for all layers."""
     outside = data.ood_set(options.ood_set)
-    scores, rows = TestScores(data), []
+    rows = []
     for form, title in STATE_FORMS.items():
         columns = [{layer: settings[form][layer]} for layer in data.layers]
         panels = []

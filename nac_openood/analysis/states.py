@@ -13,15 +13,14 @@ from nac_openood.analysis.state_forms import STATE_FORMS, settings_by_form
 from nac_openood.analysis.state_parts import part_metrics
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_NAMES,
-    GROUP_WORDS,
     Beside,
     beside,
+    group_entries,
+    group_heads,
     metric_bars,
-    metric_entries,
-    metric_heads,
     records_of,
 )
+from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 
@@ -63,8 +62,8 @@ def states(data: AnalysisData, options: Options) -> Finding:
     return Finding(
         "states", "What the neuron state is made of", _sentence(found, parts, group), tables,
         [
-            neuron_figure(data, options, settings),
-            coverage_figure(data, options, settings),
+            neuron_figure(data, options, settings, scores),
+            coverage_figure(data, options, settings, scores),
             _bars(data, found, group),
         ],
         records,
@@ -83,10 +82,10 @@ def _forms_table(
             used = settings[form].get(layer)
             if form == "output*gradient":
                 ours.append(len(rows))
-            rows.append([layer, title, _told(used), *metric_entries(data, found[form, layer])])
+            rows.append([layer, title, _told(used), *group_entries(data, found[form, layer])])
     heads = [
         ColumnHead("Layer", number=False), ColumnHead("State", number=False),
-        ColumnHead("alpha, M, O*", number=False), *metric_heads(data),
+        ColumnHead("alpha, M, O*", number=False), *group_heads(data),
     ]  # fmt: skip
     return DataTable("Output, gradient and their product", heads, rows, ours)
 
@@ -97,12 +96,12 @@ def _told(used: Optional[LayerConfig]) -> str:
 
 def _parts_table(data: AnalysisData, parts: Parts, paper: Beside) -> DataTable:
     rows: list[list[Entry]] = [
-        [name, _told(used), *metric_entries(data, line), *paper.entries(name)]
+        [name, _told(used), *group_entries(data, line), *paper.entries(name)]
         for name, (used, line) in parts.items()
     ]
     heads = [
         ColumnHead("Parts", number=False), ColumnHead("alpha, M, O*", number=False),
-        *metric_heads(data), *paper.heads(),
+        *group_heads(data), *paper.heads(),
     ]  # fmt: skip
     title = f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u"
     return DataTable(title, heads, rows, ours=[len(rows) - 1])

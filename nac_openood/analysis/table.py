@@ -1,12 +1,12 @@
 """The kinds of analysis, one row each.
 
 Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
-function `(AnalysisData, Options) -> Finding` and give it a row.
+function `(AnalysisData, Options) -> Finding` in a module of its name and give it a row.
 """
 
 from __future__ import annotations
 
-import importlib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 from nac_openood.errors import NACError
@@ -28,34 +28,30 @@ class Kind(NamedTuple):
     Args:
         name: what users type.
         help: what it shows, for the help text.
-        study: `module:function` in this package.
         in_all: whether "all" includes it: it needs no other networks and measures no times.
     """
 
     name: str
     help: str
-    study: str
     in_all: bool = True
 
     def function(self) -> AnalysisFunction:
-        """The function that carries it out."""
-        module, _, function = self.study.partition(":")
-        home = importlib.import_module(f"{__package__}.{module}")
-        found: AnalysisFunction = getattr(home, function)
+        """The function that carries it out: that of the same name in the module of that name."""
+        found: AnalysisFunction = resolve_name(f"{__package__}.{self.name}:{self.name}")
         return found
 
 
 _ROWS = (
-    Kind("states", "output, gradient or both: what the neuron state is made of", "states:states"),
-    Kind("layers", "which layers to combine: every subset of them", "layers:layers"),
-    Kind("params", "alpha, r and M, one at a time around the settings in use", "params:params"),
-    Kind("samples", "how many training samples NAC needs", "samples:samples"),
-    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near:near"),
-    Kind("weighted", "weights of the layers, searched, against equal weights", "weighted:weighted"),
-    Kind("calibration", "calibration errors; OOD counts as wrong", "calibration:calibration"),
-    Kind("agreement", "which samples NAC and other methods disagree on", "agreement:agreement"),
-    Kind("cost", "time and memory, beside other methods", "cost:cost", in_all=False),
-    Kind("schemes", "NAC on networks of other training schemes", "schemes:schemes", in_all=False),
+    Kind("states", "output, gradient or both: what the neuron state is made of"),
+    Kind("layers", "which layers to combine: every subset of them"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use"),
+    Kind("samples", "how many training samples NAC needs"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features"),
+    Kind("weighted", "weights of the layers, searched, against equal weights"),
+    Kind("calibration", "calibration errors; OOD counts as wrong"),
+    Kind("agreement", "which samples NAC and other methods disagree on"),
+    Kind("cost", "time and memory, beside other methods", in_all=False),
+    Kind("schemes", "NAC on networks of other training schemes", in_all=False),
 )
 
 #: Every kind by name, in the order of the page.

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import BarGroups, ColumnHead, Entry
 from nac_openood.analysis.scores import Metrics, groups
 from nac_openood.benchmark.paper.printed import PrintedValue
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
-from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+from nac_openood.benchmark.run.metrics import GROUP_NAMES, METRICS
 
-GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
-#: The same inside a sentence.
-GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
 #: The metrics of the tables: OpenOOD's FPR@95 counts rejected ID samples when 95 % of the OOD
 #: samples are found.
 TABLE_METRICS = {"AUROC": "higher", "FPR@95": "lower"}
@@ -26,18 +23,28 @@ FPR_NOTE = (
 )
 
 
-def metric_heads(data: AnalysisData) -> list[ColumnHead]:
-    """Headings of AUROC and FPR@95 of the near and far means."""
+def metric_heads(titles: Iterable[str]) -> list[ColumnHead]:
+    """Headings of AUROC and FPR@95 below each title."""
     return [
-        ColumnHead(metric, GROUP_NAMES[group], better)
-        for group in groups(data)
+        ColumnHead(metric, title, better)
+        for title in titles
         for metric, better in TABLE_METRICS.items()
     ]
 
 
-def metric_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
-    """The entries below `metric_heads`."""
-    return [found[group][metric] for group in groups(data) for metric in TABLE_METRICS]
+def metric_entries(found: Metrics, names: Iterable[str]) -> list[Entry]:
+    """The entries below `metric_heads`: those of OOD sets or means."""
+    return [found[name][metric] for name in names for metric in TABLE_METRICS]
+
+
+def group_heads(data: AnalysisData) -> list[ColumnHead]:
+    """Headings of AUROC and FPR@95 of the near and far means."""
+    return metric_heads(GROUP_NAMES[group] for group in groups(data))
+
+
+def group_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
+    """The entries below `group_heads`."""
+    return metric_entries(found, groups(data))
 
 
 def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
@@ -75,19 +82,18 @@ class Beside:
 
     def heads(self) -> list[ColumnHead]:
         """Headings of the paper's metrics."""
-        metrics = TABLE_METRICS.items() if self.rows else ()
-        return [ColumnHead(metric, "Paper", better) for metric, better in metrics]
+        return metric_heads(["Paper"] if self.rows else [])
 
     def entries(self, row: str) -> list[Entry]:
         """The entries below `heads`."""
         if not self.rows:
             return []
         values = self.rows.get(row, {})
-        found = [values.get(metric) for metric in TABLE_METRICS]
-        return [_entry(value) for value in found]
+        return [printed_entry(values.get(metric)) for metric in TABLE_METRICS]
 
 
-def _entry(value: Optional[PrintedValue]) -> Entry:
+def printed_entry(value: Optional[PrintedValue]) -> Entry:
+    """A number of the paper as an entry of a table."""
     if value is None:
         return None
     return value.mean if value.std is None else (value.mean, value.std)

@@ -11,13 +11,13 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
-    GROUP_WORDS,
     TABLE_METRICS,
     beside,
     metric_bars,
+    metric_heads,
     records_of,
 )
-from nac_openood.benchmark.run.metrics import FAR, NEAR
+from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS, NEAR
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.search.result import SearchResult
@@ -82,11 +82,7 @@ def _searched(data: AnalysisData, equal: dict[str, LayerConfig], options: Option
 
 def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
     """A row for each OOD set and mean."""
-    heads = [
-        ColumnHead(metric, way, better)
-        for way in (*_WAYS, "Difference")
-        for metric, better in TABLE_METRICS.items()
-    ]
+    heads = metric_heads([*_WAYS, "Difference"])
     names = [n for n in next(iter(found.values())) if n not in (NEAR, FAR)] + groups(data)
     rows: list[list[Entry]] = []
     for name in names:

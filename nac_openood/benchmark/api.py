@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nac_openood.benchmark.methods.backends import scorers, usable_backends
+from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import AUTO_BACKEND, NAC, Method, chosen_methods
@@ -139,6 +139,7 @@ def compare(
         std,
     )  # fmt: skip
     batch_size, workers = _loading(sets, batch_size, workers)
+    own = partial(_nac, nac_config, nac_strategy, layers)
     with torch.random.fork_rng(devices=[]):
         if n_classes is None:
             sets = replace(sets, n_classes=_count_classes(network(runs[0]), test))
@@ -148,9 +149,7 @@ def compare(
             network=network,
             runs=runs,
             methods=tuple(rows),
-            make=_make(
-                rows, backend, opengan, partial(_nac, nac_config, nac_strategy, layers), say
-            ),
+            make=scorers(rows, backend, own=own, opengan=opengan, say=say),
             out=Path(_temporary() if out is None else out),
             search=search,
             reuse=out is not None,
@@ -173,19 +172,6 @@ def _nac(
     if method.name != NAC:  # settings and layers are those of reference NAC
         return NACScorer(rule=str(method.rule))
     return NACScorer(config, strategy, layers)
-
-
-def _make(
-    rows: Sequence[Method],
-    backend: str,
-    opengan: Union[str, Path, None],
-    own: Callable[[Method], Scorer],
-    say: Say,
-) -> Callable[[Method, Checkpoint], Scorer]:
-    """How scorers are made; a backend is only looked for if a method needs one."""
-    baselines = any(row.rule is None and row.scorer is None for row in rows)
-    backends = usable_backends(backend, say) if baselines else ()
-    return scorers(backends, own, None if opengan is None else Path(opengan))
 
 
 def _networks(

@@ -63,10 +63,10 @@ def _merge(args: argparse.Namespace) -> int:
 def _kind(path: Path) -> str:
     if is_table(path):
         return _TABLE
-    if (path / "results.json").is_file():
-        return _COMPARISON
     if path.is_dir():
-        return _FIT
+        from nac_openood.benchmark.run.results import RESULTS_FILE
+
+        return _COMPARISON if (path / RESULTS_FILE).is_file() else _FIT
     raise NACError(
         f"{path} is nothing to merge: expected a folder that nac-openood fit --shard or "
         "nac-openood compare wrote, or a table of nac-openood score --shard."

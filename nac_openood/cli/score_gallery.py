@@ -6,10 +6,10 @@ import heapq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nac_openood.analysis.gallery import thumbnail
 from nac_openood.cli.output import complain
 from nac_openood.files import check_target, write_text
 from nac_openood.report.suspects import Suspect, suspects_page
+from nac_openood.sources.decoding import png_url, small_png
 from nac_openood.sources.images import open_image
 from nac_openood.sources.judged import Judged
 
@@ -51,7 +51,7 @@ class Suspicious:
                 continue
             x = deployed.transform(picture)[None]
             why = deployed.detector.explain(x, top=_NEURONS)[0]
-            found.append(Suspect(answer, thumbnail(picture), why))
+            found.append(Suspect(answer, png_url(small_png(picture)), why))
         arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
         page = suspects_page(
             found, arch=arch, n_images=self.n_images, n_out=self.n_out, alpha=alpha

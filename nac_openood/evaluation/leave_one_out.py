@@ -24,7 +24,7 @@ from nac_openood.search.output import versions
 
 RANKED_RUNS_FILE = "results.json"
 AVERAGE = "average"
-_FORMAT = 1
+_FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
 
 
 class Summary(NamedTuple):
@@ -127,12 +127,13 @@ class RankedRuns:
 
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
-        return files.write_document(Path(folder) / RANKED_RUNS_FILE, _FORMAT, asdict(self))
+        path = Path(folder) / RANKED_RUNS_FILE
+        return files.write_document(path, _FORMAT, asdict(self), kind=_KIND)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> RankedRuns:
         """Read what `save` wrote."""
-        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, cls)
+        return read_ranking(Path(folder) / RANKED_RUNS_FILE, _FORMAT, cls, _KIND)
 
 
 def rank_runs(

@@ -150,11 +150,11 @@ class Ranking:
         return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls)
 
 
-def read_ranking(path: Path, version: int, kind: Type[_T]) -> _T:
-    """`files.read_document` for the files of rankings."""
+def read_ranking(path: Path, version: int, made: Type[_T], kind: str = "") -> _T:
+    """`files.read_document` for the files of rankings, which hold the fields of a class."""
     missing = f"there is no {path}: expected the folder of a ranking"
-    parse = partial(from_values, kind)
-    return files.read_document(path, version, parse, missing=missing, again="Rank again")
+    parse = partial(from_values, made)
+    return files.read_document(path, version, parse, missing=missing, again="Rank again", kind=kind)
 
 
 def choose(candidates: Sequence[IntegralCandidate]) -> tuple[IntegralCandidate, list[str]]:

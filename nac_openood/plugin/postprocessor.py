@@ -36,7 +36,7 @@ _HELD_OUT = 250
 class NACPostprocessor(BasePostprocessor):
     """Neuron Activation Coverage as an OpenOOD postprocessor.
 
-    `setup` passes the network once over the fitting subset and, where a search is due, over both
+    `setup` passes the network once over the fitting subset and, if it searches, over both
     validation sets and some held-out training samples; the search itself needs no network. With
     `search_in: openood` in the config OpenOOD's own sweep runs instead, on the same readings.
 
@@ -77,7 +77,7 @@ class NACPostprocessor(BasePostprocessor):
     def setup(
         self, net: nn.Module, id_loader_dict: Mapping[str, Any], ood_loader_dict: Mapping[str, Any]
     ) -> None:
-        """Fit on a class-balanced subset of the training data; search where that is due."""
+        """Fit on a class-balanced subset of the training data; search if the config asks for it."""
         settings = self._current(net)
         if self.setup_flag and self._still_fits(net, settings):
             return

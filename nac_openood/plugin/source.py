@@ -7,9 +7,11 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -70,6 +72,20 @@ def import_failure(error: ImportError) -> str:
         f"OpenOOD cannot be imported: {error}. `nac-openood doctor` shows what is missing and how "
         "to fix it."
     )
+
+
+@functools.cache
+def openood_title(tree: Path) -> str:
+    """OpenOOD and its version, e.g. "OpenOOD 1.5"."""
+    setup = tree / "setup.py"
+    text = setup.read_text(encoding="utf-8", errors="replace") if setup.is_file() else ""
+    found = re.search(r"""\bversion=['"]([\w.+-]+)['"]""", text)
+    if found is not None:
+        return f"OpenOOD {found[1]}"
+    try:
+        return f"OpenOOD {metadata.version('openood')}"
+    except metadata.PackageNotFoundError:
+        return "OpenOOD of unknown version"
 
 
 @functools.cache

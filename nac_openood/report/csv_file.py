@@ -22,16 +22,12 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     """Lines of texts and numbers as CSV, for `None`, NaN and infinity an empty cell."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(
-        [_text(value) for value in line] for line in lines
+        [_entry(value) for value in line] for line in lines
     )
     return out.getvalue()
 
 
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
+def _entry(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    return repr(float(value)) if isfinite(value) else ""
+    return None if isinstance(value, float) and not isfinite(value) else value

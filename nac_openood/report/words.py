@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, NamedTuple, Optional
 
-from nac_openood.benchmark.run.results import FAR, NEAR, Value
+from nac_openood.benchmark.run.metrics import GROUP_WORDS
+from nac_openood.benchmark.run.results import Value
 
 #: Shown where nothing was measured.
 NOTHING = "\u2013"
-GROUP_TITLES = {NEAR: "near-OOD", FAR: "far-OOD"}
 _SETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -32,7 +32,7 @@ _SETS = {
     "imagenet_v2": "ImageNet-V2",
     "imagenet_c": "ImageNet-C",
     "imagenet_r": "ImageNet-R",
-    **GROUP_TITLES,
+    **GROUP_WORDS,
 }
 
 
@@ -64,7 +64,7 @@ SHOWN = {
 
 
 def metric(name: str) -> Metric:
-    """How to show a metric, also one that is in no table."""
+    """How to show a metric; one that no table has is shown by its name."""
     return SHOWN.get(name, Metric(name))
 
 
@@ -111,9 +111,9 @@ def ordinal(rank: int) -> str:
     return f"{rank}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th')}"
 
 
-def count(n: int, noun: str) -> str:
+def count(n: int, noun: str, plural: str = "") -> str:
     """`1 method`, `2 methods`."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def one_line(value: Any) -> str:

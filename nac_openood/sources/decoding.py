@@ -1,7 +1,12 @@
-"""How an image is opened: in RGB, the first frame, without filling what is missing."""
+"""How an image is opened: in RGB, the first frame, without filling what is missing.
+
+And how it is made small, for pages.
+"""
 
 from __future__ import annotations
 
+import io
+from base64 import b64encode
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Optional, Union
@@ -16,6 +21,7 @@ COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _STARTING_PROGRAMS = ("EPS",)
 #: A transform that resizes the shorter side to 224 pixels makes 224 x 11,200 of such an image.
 MAX_RATIO = 50
+_SMALL = 96  # pixels
 
 
 class ImageError(NACError):
@@ -70,6 +76,20 @@ def rgb_image(
         raise ImageError(str(error) or type(error).__name__) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def small_png(picture: Image.Image) -> bytes:
+    """A small copy in RGB as a PNG; the picture itself, which may be the caller's, is kept."""
+    small = picture.convert("RGB")
+    small.thumbnail((_SMALL, _SMALL))
+    out = io.BytesIO()
+    small.save(out, "PNG")
+    return out.getvalue()
+
+
+def png_url(content: bytes) -> str:
+    """A PNG as a data URL, which a page can show without a file."""
+    return f"data:image/png;base64,{b64encode(content).decode()}"
 
 
 @cache

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Iterable, Optional, Sequence, Union
 
+from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import (
@@ -56,16 +57,25 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
 
 
 def scorers(
-    backends: Sequence[str], own: Callable[[Method], Scorer], opengan: Optional[Path] = None
+    rows: Iterable[Method],
+    backend: str,
+    *,
+    own: Callable[[Method], Scorer] = lambda method: NACScorer(rule=str(method.rule)),
+    opengan: Union[str, Path, None] = None,
+    say: Say = lambda text: None,
 ) -> Make:
     """A function that makes the scorer of a method for a checkpoint.
 
     Args:
-        backends: of `usable_backends`; the first that has a method runs it.
+        rows: the methods; a backend is only looked for if one of them needs it.
+        backend: one of `BACKENDS`; see `usable_backends`.
         own: makes the scorer of a method that is a rule of this package.
         opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+        say: is told if no baseline can run.
     """
-    return partial(_make, tuple(backends), own, opengan)
+    baselines = any(row.rule is None and row.scorer is None for row in rows)
+    backends = usable_backends(backend, say) if baselines else ()
+    return partial(_make, backends, own, None if opengan is None else Path(opengan))
 
 
 def _make(
@@ -80,6 +90,8 @@ def _make(
     if method.rule is not None:
         return own(method)
     has = {OPENOOD: method.openood, PYTORCH_OOD: method.adapter is not None}
+    if not any(has.values()):
+        raise NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
     backend = next((name for name in backends if has[name]), None)
     if backend is None:
         where = [name for name in has if has[name]]

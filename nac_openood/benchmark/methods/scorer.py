@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Optional, Protocol
 
+import numpy as np
 from torch import nn
 
 from nac_openood.detector.outcomes import Scores
@@ -62,6 +63,12 @@ class Fit:
     search: Optional[Mapping[str, Any]] = None
     advice: Optional[Mapping[str, Any]] = None
     advice_seconds: float = 0.0
+
+
+def joined_scores(parts: Iterable[Scores]) -> Scores:
+    """The scores of a dataset, from those of its batches."""
+    score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
+    return Scores(score, prediction, label)
 
 
 class Scorer(Protocol):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime
 import platform
 from pathlib import Path
-from typing import Any, Collection, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping
 
-import numpy as np
 import torch
 
 from nac_openood.benchmark.methods.table import NAC, Method
@@ -17,10 +16,8 @@ from nac_openood.benchmark.run.meter import Timing, is_disturbed
 from nac_openood.benchmark.run.metrics import metrics_by_set
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.benchmark.run.study import Study
-from nac_openood.detector.outcomes import Scores
 from nac_openood.search.output import versions
 from nac_openood.search.surrogate import SURROGATE_LABEL
-from nac_openood.sources.checkpoints import Checkpoint
 
 _UNFINISHED = "not finished: repeat the comparison to continue from here"
 
@@ -36,10 +33,8 @@ def assemble_results(
         skipped: number of images that were left out, by dataset.
     """
     seen = {run for run, _ in visited}  # cells of other runs may be of other weights
-    runs = tuple(
-        NetworkInfo(r.name, r.path, _accuracy(study, r) if r.name in seen else None)
-        for r in study.runs
-    )
+    accuracy = {name: cells.read_accuracy(study.out, name) for name in seen}
+    runs = tuple(NetworkInfo(r.name, r.path, accuracy.get(r.name)) for r in study.runs)
     rows = tuple(
         _row(study, run, m) if (run.name, m.name) in visited else _unfinished(run, m)
         for run in runs
@@ -52,7 +47,7 @@ def assemble_results(
         command=study.command,
         created=_newest(study.out),
         versions=versions(),
-        machine=_machine(),
+        machine=_machine(study, visited),
         sets=tuple(
             SetInfo(name, role, len(study.scored[name]), skipped.get(name, 0))
             for name, role in study.sets.roles().items()
@@ -91,49 +86,37 @@ def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
     named = method.name, method.title, run.name
     failure = cells.read_error(folder)
     if failure is not None:
-        return Row(*named, "", failure["status"], failure["error"])
+        return Row(*named, "", failure.status, failure.error)
     setup = cells.read_setup(folder)
     found = {n: cells.read_cell(folder / f"{n}.safetensors") for n in study.scored}
     whole = {name: cell for name, cell in found.items() if cell is not None}
     if len(whole) < len(found) or setup is None:
         return _unfinished(run, method)
     costs = [cost for _, about in whole.values() if (cost := cells.cost_of(about)) is not None]
-    peaks = [p for p in (setup["peak_mb"], *(cost.peak_mb for cost in costs)) if p is not None]
-    images = sum(len(scored.score) for scored, _ in whole.values())
+    peaks = [p for p in (setup.peak_mb, *(cost.peak_mb for cost in costs)) if p is not None]
+    scores = {name: scored.score for name, (scored, _) in whole.items()}
+    accuracy = float("nan") if run.accuracy is None else run.accuracy
+    images = sum(map(len, scores.values()))
     # over all test sets, since a small one has too few batches for a median
     own, shared = Timing.joined(c.own for c in costs), Timing.joined(c.shared for c in costs)
     return Row(
         *named,
-        implementation=setup["made_with"]["implementation"],
+        implementation=setup.made_with["implementation"],
         status="ok",
-        metrics=_metrics(study, {name: scored for name, (scored, _) in whole.items()}, run),
-        setup_seconds=setup["seconds"],
+        metrics=metrics_by_set(scores, study.sets.roles(), accuracy),
+        setup_seconds=setup.seconds,
         ms_per_image=1000 * (own.typical + shared.typical) / images,
         peak_mb=max(peaks) if peaks else None,
         shared_pass=method.needs == "features",
-        hyperparameters=setup["hyperparameters"],
-        search=setup["search"],
-        advice=setup["advice"],
+        hyperparameters=setup.hyperparameters,
+        search=setup.search,
+        advice=setup.advice,
         disturbed=is_disturbed(own, shared),
     )
 
 
-def _metrics(
-    study: Study, scored: Mapping[str, Scores], run: NetworkInfo
-) -> dict[str, dict[str, float]]:
-    sets = study.sets
-    near, far = ({n: scored[n] for n in names} for names in (sets.near, sets.far))
-    inside = np.concatenate([scored[name].score for name in ("test", *sets.shifted)])
-    accuracy = float("nan") if run.accuracy is None else run.accuracy
-    return metrics_by_set(inside, near, far, accuracy)
-
-
 def _unfinished(run: NetworkInfo, method: Method) -> Row:
     return Row(method.name, method.title, run.name, "", "failed", _UNFINISHED)
-
-
-def _accuracy(study: Study, run: Checkpoint) -> Optional[float]:
-    return cells.read_accuracy(study.out, run.name)
 
 
 def _newest(out: Path) -> str:
@@ -143,6 +126,10 @@ def _newest(out: Path) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _machine() -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"device": gpu or "CPU", "system": platform.system(), "threads": torch.get_num_threads()}
+def _machine(study: Study, visited: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Where the networks ran, which need not be the GPU that is there."""
+    setups = [cells.read_setup(cells.cell_folder(study.out, *place)) for place in visited]
+    used = {setup.made_with.get("device") for setup in setups if setup is not None}
+    on_gpu = "cuda" in used and torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    return {"device": device, "system": platform.system(), "threads": torch.get_num_threads()}

@@ -5,14 +5,14 @@
     DIR/runs/RUN/METHOD/error.json           why there are no scores
 
 Each file is written as a whole or not at all, and holds what it was made with (`made_with`). A
-file that is damaged or was made with something else counts as missing.
+file that is damaged, or was made with other data, settings or code, counts as missing.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Type
+from typing import Any, Mapping, NamedTuple, Optional, Type, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from nac_openood.structure import from_values
 _KIND = "nac_openood scores"
 _VERSION = 1
 _LAYER = "layer."
+_T = TypeVar("_T")
 
 
 def cell_folder(out: Path, run: str, method: str) -> Path:
@@ -91,29 +92,27 @@ def cost_of(about: Mapping[str, Any]) -> Optional[Cost]:
         return None
 
 
-def read_setup(folder: Path) -> Optional[dict[str, Any]]:
+def read_setup(folder: Path) -> Optional[SetupNote]:
     """A method's `setup.json`; None if it is missing or damaged."""
-    return _checked_note(folder / "setup.json", SetupNote)
+    return _read_as(SetupNote, folder / "setup.json")
 
 
-def read_error(folder: Path) -> Optional[dict[str, Any]]:
+def read_error(folder: Path) -> Optional[ErrorNote]:
     """A method's `error.json`; None if it is missing or damaged."""
-    return _checked_note(folder / "error.json", ErrorNote)
+    return _read_as(ErrorNote, folder / "error.json")
 
 
 def read_accuracy(out: Path, run: str) -> Optional[float]:
     """The accuracy in a network's `run.json`; None if that is missing or damaged."""
-    note = _checked_note(out / "runs" / run / "run.json", RunNote)
-    return None if note is None else note["accuracy"]
+    note = _read_as(RunNote, out / "runs" / run / "run.json")
+    return None if note is None else note.accuracy
 
 
-def _checked_note(path: Path, kind: Type[Any]) -> Optional[dict[str, Any]]:
-    note = read_note(path)
+def _read_as(kind: Type[_T], path: Path) -> Optional[_T]:
     try:
-        from_values(kind, note)
+        return from_values(kind, read_note(path))
     except NACError:
         return None
-    return note
 
 
 def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:

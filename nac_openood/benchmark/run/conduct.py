@@ -36,30 +36,27 @@ def conduct(
         paper: put the published numbers beside the measured ones.
         say: is told what is going on.
     """
-    with locked(make_folder(study.out)):
-        return _conduct(study, skip_bad=skip_bad, paper=paper, say=say)
-
-
-def _conduct(study: Study, *, skip_bad: bool, paper: bool, say: Say) -> Results:
     out = study.out
-    cells.clear_leftovers(out)
-    study = _with_first_network(study)
-    sets, skipped = vetted(
-        study.sets, out, skip_bad=skip_bad, workers=study.workers, progress=study.progress, say=say
-    )
-    study = replace(study, sets=sets)
-    study.check()
-    # an old table must not lie beside new scores
-    remove(out / RESULTS_FILE)
-    visited: set[tuple[str, str]] = set()
-    try:
-        run_study(study, visited, say)
-    finally:
-        results = assemble_results(study, visited, skipped)
-        if paper:
-            results = replace(results, paper=tuple(beside_the_paper(results)))
-        results.save()
-    return results
+    with locked(make_folder(out)):
+        cells.clear_leftovers(out)
+        study = _with_first_network(study)
+        sets, skipped = vetted(
+            study.sets, out, skip_bad=skip_bad, workers=study.workers, progress=study.progress,
+            say=say,
+        )  # fmt: skip
+        study = replace(study, sets=sets)
+        study.check()
+        # an old table must not lie beside new scores
+        remove(out / RESULTS_FILE)
+        visited: set[tuple[str, str]] = set()
+        try:
+            run_study(study, visited, say)
+        finally:
+            results = assemble_results(study, visited, skipped)
+            if paper:
+                results = replace(results, paper=tuple(beside_the_paper(results)))
+            results.save()
+        return results
 
 
 def _with_first_network(study: Study) -> Study:

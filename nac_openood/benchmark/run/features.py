@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nac_openood import files
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run.meter import Meter, Timing
+from nac_openood.core.restoring import stored_tensor
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.dealing import dealt
 from nac_openood.distributed import agreed, in_turn
@@ -64,8 +65,16 @@ def features_of(
         progress: None shows a progress bar on a terminal.
         before: called before a pass.
     """
-    if not agreed(f"features {title}", lambda: _read(path, n_samples, made_with) is None):
-        return _read_again(path, n_samples, made_with)
+    kept: Optional[Features] = None
+
+    def missing() -> bool:
+        nonlocal kept
+        kept = _read(path, n_samples, made_with)
+        return kept is None
+
+    if not agreed(f"features {title}", missing):
+        # of several processes, only the first one has looked
+        return _read_again(path, n_samples, made_with) if kept is None else kept
     files.make_folder(path.parent)
     before()
     with Spool(path) as spool:
@@ -173,20 +182,18 @@ def _rows(net: nn.Module, x: Any, head: Optional[nn.Linear]) -> dict[str, Tensor
 
 
 def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
-    """The features in a file; None if it is missing, damaged or made with something else."""
+    """The features in a file; None if it is missing, damaged, or of other data or code."""
     try:
         tensors, about = files.read_tensors(path, _KIND, _VERSION)
-        if about["made_with"] != dict(made_with):
-            return None
+        prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
+        label = stored_tensor(tensors, "label", torch.int64, 1)
         feature, headless = tensors.get("feature"), str(about["headless"])
-        columns = [tensors["prediction"], tensors["label"]]
-        timing = Timing.read(about["timing"])
-    except (FileError, KeyError, TypeError, ValueError):
+        if feature is not None:
+            stored_tensor(tensors, "feature", feature.dtype, 2)
+        found = Features(feature, prediction, label, Timing.read(about["timing"]), headless)
+    except (KeyError, TypeError, ValueError):  # NACError is a ValueError
         return None
-    whole = all(c.shape == (n_samples,) and c.dtype == torch.int64 for c in columns)
-    if feature is None:
-        whole = whole and bool(headless)
-    else:
-        whole = whole and feature.ndim == 2 and len(feature) == n_samples
-        whole = whole and feature.is_floating_point()
-    return Features(feature, columns[0], columns[1], timing, headless) if whole else None
+    same = about.get("made_with") == dict(made_with)
+    whole = all(rows.shape[:1] == (n_samples,) for rows in tensors.values())
+    usable = bool(headless) if feature is None else feature.is_floating_point()
+    return found if same and whole and usable else None

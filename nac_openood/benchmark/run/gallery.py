@@ -12,8 +12,8 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.results import HardSample
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.outcomes import Scores
+from nac_openood.sources.decoding import small_png
 
-_SIDE = 96
 #: How many samples of the ID test set and of each OOD set.
 _INSIDE, _OUTSIDE = 8, 4
 
@@ -44,9 +44,8 @@ def _examples(
         if picture is not None:
             file = f"gallery/{dataset}_{rank}.png"
             files.make_folder(study.out / "gallery")
-            picture.thumbnail((_SIDE, _SIDE))
             with files.replacing(study.out / file) as temporary:
-                picture.save(temporary, format="PNG")
+                temporary.write_bytes(small_png(picture))
         layers = {name: float(values[index]) for name, values in scored.by_layer.items()}
         name, score = samples.sample_name(index), float(scored.score[index])
         yield HardSample(kind, dataset, name, score, layers, file)

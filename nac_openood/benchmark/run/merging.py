@@ -9,7 +9,7 @@ from typing import Sequence
 
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.conduct import beside_the_paper
-from nac_openood.benchmark.run.results import Results, Row
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.errors import NACError
 from nac_openood.files import make_folder, replacing
 
@@ -31,7 +31,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
     first = parts[0]
     for part in parts[1:]:
         _check_fits(first, part)
-    runs = {run.name: run for part in reversed(parts) for run in part.runs}
+    runs = _joined_runs(parts)
     chosen: dict[tuple[str, str], tuple[Row, Results]] = {}
     for part in parts:
         for row in part.rows:
@@ -42,7 +42,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
     with_pictures = next((part for part in parts if part.gallery), first)
     _copy(with_pictures.folder / "gallery", out / "gallery")
     whole = replace(
-        first, folder=out, runs=tuple(runs.values()), rows=tuple(row for row, _ in chosen.values()),
+        first, folder=out, runs=runs, rows=tuple(row for row, _ in chosen.values()),
         created=max(part.created for part in parts), gallery=with_pictures.gallery, paper=(),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )  # fmt: skip
@@ -60,12 +60,20 @@ def _check_fits(first: Results, other: Results) -> None:
                 f"{other.folder} and {first.folder} compare different things: `{what}` is "
                 f"{theirs} and {mine}."
             )
-    known = {run.name: run.accuracy for run in first.runs}
-    for run in other.runs:
-        if known.get(run.name, run.accuracy) != run.accuracy:
-            raise NACError(
-                f"{other.folder} and {first.folder} have different networks of the name {run.name}."
-            )
+
+
+def _joined_runs(parts: Sequence[Results]) -> tuple[NetworkInfo, ...]:
+    """The networks of all comparisons, in their order."""
+    known: dict[str, tuple[NetworkInfo, Results]] = {}
+    for part in parts:
+        for run in part.runs:
+            same, other = known.setdefault(run.name, (run, part))
+            if same.accuracy != run.accuracy:
+                raise NACError(
+                    f"{part.folder} and {other.folder} have different networks of the name "
+                    f"{run.name}."
+                )
+    return tuple(run for run, _ in known.values())
 
 
 def _choose(chosen: dict[tuple[str, str], tuple[Row, Results]], row: Row, part: Results) -> None:

@@ -19,12 +19,14 @@ from typing import Mapping
 import numpy as np
 
 from nac_openood.core.ranking import fpr_in_at
-from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 
 METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
 #: The names of the means over near and far sets, as in OpenOOD.
 NEAR, FAR = "nearood", "farood"
+#: How they are called inside a sentence, and in titles.
+GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
+GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
 
 
 def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
@@ -51,21 +53,22 @@ def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 
 def metrics_by_set(
-    inside: np.ndarray, near: Mapping[str, Scores], far: Mapping[str, Scores], accuracy: float
+    scores: Mapping[str, np.ndarray], roles: Mapping[str, str], accuracy: float
 ) -> dict[str, dict[str, float]]:
     """The metrics of every OOD set, and their means "nearood" and "farood", as in OpenOOD.
 
     Args:
-        inside: scores of the ID test set, and of the shifted sets for full-spectrum detection.
-        near: near-OOD sets by name.
-        far: far-OOD sets by name.
+        scores: `[samples]` by test set.
+        roles: "id", "csid" (a shifted set, which counts as ID), "near" or "far" by test set.
         accuracy: ID accuracy in percent, which OpenOOD repeats for every set.
     """
     table: dict[str, dict[str, float]] = {}
-    for mean, sets in ((NEAR, near), (FAR, far)):
-        lines = {name: ood_metrics(inside, scored.score) for name, scored in sets.items()}
+    inside = np.concatenate([scores[n] for n, role in roles.items() if role in ("id", "csid")])
+    for mean, outside in ((NEAR, "near"), (FAR, "far")):
+        names = [name for name, role in roles.items() if role == outside]
+        lines = {name: ood_metrics(inside, scores[name]) for name in names}
         if lines:
-            names = METRICS[:-1]
-            lines[mean] = {n: float(np.mean([line[n] for line in lines.values()])) for n in names}
+            means = {m: np.mean([line[m] for line in lines.values()]) for m in METRICS[:-1]}
+            lines[mean] = {metric: float(value) for metric, value in means.items()}
         table.update({name: {**line, "ACC": accuracy} for name, line in lines.items()})
     return table

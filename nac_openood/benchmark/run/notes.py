@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional
 
 from nac_openood.errors import NACError
+from nac_openood.structure import from_values
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class SetupNote:
         made_with: all that the setup depends on; `implementation` says whose code ran.
         hyperparameters: those in use.
         search: what the search reports.
-        advice: how our method compares with simpler ones.
+        advice: how our method compares with simpler ones, as in `AdviceNote`.
         seconds: how long it took.
         peak_mb: peak memory.
     """
@@ -36,11 +37,13 @@ class SetupNote:
     made_with: Mapping[str, Any]
     hyperparameters: Mapping[str, Any]
     search: Optional[Mapping[str, Any]]
-    advice: Optional[AdviceNote]
+    advice: Optional[Mapping[str, Any]]
     seconds: float
     peak_mb: Optional[float]
 
     def __post_init__(self) -> None:
+        if self.advice is not None:
+            from_values(AdviceNote, self.advice, "advice")
         if not isinstance(self.made_with.get("implementation"), str):
             raise NACError("'made_with' does not say whose code ran")
         if not math.isfinite(self.seconds):

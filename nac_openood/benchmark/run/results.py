@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Union
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -21,29 +21,22 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.structure import from_values
 
-__all__ = [
-    "FAR",
-    "METRICS",
-    "NEAR",
-    "RESULTS_FILE",
-    "HardSample",
-    "NetworkInfo",
-    "Results",
-    "Row",
-    "SetInfo",
-]
-__all__ += ["Value"]
-
 RESULTS_FILE = "results.json"
-_FORMAT = 1
+_FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
 _ROLES, _STATUS = ("id", "csid", "near", "far"), ("ok", "failed", "absent")
 
 
 class Value(NamedTuple):
-    """A mean over runs and its (population) standard deviation, None for a single run."""
+    """A mean and its (population) standard deviation, None for a single number."""
 
     mean: float
     std: Optional[float]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Value:
+        """The value of one number or more."""
+        several = len(numbers) > 1
+        return cls(float(np.mean(numbers)), float(np.std(numbers)) if several else None)
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class SetInfo:
 
 @dataclass(frozen=True)
 class NetworkInfo:
-    """A network; `accuracy` is in percent, on the ID test set."""
+    """A network; `accuracy` is in percent, on the ID test set and the covariate-shifted ones."""
 
     name: str
     checkpoint: str
@@ -171,9 +164,7 @@ class Results:
         rows = [r for r in self.rows if r.method == method and r.status == "ok"]
         found = [r.metrics.get(dataset, {}).get(metric) for r in rows]
         numbers = [number for number in found if number is not None]
-        if not numbers:
-            return None
-        return Value(float(np.mean(numbers)), float(np.std(numbers)) if len(numbers) > 1 else None)
+        return Value.of(numbers) if numbers else None
 
     def table(self) -> list[dict[str, Any]]:
         """A dict per method, run and dataset, e.g. for `pandas.DataFrame`.
@@ -227,7 +218,7 @@ class Results:
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""
         content = {name: value for name, value in asdict(self).items() if name != "folder"}
-        files.write_document(self.folder / RESULTS_FILE, _FORMAT, content)
+        files.write_document(self.folder / RESULTS_FILE, _FORMAT, content, kind=_KIND)
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Results:
@@ -245,6 +236,6 @@ class Results:
             return found
 
         return files.read_document(
-            path, _FORMAT, parse, again="Repeat the comparison",
+            path, _FORMAT, parse, kind=_KIND, again="Repeat the comparison",
             missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
         )  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import agreed, together, world
-from nac_openood.errors import FileError, NACError
+from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import remove
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
@@ -56,10 +55,10 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     except Exception as error:
         if len(study.runs) == 1:  # there is nothing else to go on with
             raise NACError(
-                f"the network cannot be run on this data: {_told(error)}. Check that the "
+                f"the network cannot be run on this data: {error_text(error)}. Check that the "
                 "architecture, the weights and the size of the samples fit together."
             ) from error
-        say(f"{run.name} failed: {_told(error)}")
+        say(f"{run.name} failed: {error_text(error)}")
         for method in study.methods:
             _write_error(study, run, method, "failed", error)
         return None
@@ -72,25 +71,23 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
 
 def _run_method(bench: Workbench, method: Method, say: Say) -> None:
     study, run = bench.study, bench.run
-    folder = cells.cell_folder(study.out, run.name, method.name)
     try:
         with together(method.name):  # a method that fails in one process fails in all of them
-            scorer = study.make(method, run)
-            made_with = bench.made_with(scorer)
-            pending = agreed("pending", lambda: bench.pending(folder, made_with))
-            known = agreed("known setup", lambda: _known_setup(folder, made_with))
+            job = _Job(bench, method, study.make(method, run))
+            pending = agreed("pending", lambda: bench.pending(job.folder, job.made_with))
+            known = agreed("known setup", job.known_setup)
             done = not pending and known is not None
-            say(f"({scorer.implementation})" + (": done before" if done else ""))
+            say(f"({job.scorer.implementation})" + (": done before" if done else ""))
             if not done:
-                _fill(bench, method, scorer, pending, made_with, known)
-            remove(folder / "error.json")
+                job.fill(pending, known)
+            remove(job.folder / "error.json")
     except Absent as error:
         say(f"is absent: {error}")
         _write_error(study, run, method, "absent", error)
     except FileError:  # a full disk: no other method would succeed
         raise
     except Exception as error:  # methods of others may raise anything
-        say(f"failed: {_told(error)}")
+        say(f"failed: {error_text(error)}")
         _write_error(study, run, method, "failed", error)
 
 
@@ -98,94 +95,76 @@ def _write_error(
     study: Study, run: Checkpoint, method: Method, status: str, error: Exception
 ) -> None:
     path = cells.cell_folder(study.out, run.name, method.name) / "error.json"
-    cells.write_note(path, {"status": status, "error": _told(error)})
-
-
-def _told(error: Exception) -> str:
-    """An error on one line."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
+    cells.write_note(path, {"status": status, "error": error_text(error)})
 
 
 def _say_of(say: Say, step: str, text: str) -> None:
     say(f"{step} {text}")
 
 
-def _fill(
-    bench: Workbench,
-    method: Method,
-    scorer: Scorer,
-    pending: list[str],
-    made_with: dict[str, Any],
-    known: Optional[dict[str, Any]],
-) -> None:
-    folder = cells.cell_folder(bench.study.out, bench.run.name, method.name)
-    given = bench.given(method.needs)
-    if method.needs == "features":
-        # before anything is measured: time and memory of the shared pass are its own
-        bench.prepare_features(method)
-    _set_up(bench, scorer, folder, given, made_with, known)
-    for name in pending:
-        loader = bench.loader(name, method.needs)
-        _score(bench, scorer, loader, folder, name, made_with)
+class _Job:
+    """A method on a network, whose cells are to be made."""
+
+    def __init__(self, bench: Workbench, method: Method, scorer: Scorer) -> None:
+        self.bench, self.method, self.scorer = bench, method, scorer
+        self.folder = cells.cell_folder(bench.study.out, bench.run.name, method.name)
+        self.made_with = bench.made_with(scorer)
+
+    def known_setup(self) -> Optional[Mapping[str, Any]]:
+        """The hyperparameters of an earlier setup that was made with the same."""
+        note = cells.read_setup(self.folder)
+        if note is None or note.made_with != self.made_with:
+            return None
+        return note.hyperparameters
+
+    def fill(self, pending: Sequence[str], known: Optional[Mapping[str, Any]]) -> None:
+        """Set the method up, with hyperparameters if they are known, and score the pending sets."""
+        given = self.bench.given(self.method.needs)
+        if self.method.needs == "features":
+            # before anything is measured: time and memory of the shared pass are its own
+            self.bench.prepare_features(self.method)
+        self._set_up(given, known)
+        for name in pending:
+            self._score(name)
+
+    def _set_up(self, given: Given, known: Optional[Mapping[str, Any]]) -> None:
+        with Meter(self.bench.device) as meter:
+            fit = self.scorer.setup(given, known)
+        if known is not None:
+            return  # its note tells of the search, which was not repeated
+        loaders = given.train, given.id_val, given.ood_val
+        passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
+        note = {
+            "made_with": self.made_with,
+            "hyperparameters": dict(fit.hyperparameters),
+            "search": None if fit.search is None else dict(fit.search),
+            "advice": None if fit.advice is None else dict(fit.advice),
+            "seconds": max(0.0, meter.seconds - fit.advice_seconds) + sum(passes),
+            "peak_mb": meter.peak_mb,
+        }
+        cells.write_note(self.folder / "setup.json", note)
+
+    def _score(self, name: str) -> None:
+        loader = self.bench.loader(name, self.method.needs)
+        timed = TimedLoader(loader)
+        with Meter(self.bench.device) as meter:
+            # several processes share the batches, so that there is no time of a batch to record
+            batches = timed if world().size == 1 else loader
+            scored = self.scorer.score(batches)
+            scored = checked_scores(scored, len(self.bench.samples[name]), name)
+        shared = isinstance(loader, FeatureBatches)
+        own, workers = timed.timing(meter), self.bench.study.workers
+        cost = cells.Cost(
+            own if shared else own.by_workers(workers),
+            loader.timing.by_workers(workers) if shared else Timing(),
+            meter.peak_mb,
+        )
+        about = {"made_with": {**self.made_with, "images": self.bench.identity[name]}, "cost": cost}
+        cells.write_scores(self.folder / f"{name}.safetensors", scored, about)
 
 
-def _set_up(
-    bench: Workbench,
-    scorer: Scorer,
-    folder: Path,
-    given: Given,
-    made_with: dict[str, Any],
-    known: Optional[dict[str, Any]],
-) -> None:
-    with Meter(bench.device) as meter:
-        fit = scorer.setup(given, None if known is None else known["hyperparameters"])
-    if known is not None:
-        return  # it tells of the search, which was not repeated
-    loaders = given.train, given.id_val, given.ood_val
-    passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
-    note = {
-        "made_with": made_with,
-        "hyperparameters": dict(fit.hyperparameters),
-        "search": None if fit.search is None else dict(fit.search),
-        "advice": None if fit.advice is None else dict(fit.advice),
-        "seconds": max(0.0, meter.seconds - fit.advice_seconds) + sum(passes),
-        "peak_mb": meter.peak_mb,
-    }
-    cells.write_note(folder / "setup.json", note)
-
-
-def _score(
-    bench: Workbench,
-    scorer: Scorer,
-    loader: Any,
-    folder: Path,
-    name: str,
-    made_with: dict[str, Any],
-) -> None:
-    timed = TimedLoader(loader)
-    with Meter(bench.device) as meter:
-        # several processes share the batches, so that there is no time of a batch to record
-        batches = timed if world().size == 1 else loader
-        scored = _checked(scorer.score(batches), len(bench.samples[name]), name)
-    shared = isinstance(loader, FeatureBatches)
-    own, workers = timed.timing(meter), bench.study.workers
-    cost = cells.Cost(
-        own if shared else own.by_workers(workers),
-        loader.timing.by_workers(workers) if shared else Timing(),
-        meter.peak_mb,
-    )
-    about = {"made_with": {**made_with, "images": bench.identity[name]}, "cost": cost}
-    cells.write_scores(folder / f"{name}.safetensors", scored, about)
-
-
-def _known_setup(folder: Path, made_with: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """The note of an earlier setup, if it was made with the same."""
-    note = cells.read_setup(folder)
-    return note if note is not None and note["made_with"] == made_with else None
-
-
-def _checked(scored: Scores, n: int, name: str) -> Scores:
+def checked_scores(scored: Scores, n: int, name: str) -> Scores:
+    """Scores of `n` samples as floating-point numbers; an error if they are not or not finite."""
     if scored.score.shape != (n,):
         raise NACError(f"expected {n} scores for {name}, got {list(scored.score.shape)}.")
     score = scored.score if scored.score.dtype.kind == "f" else scored.score.astype(np.float64)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping
 
 from torch import nn
 
@@ -18,11 +16,10 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.features import FeatureBatches, Features, features_of
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.batches import batches
-from nac_openood.network.calling import classify, unwrap
-from nac_openood.network.fingerprint import identity
+from nac_openood.network.calling import classify
+from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import device_of
-from nac_openood.network.running_code import code_text
 from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
 
@@ -50,12 +47,10 @@ class Workbench:
         self._base = {
             "versions": versions(),
             "arch": study.arch,
-            "network": identity(self.net),
-            "code": _code_of(self.net) if study.reuse else "",
+            "network": fingerprint(self.net),
             "device": self.device.type,
             "batch_size": study.batch_size,
         }
-        self._layer: Optional[nn.Linear] = None
         self._warm = False
 
     def _warm_up(self) -> None:
@@ -100,7 +95,7 @@ class Workbench:
         study = self.study
         fitting = {name: self.loader(name, needs) for name in study.fitting}
         return Given(
-            self._head() if needs == "features" else self.net,
+            self._head_of_features() if needs == "features" else self.net,
             study.sets.id_name, study.sets.n_classes, fitting["train"], fitting["id_val"],
             fitting.get("ood_val"), search=study.search, std=study.sets.std, seed=study.seed,
             progress=study.progress,
@@ -134,29 +129,16 @@ class Workbench:
         same = found[1].get("made_with") == {**made_with, "images": self.identity[name]}
         return same and len(found[0].score) == len(self.samples[name])
 
-    def _head(self) -> Head:
+    @cached_property
+    def head(self) -> Head:
+        """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
+
+        Raises:
+            NACError: the network does not end in a linear layer.
+        """
+        return Head(head_of(self.net, self._first_batch())[1])
+
+    def _head_of_features(self) -> Head:
         if self.features("test").headless:
             raise Absent(self.features("test").headless)
-        if self._layer is None:
-            self._layer = head_of(self.net, self._first_batch())[1]
-        return Head(self._layer)
-
-
-def _code_of(net: nn.Module) -> str:
-    """A hash of the modules and of their code outside of torch: equal weights are not enough."""
-    inner = unwrap(net)
-    kinds = {kind for module in inner.modules() for kind in type(module).__mro__}
-    own = sorted((k for k in kinds if not _is_torchs(k)), key=lambda k: k.__qualname__)
-    found = [_function_code(value) for kind in own for value in vars(kind).values()]
-    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join([repr(inner), *found]))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _is_torchs(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("torch", "builtins", "typing", "abc")
-
-
-def _function_code(value: Any) -> str:
-    """What a function does, as a text that is the same in every process."""
-    code = getattr(getattr(value, "__func__", value), "__code__", None)
-    return "" if code is None else code_text(code)
+        return Head(self.head.fc)  # one for each method, which may do with it what it likes

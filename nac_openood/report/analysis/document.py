@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
+from nac_openood.analysis.about import About
 from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
 from nac_openood.benchmark.run.results import Value
 from nac_openood.report.analysis.pictures import picture_of
@@ -38,27 +39,26 @@ _SEVERAL = (
 )
 
 
-def analysis_document(findings: Sequence[Finding]) -> Document:
+def analysis_document(findings: Sequence[Finding], about: About) -> Document:
     """Everything there is to show; pictures are not drawn yet."""
-    about = findings[0].about
     return Document(_headline(findings, about), [*map(_section, findings), _about(about)])
 
 
-def _headline(findings: Sequence[Finding], about: Mapping[str, Any]) -> Headline:
-    roles = about["roles"]
+def _headline(findings: Sequence[Finding], about: About) -> Headline:
+    roles = about.roles
     facts = [
-        count(len(findings), "analysis").replace("analysiss", "analyses"),
-        f"{about['accuracy']:.2f} % ID accuracy",
+        count(len(findings), "analysis", "analyses"),
+        f"{about.accuracy:.2f} % ID accuracy",
         count(sum(role in ("near", "far") for role in roles.values()), "OOD dataset"),
-        count(sum(about["samples"][name] for name in roles), "test sample"),
+        count(sum(about.samples[name] for name in roles), "test sample"),
     ]
     notes = []
-    if about["ood_val"]["surrogate"]:
-        notes.append(f"The OOD validation set is made of {about['ood_val']['name']}.")
-    if not about["searched"]:
+    if about.ood_val.surrogate:
+        notes.append(f"The OOD validation set is made of {about.ood_val.name}.")
+    if not about.searched:
         notes.append("NAC's settings were not searched.")
     return Headline(
-        f"{set_title(about['id_name'])}: analyses of NAC", about["arch"],
+        f"{set_title(about.id_name)}: analyses of NAC", about.arch,
         findings[0].sentence if len(findings) == 1 else _SEVERAL, facts, notes, [],
         topic="Analysis of NAC",
     )  # fmt: skip
@@ -114,15 +114,14 @@ def _cell(entry: Entry) -> Cell:
     return Cell() if mean is None else Cell.of_mean(Value(float(mean), std))
 
 
-def _about(about: Mapping[str, Any]) -> Section:
+def _about(about: About) -> Section:
     samples = [
-        (_ROLES.get(name, set_title(name)), count(n, "sample"))
-        for name, n in about["samples"].items()
+        (_ROLES.get(name, set_title(name)), count(n, "sample")) for name, n in about.samples.items()
     ]
     used = [
         (layer, settings({k: v for k, v in given.items() if k != "layout"}))
-        for layer, given in about["settings"].items()
+        for layer, given in about.settings.items()
     ]
-    versions = list(about["made_with"]["versions"].items())
+    versions = list(about.versions.items())
     facts = {"Data": samples, "Settings of NAC": used, "Versions": versions}
-    return about_section("analysis", about["command"], facts)
+    return about_section("analysis", about.command, facts)

@@ -25,6 +25,7 @@ from nac_openood.report.figures.canvas import (
     OOD_COLOR,
     OTHERS,
     OUR_COLOR,
+    log_axis,
     name_rows,
     write_value,
 )
@@ -50,7 +51,7 @@ def _lines(figure: Lines) -> Picture:
         for number, series in enumerate(figure.series):
             _line(axis, series, number)
         if figure.log_x:
-            _log_scale(axis)
+            log_axis(axis)
         if figure.mark is not None:
             axis.axvline(figure.mark, color=FAINT, lw=0.9, ls=":", zorder=0)
         if figure.diagonal:
@@ -65,8 +66,7 @@ def _lines(figure: Lines) -> Picture:
         )  # fmt: skip
 
     listed = "; ".join(
-        f"{s.name}: "
-        + ", ".join(f"{_short(p[0])} {p[1]:.2f}" for p in s.points if p[1] is not None)
+        f"{s.name}: " + ", ".join(f"{p[0]:g} {p[1]:.2f}" for p in s.points if p[1] is not None)
         for s in figure.series
     )
     return Picture(figure.title, f"{figure.title}. {listed}.", (width, height), paint)
@@ -81,18 +81,6 @@ def _line(axis: Any, series: Series, number: int) -> None:
     spread = [(p[0], p[1] - p[2], p[1] + p[2]) for p in points if len(p) > 2 and p[2] is not None]
     if spread:
         axis.fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
-
-
-def _log_scale(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _short(x)))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _short(x: Any) -> str:
-    return f"{x:g}"
 
 
 def _bars(figure: BarGroups) -> Picture:

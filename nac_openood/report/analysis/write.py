@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Iterator
 
 from nac_openood import files
+from nac_openood.analysis.about import About
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.table import KINDS
-from nac_openood.errors import FileError, NACError
-from nac_openood.report.analysis.about import check_about
+from nac_openood.errors import FileError
 from nac_openood.report.analysis.document import analysis_document, table_block
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import Line, Table
 from nac_openood.report.csv_file import csv_text
 from nac_openood.report.terminal import text_table
-from nac_openood.seals import sealed
 
 _WIDTH = 100
 
 
 def write_finding(found: Finding, folder: Path) -> list[Path]:
     """Write `<kind>.csv` and `<kind>.json`; neither needs matplotlib."""
-    text = json.dumps(sealed(found.to_dict()), indent=1, allow_nan=False) + "\n"
-    return [
-        files.write_text(folder / f"{found.kind}.csv", _csv(found)),
-        files.write_text(folder / f"{found.kind}.json", text),
-    ]
+    return [files.write_text(folder / f"{found.kind}.csv", _csv(found)), found.save(folder)]
 
 
 def write_figures(found: Finding, folder: Path) -> list[Path]:
@@ -60,9 +53,9 @@ def write_analysis_page(folder: Path) -> Path:
     """
     from nac_openood.report.page import render
 
-    findings = list(_findings(folder))
-    version = findings[0].about["made_with"]["versions"]["nac_openood"]
-    return files.write_text(folder / "report.html", render(analysis_document(findings), version))
+    about, findings = _findings(folder)
+    content = render(analysis_document(findings, about), about.versions["nac_openood"])
+    return files.write_text(folder / "report.html", content)
 
 
 def finding_text(found: Finding) -> str:
@@ -81,25 +74,21 @@ def _fitted(table: Table) -> list[str]:
     return text
 
 
-def _findings(folder: Path) -> Iterator[Finding]:
-    """The findings of one and the same data, in the order of the table of kinds."""
-    paths = [folder / f"{kind}.json" for kind in KINDS]
-    kept = {path: found for path in paths if (found := _read(path)) is not None}
+def _findings(folder: Path) -> tuple[About, list[Finding]]:
+    """The findings about the data of the newest one, in the order of the table of kinds."""
+    read = {path: _read(path) for path in (folder / f"{kind}.json" for kind in KINDS)}
+    kept = {path: (f.about, f) for path, f in read.items() if f is not None and f.about is not None}
     if not kept:
         raise FileError(f"{folder} holds no findings of an analysis.")
-    newest = max(kept, key=lambda path: path.stat().st_mtime_ns)
-    same = {k: v for k, v in kept[newest].about.items() if k != "command"}
-    for found in kept.values():
-        if {k: v for k, v in found.about.items() if k != "command"} == same:
-            yield found
+    newest, _ = kept[max(kept, key=lambda path: path.stat().st_mtime_ns)]
+    same = [pair for pair in kept.values() if replace(pair[0], command=newest.command) == newest]
+    return same[0][0], [found for _, found in same]
 
 
 def _read(path: Path) -> Finding | None:
     try:
-        found = Finding.from_dict(files.read_json(path))
-        check_about(found)
-        return found
-    except (OSError, NACError):  # missing or damaged: the kind can be run again
+        return Finding.load(path)
+    except FileError:  # missing or damaged: the kind can be run again
         return None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import CALM, FAINT, INK, OUR_COLOR, name_rows, write_value
 from nac_openood.report.order import Standing
-from nac_openood.report.words import GROUP_TITLES, SHOWN, capital, value_text
+from nac_openood.report.words import SHOWN, value_text
 
 #: Where bars begin, unless a value is lower: chance for AUROC.
 _ORIGIN = {"AUROC": 50.0}
@@ -38,7 +39,7 @@ def bar_picture(order: Sequence[Standing], group: str, key: str) -> Picture:
         hint = "50 is chance" if origin else f"{metric.better} is better"
         axis.set_xlabel(f"{metric.title}, % ({hint})")
 
-    title = f"{capital(GROUP_TITLES[group])} {metric}"
+    title = f"{GROUP_NAMES[group]} {metric}"
     listed = ", ".join(f"{s.title} {value_text(v, 1)}" for s, v in found)
     alt = f"Bars of {title} in percent, best first: {listed}."
     return Picture(title, alt, (_WIDTH, height), paint)

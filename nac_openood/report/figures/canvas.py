@@ -130,6 +130,15 @@ def name_rows(axis: Any, names: Sequence[str], ours: Sequence[bool] = ()) -> Non
     axis.set_axisbelow(True)
 
 
+def log_axis(axis: Any) -> None:
+    """A logarithmic x axis with plain numbers: 0.1, 1, 10."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
 def write_value(axis: Any, x: float, y: float, text: str, weight: str = "normal") -> None:
     """Write a number to the right of a point."""
     axis.annotate(

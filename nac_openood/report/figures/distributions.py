@@ -8,7 +8,7 @@ import numpy as np
 
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import FAINT, ID_COLOR, OOD_COLOR, OUR_COLOR
-from nac_openood.report.figures.sample import Sample, Shown, finite
+from nac_openood.report.figures.sample import RunScores, Shown, finite
 from nac_openood.report.order import Standing
 from nac_openood.report.words import set_title
 
@@ -49,7 +49,7 @@ def distribution_picture(shown: Shown, dataset: str, aurocs: Mapping[str, float]
     return Picture(title, alt, (_WIDTH, height), paint)
 
 
-def _densities(axis: Any, sample: Sample, dataset: str) -> None:
+def _densities(axis: Any, sample: RunScores, dataset: str) -> None:
     inside, outside = finite(sample.inside), finite(sample.outside[dataset])
     edges = _edges(np.concatenate([inside, outside]))
     filled = {"color": ID_COLOR, "fill": True, "alpha": 0.35, "lw": 0}

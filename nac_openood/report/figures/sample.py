@@ -13,7 +13,7 @@ from nac_openood.report.order import Standing, ood_sets
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunScores:
     """A method's scores on one checkpoint.
 
     Args:
@@ -42,10 +42,10 @@ def finite(scored: Scores, layer: Optional[str] = None) -> np.ndarray:
 
 
 #: The methods of a picture and their scores.
-Shown = Sequence[tuple[Standing, Sample]]
+Shown = Sequence[tuple[Standing, RunScores]]
 
 
-def sample_of(results: Results, method: str) -> Optional[Sample]:
+def sample_of(results: Results, method: str) -> Optional[RunScores]:
     """Scores of the first run that has any, or None; runs are not mixed in a picture."""
     for row in results.rows:
         if row.method == method and row.status == "ok":
@@ -54,7 +54,7 @@ def sample_of(results: Results, method: str) -> Optional[Sample]:
                 for names in (results.names("id"), results.names("csid"), ood_sets(results))
             )
             if inside and outside:
-                return Sample(row.run, next(iter(inside.values())), shifted, outside)
+                return RunScores(row.run, next(iter(inside.values())), shifted, outside)
     return None
 
 

@@ -126,7 +126,8 @@ def _volume(ranked: RankedRuns) -> Optional[Section]:
         return None
     text = (
         "With few test samples, test accuracy itself is noise, and no criterion can agree with "
-        "it. Means over random draws of the test data and over runs."
+        "it. Means over random draws of the test data and over runs; the bands are one standard "
+        "deviation over runs."
     )
     return Section("volume", "Volume of test data", [Pictures("wide", [picture], text=text)])
 

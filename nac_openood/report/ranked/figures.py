@@ -6,12 +6,16 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
+from nac_openood.analysis.finding import Lines, Series
+from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import DASHES, ID_COLOR, OOD_COLOR, OUR_COLOR
 
-_STEPS_SIZE, _VOLUME_SIZE = (330, 250), (440, 300)
+_STEPS_SIZE = (330, 250)
+_VOLUME = ("nac-me", "validation")
 _LOOKS: Mapping[str, Mapping[str, Any]] = {
     "validation": {"color": ID_COLOR, "ls": DASHES[1], "marker": "s"},
     "nac-me": {"color": OUR_COLOR, "ls": DASHES[0], "marker": "D"},
@@ -65,50 +69,27 @@ def _power(values: Sequence[float]) -> int:
     return int(np.floor(np.log10(largest))) if largest > 0 else 0
 
 
-_CurvePoint = tuple[float, float, Optional[float]]
-
-
-def volume_curves(runs: Sequence[RankedRun]) -> dict[str, list[_CurvePoint]]:
-    """(share, mean RC times 100, standard deviation over runs) by criterion."""
-    found: dict[str, list[_CurvePoint]] = {}
-    for criterion in ("validation", "nac-me"):
-        by_share: dict[float, list[float]] = {}
-        for run in runs:
-            for point in run.ranking.volume:
-                if point.criterion == criterion and point.mean is not None:
-                    by_share.setdefault(point.share, []).append(100 * point.mean)
-        found[criterion] = [
-            (share, float(np.mean(values)), float(np.std(values)) if len(values) > 1 else None)
-            for share, values in sorted(by_share.items())
-        ]
-    return {criterion: points for criterion, points in found.items() if points}
-
-
 def volume_picture(ranked: RankedRuns) -> Optional[Picture]:
-    """RC over the share of test data that it is measured with; means over runs."""
-    curves = volume_curves(ranked.runs)
-    if not curves:
+    """RC over the share of test data that it is measured with; means and deviations over runs."""
+    points = {criterion: _volume_points(ranked.runs, criterion) for criterion in _VOLUME}
+    series = [Series(CRITERIA[criterion], found) for criterion, found in points.items() if found]
+    if not series:
         return None
+    return picture_of(
+        Lines(
+            "volume", "RC against the volume of test data",
+            "share of the test data, % (log scale)", "RC with test accuracy", series, log_x=True,
+        )
+    )  # fmt: skip
 
-    def paint(figure: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, NullFormatter
 
-        axis = figure.add_axes((0.13, 0.16, 0.84, 0.8))
-        for criterion, points in curves.items():
-            x = [100 * share for share, _, _ in points]
-            y = [mean for _, mean, _ in points]
-            axis.plot(x, y, label=CRITERIA[criterion], ms=4.5, lw=1.8, **_LOOKS[criterion])
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_xlabel("share of the test data, % (log scale)")
-        axis.set_ylabel("RC with test accuracy")
-        axis.grid()
-        axis.legend(loc="best")
-
-    listed = "; ".join(
-        f"{CRITERIA[c]}: " + ", ".join(f"{100 * s:g} % {mean:.1f}" for s, mean, _ in points)
-        for c, points in curves.items()
-    )
-    title = "RC against the volume of test data"
-    return Picture(title, f"{title}. {listed}.", _VOLUME_SIZE, paint)
+def _volume_points(
+    runs: Sequence[RankedRun], criterion: str
+) -> list[tuple[float, float, Optional[float]]]:
+    """(share in percent, mean RC times 100, standard deviation over runs)."""
+    by_share: dict[float, list[float]] = {}
+    for run in runs:
+        for point in run.ranking.volume:
+            if point.criterion == criterion and point.mean is not None:
+                by_share.setdefault(100 * point.share, []).append(100 * point.mean)
+    return [(share, *Value.of(values)) for share, values in sorted(by_share.items())]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
-from base64 import b64encode
 from typing import Optional
 
 from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.report.blocks import Card, Cards, Section
 from nac_openood.report.words import NOTHING, set_title
+from nac_openood.sources.decoding import png_url
 
 _KINDS = {
     "id-lowest": "In-distribution samples with the lowest NAC scores",
     "ood-highest": "OOD samples with the highest NAC scores",
 }
-_LIGHT = 30_000  # bytes; heavier pictures are scaled down
-_SIDE = 128  # pixels, after scaling down
+_PNG = b"\x89PNG"
 
 
 def gallery(results: Results) -> Optional[Section]:
@@ -46,26 +44,7 @@ def _embedded(results: Results, example: HardSample) -> Optional[str]:
     path = results.folder / example.file
     try:
         path.resolve().relative_to(results.folder.resolve())
-        content = _light(path.read_bytes())
+        content = path.read_bytes()
     except (OSError, ValueError):
         return None
-    return None if content is None else f"data:image/png;base64,{b64encode(content).decode()}"
-
-
-def _light(content: bytes) -> Optional[bytes]:
-    """The PNG, scaled down if it is heavy; None if it is no PNG."""
-    from PIL import Image
-
-    if not content.startswith(b"\x89PNG"):
-        return None
-    if len(content) <= _LIGHT:
-        return content
-    out = io.BytesIO()
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            small = image.convert("RGB")
-            small.thumbnail((_SIDE, _SIDE))
-            small.save(out, "PNG")
-    except Image.DecompressionBombError:
-        return None
-    return out.getvalue()
+    return png_url(content) if content.startswith(_PNG) else None

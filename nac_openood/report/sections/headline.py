@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
+from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.order import Standing, measured_groups
 from nac_openood.report.words import (
-    GROUP_TITLES,
     SHOWN,
-    capital,
     count,
     ordinal,
     quantity,
@@ -90,7 +89,7 @@ def _place(s: Standing, worked: Sequence[Standing], group: str) -> str:
         level = abs(mine - best) < 0.005
         gap = f", {'level with' if level else f'{abs(mine - best):.2f} points {side}'} {title}"
     tied = "tied for " if sum(o.ranks[group] == rank for o in ranked) > 1 else ""
-    place = f"{tied}{ordinal(rank)} of {len(ranked)} on {GROUP_TITLES[group]}"
+    place = f"{tied}{ordinal(rank)} of {len(ranked)} on {GROUP_WORDS[group]}"
     return f"{place} (AUROC {mine:.2f}{gap})"
 
 
@@ -110,7 +109,7 @@ def _tiles(results: Results, s: Standing, order: Sequence[Standing]) -> Iterator
         value = s.value(group)
         if value is None:
             continue
-        title = capital(GROUP_TITLES[group])
+        title = GROUP_NAMES[group]
         ranked = sum(other.value(group) is not None for other in order)
         yield Tile(f"{title} rank", ordinal(s.ranks[group]), f"of {ranked}", ["by AUROC"])
         mean, _, spread = value_text(value).partition(" ")

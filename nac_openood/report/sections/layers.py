@@ -20,7 +20,7 @@ from nac_openood.report.blocks import (
     Table,
 )
 from nac_openood.report.figures import canvas
-from nac_openood.report.figures.sample import Sample, finite, sample_of
+from nac_openood.report.figures.sample import RunScores, finite, sample_of
 from nac_openood.report.order import Standing, ood_sets
 from nac_openood.report.words import set_title
 
@@ -53,7 +53,7 @@ def _has_scores(results: Results, method: str) -> bool:
     return any(results.scores(run, method, n) for run in runs for n in ood_sets(results))
 
 
-def _blocks(results: Results, sample: Sample, aurocs: LayerAurocs) -> Iterator[Block]:
+def _blocks(results: Results, sample: RunScores, aurocs: LayerAurocs) -> Iterator[Block]:
     yield f"Checkpoint {sample.run}. {_finding(aurocs)}"
     read = {*sample.shifted, *sample.outside}
     lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
@@ -100,7 +100,7 @@ def _table(aurocs: LayerAurocs) -> Table:
     return Table("AUROC of each layer, %", [Column("Layer", "name"), *columns], lines)
 
 
-def layer_aurocs(sample: Sample) -> dict[str, dict[str, float]]:
+def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
     """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
     layers = list(sample.inside.by_layer)
     found: dict[str, dict[str, float]] = {}
@@ -163,7 +163,7 @@ def _look(i: int, layer: str) -> dict[str, Any]:
     return {**look, "marker": marker, "s": 40, "color": color, "lw": 0.6, "zorder": 3}
 
 
-def mean_pictures(sample: Sample, id_title: str) -> list[Picture]:
+def mean_pictures(sample: RunScores, id_title: str) -> list[Picture]:
     """For each layer its mean score on ID data and on every OOD dataset."""
     inside = [(id_title, sample.inside), *sample.shifted.items()]
     sets = [(set_title(n), s, True) for n, s in inside]

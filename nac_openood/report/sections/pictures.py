@@ -10,7 +10,7 @@ from nac_openood.report.blocks import Picture, Pictures, Section
 from nac_openood.report.figures.bars import bar_picture
 from nac_openood.report.figures.distributions import distribution_picture
 from nac_openood.report.figures.roc import roc_picture
-from nac_openood.report.figures.sample import Sample, Shown, sample_of
+from nac_openood.report.figures.sample import RunScores, Shown, sample_of
 from nac_openood.report.order import Standing, measured_groups, ood_sets
 from nac_openood.report.sections.ranking import shown_metrics
 from nac_openood.report.words import SHOWN, set_title
@@ -103,6 +103,6 @@ def _aurocs(results: Results, shown: Shown, dataset: str) -> dict[str, float]:
     return {method: a for method, a in found.items() if a is not None and isfinite(a)}
 
 
-def _runs(shown: Sequence[tuple[Standing, Sample]]) -> str:
+def _runs(shown: Sequence[tuple[Standing, RunScores]]) -> str:
     runs = list(dict.fromkeys(sample.run for _, sample in shown))
     return f"Checkpoint{'' if len(runs) == 1 else 's'} {', '.join(runs)}."

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
+from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Block, Bullets, Cell, Column, Line, Section, Table
 from nac_openood.report.order import Standing, measured_groups, ood_sets
 from nac_openood.report.words import (
-    GROUP_TITLES,
     NOTHING,
     SHOWN,
     Metric,
@@ -46,7 +46,7 @@ def ranking_table(results: Results, order: Sequence[Standing]) -> Table:
     columns = [
         Column("#"),
         _NAME,
-        *(_column(m, capital(GROUP_TITLES[g])) for g in groups for m in metrics.values()),
+        *(_column(m, GROUP_NAMES[g]) for g in groups for m in metrics.values()),
         Column("ms / image"),
         Column("Implementation", "text", in_terminal=False),
     ]

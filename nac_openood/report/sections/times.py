@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Optional, Sequence
 
+from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Cell, Column, Line, Picture, Pictures, Section, Table
-from nac_openood.report.figures.canvas import FAINT, INK, OUR_COLOR, PAPER
+from nac_openood.report.figures.canvas import FAINT, INK, OUR_COLOR, PAPER, log_axis
 from nac_openood.report.figures.labels import label_points
 from nac_openood.report.order import Standing, measured_groups
 from nac_openood.report.sections.ranking import uncertain_times
-from nac_openood.report.words import GROUP_TITLES, capital, quantity
+from nac_openood.report.words import quantity
 
 _COLUMNS = {"ms_per_image": "ms / image", "setup_seconds": "Setup, s", "peak_mb": "Peak MB"}
 _SIZE = (440, 350)
@@ -53,7 +54,7 @@ def timed(order: Sequence[Standing], group: str) -> list[_Point]:
 
 def time_picture(order: Sequence[Standing], group: str) -> Picture:
     """AUROC of a group over milliseconds per image, on a logarithmic scale."""
-    found, title = timed(order, group), capital(GROUP_TITLES[group])
+    found, title = timed(order, group), GROUP_NAMES[group]
 
     def paint(figure: Any) -> None:
         axis = figure.add_axes((0.12, 0.14, 0.86, 0.84))
@@ -72,16 +73,14 @@ def time_picture(order: Sequence[Standing], group: str) -> Picture:
 
 
 def _scales(axis: Any, times: Sequence[float], aurocs: Sequence[float]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator
 
-    axis.set_xscale("log")
+    log_axis(axis)
     axis.set_xlim(min(times) / 1.6, max(times) * 2.2)
     low, high = min(aurocs), max(aurocs)
     room = max(0.12 * (high - low), 0.5)
     axis.set_ylim(low - room, high + room)
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:g}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.minorticks_off()
     axis.set_xlabel("milliseconds per image (log scale)")
     axis.grid()

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional
 
-import numpy as np
 import torch
 from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home
-from nac_openood.benchmark.methods.openood.scorer import IMPLEMENTATION
-from nac_openood.benchmark.methods.scorer import Fit, Given
+from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
 from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
-from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.inputs import device_of
 from nac_openood.sources.networks import load_checkpoint
@@ -27,10 +24,10 @@ class OpenGANScorer:
         file: `best_DNet.ckpt`, as OpenOOD's recorder writes it.
     """
 
-    implementation = IMPLEMENTATION
-
     def __init__(self, file: Path) -> None:
-        self.file = file
+        from nac_openood.plugin.source import openood_title, openood_tree
+
+        self.file, self.implementation = file, openood_title(openood_tree())
         self.settings: Mapping[str, Any] = {
             "discriminator": str(file),
             "changed": file.stat().st_mtime_ns,
@@ -51,15 +48,13 @@ class OpenGANScorer:
 
     def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset; see `Scorer`."""
-        scores, predictions, labels = [], [], []
+        parts = []
         with at_home(self._given), torch.no_grad():
             for batch in batches(loader):
                 feature = batch.data.to(self._device)
                 # maps of one pixel are features to OpenOOD's postprocessor
                 found = self._processor.postprocess({"netD": self._net}, feature[..., None, None])
-                scores.append(found[1].double().numpy())
-                predictions.append(self._given.net(feature).argmax(dim=1).cpu().numpy())
-                labels.append(batch.labels().numpy())
-        if not scores:
-            raise NACError("the loader yielded no batch: there is nothing to score.")
-        return Scores(*(np.concatenate(part) for part in (scores, predictions, labels)))  # type: ignore[arg-type]
+                prediction = self._given.net(feature).argmax(dim=1).cpu().numpy()
+                score, label = found[1].double().numpy(), batch.labels().numpy()
+                parts.append(Scores(score, prediction, label))
+        return joined_scores(parts)

@@ -10,7 +10,7 @@ from torch import nn
 
 from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
 from nac_openood.benchmark.methods.openood.view import NetworkView
-from nac_openood.benchmark.methods.scorer import Fit, Given
+from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
 from nac_openood.benchmark.methods.sweep import best_point, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
@@ -21,8 +21,6 @@ from nac_openood.errors import NACError
 from nac_openood.network.replica import private_copy
 from nac_openood.search.space import grid_points
 
-IMPLEMENTATION = "OpenOOD 1.5"
-
 
 class OpenOODScorer:
     """A postprocessor of OpenOOD, set up and searched as OpenOOD's evaluator does.
@@ -32,14 +30,12 @@ class OpenOODScorer:
         configs: a folder with `postprocessors/METHOD.yml`; None takes OpenOOD's own.
     """
 
-    implementation = IMPLEMENTATION
-
     def __init__(self, method: Method, configs: Optional[Path] = None) -> None:
-
-        from nac_openood.plugin.source import code_of, openood_ready
+        from nac_openood.plugin.source import code_of, openood_ready, openood_title
 
         self.method, self._needs = method.name, method.needs
         with openood_ready() as tree:
+            self.implementation = openood_title(tree)
             self._configs, code = configs or tree / "configs", code_of(tree)
         config = _config(self._configs, self.method).read_text(encoding="utf-8")
         self.settings: Mapping[str, Any] = {"config": config, "code": code}
@@ -102,11 +98,9 @@ class OpenOODScorer:
     def _inference(self, loader: Any) -> Scores:
         if world().size == 1:
             return self._infer(loader, progress=shows_bars(self._given))
-        parts = over_batches(
-            self.method, loader, lambda batch: self._infer([batch], progress=False)
+        return joined_scores(
+            over_batches(self.method, loader, lambda batch: self._infer([batch], progress=False))
         )
-        score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
-        return Scores(score, prediction, label)
 
     def _infer(self, loader: Any, *, progress: bool) -> Scores:
         prediction, score, label = self._processor.inference(

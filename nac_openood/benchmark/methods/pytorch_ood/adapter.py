@@ -47,13 +47,13 @@ class Adapter:
         """Keep the network, and compute what does not depend on hyperparameters."""
         self.net = given.net
 
-    def against(self, point: Point) -> Optional[str]:
+    def problem_with(self, point: Point) -> Optional[str]:
         """Why these hyperparameters cannot be used with this data, or None if they can."""
         return None
 
     def usable(self, points: Sequence[Point]) -> list[Point]:
         """The points of a sweep that can be used with this data."""
-        return [point for point in points if self.against(point) is None]
+        return [point for point in points if self.problem_with(point) is None]
 
     def use(self, point: Point) -> None:
         """Make the detector with these hyperparameters, or change them; not if it has none."""

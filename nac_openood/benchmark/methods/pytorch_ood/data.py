@@ -1,4 +1,4 @@
-"""Features, logits and checked labels of a loader, on which detectors are fitted."""
+"""Features, logits and labels of a loader, on which detectors are fitted."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ def map_batches(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], T
     for x, label in labelled(head, loader):
         parts.append(of(x).detach().float().cpu())
         labels.append(label)
-    if not parts:
-        raise nothing_to_fit_on()
     whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
     start = 0
     for i, part in enumerate(parts):
@@ -41,11 +39,6 @@ def map_batches(head: nn.Module, loader: Iterable[Any], of: Callable[[Tensor], T
         start += len(part)
         parts[i] = part[:0].clone()  # the memory of `whole` is only taken up as it is filled
     return Gathered(whole, torch.cat(labels))
-
-
-def nothing_to_fit_on() -> NACError:
-    """The error for an empty loader."""
-    return NACError("there is nothing to fit on: the training or validation data is empty.")
 
 
 def features(head: nn.Module, loader: Iterable[Any]) -> Gathered:
@@ -59,29 +52,14 @@ def logits(head: nn.Module, loader: Iterable[Any]) -> Gathered:
 
 
 def every_class(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
-    """Check that training labels are 0 to n_classes - 1 and that each occurs.
+    """Check that every class from 0 to n_classes - 1 has a training label.
 
     Raises:
         NACError: naming the classes.
     """
-    in_range(method, label, n_classes)
     missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
     if missing:
         raise NACError(
             f"{method} needs at least one training {what} of every class; there is none of "
             f"{some(missing)}. Give it more training data, or leave it out of `methods`."
-        )
-
-
-def in_range(method: str, label: Tensor, n_classes: int) -> None:
-    """Check that training labels are 0 to n_classes - 1.
-
-    Raises:
-        NACError: naming those that are not.
-    """
-    strange = sorted({int(y) for y in label.unique() if not 0 <= y < n_classes})
-    if strange:
-        raise NACError(
-            f"{method}: expected training labels from 0 to {n_classes - 1}, got {some(strange)}. "
-            "Check the labels of the training data."
         )

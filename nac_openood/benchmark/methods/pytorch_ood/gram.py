@@ -30,9 +30,7 @@ class Gram(OnNetwork):
                 f"{type(self.net).__name__} has none."
             )
         self.given: Optional[Given] = given
-        first = next(data.labelled(self.net, given.train), None)
-        if first is None:
-            raise data.nothing_to_fit_on()
+        first = next(data.labelled(self.net, given.train))
         with torch.no_grad():
             outputs = self._maps(first[0][:1])[1]
         self.count, self.channels = len(outputs), sum(each.shape[1] for each in outputs)
@@ -116,7 +114,6 @@ class _Pairs:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = []
         for x, label in data.labelled(self.gram.net, self.given.train):
-            data.in_range(self.gram.name, label, self.given.n_classes)
             seen.append(label)
             parts = in_parts(x, self.gram.numbers)
             yield from zip(parts, label.split(len(parts[0])))

@@ -66,7 +66,7 @@ class KNN(OnFeatures):
         with self.calling("fitting"):
             self.detector.fit_features(values, label.clamp(min=0))
 
-    def against(self, point: Point) -> Optional[str]:
+    def problem_with(self, point: Point) -> Optional[str]:
         """`K` must not exceed the size of the training set."""
         if point["K"] <= self.size:
             return None
@@ -90,7 +90,7 @@ class ViM(OnFeatures):
         self.train = data.features(given.net, given.train)
         self.wide = self.train.values.shape[1]
 
-    def against(self, point: Point) -> Optional[str]:
+    def problem_with(self, point: Point) -> Optional[str]:
         """`dim` must be smaller than the number of features."""
         if point["dim"] < self.wide:
             return None
@@ -123,8 +123,6 @@ class DICE(OnFeatures):
         total, count = torch.zeros(()), 0
         for x, _ in data.labelled(given.net, given.train):
             total, count = total.to(x.device) + x.double().sum(dim=0), count + len(x)
-        if not count:
-            raise data.nothing_to_fit_on()
         self.mean = (total / count).float()[None]
 
     def use(self, point: Point) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Mapping
+
 import torch
 from torch import Tensor
 
@@ -15,36 +17,39 @@ class _OnLogits(OnFeatures):
         return self.detector.predict_logits(logits)
 
 
-class MSP(_OnLogits):
+class _Unfitted(_OnLogits):
+    """Looks at no data beforehand; `arguments` are the detector's names of hyperparameters."""
+
+    detector_name = ""
+    arguments: Mapping[str, str] = {}
+
+    def use(self, point: Point) -> None:
+        given = {theirs: point[name] for name, theirs in self.arguments.items()}
+        self.detector = getattr(self.detectors, self.detector_name)(None, **given)
+
+
+class MSP(_Unfitted):
     """The largest softmax probability."""
 
-    def use(self, point: Point) -> None:
-        """Has no hyperparameters."""
-        self.detector = self.detectors.MaxSoftmax(None)
+    detector_name = "MaxSoftmax"
 
 
-class MLS(_OnLogits):
+class MLS(_Unfitted):
     """The largest logit."""
 
-    def use(self, point: Point) -> None:
-        """Has no hyperparameters."""
-        self.detector = self.detectors.MaxLogit(None)
+    detector_name = "MaxLogit"
 
 
-class EBO(_OnLogits):
+class EBO(_Unfitted):
     """Energy."""
 
-    def use(self, point: Point) -> None:
-        """Set the temperature."""
-        self.detector = self.detectors.EnergyBased(None, t=point["temperature"])
+    detector_name, arguments = "EnergyBased", {"temperature": "t"}
 
 
-class GEN(_OnLogits):
+class GEN(_Unfitted):
     """Generalized entropy; as in OpenOOD, an `M` above the number of classes means all."""
 
-    def use(self, point: Point) -> None:
-        """Set the exponent and the number of classes."""
-        self.detector = self.detectors.GEN(None, gamma=point["gamma"], M=point["M"])
+    detector_name, arguments = "GEN", {"gamma": "gamma", "M": "M"}
 
 
 class TempScaling(_OnLogits):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Iterable, Mapping, Optional
 
-import torch
 from torch import Tensor
 
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
-from nac_openood.benchmark.methods.scorer import Fit, Given
+from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
 from nac_openood.benchmark.methods.sweep import best_point
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.outcomes import Scores
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.errors import NACError
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy
 from nac_openood.progress import bar
@@ -29,23 +28,17 @@ class PytorchOODScorer:
         method: a row of the table with an adapter.
 
     Raises:
-        NACError: the row has no adapter; `Absent` if pytorch-ood is not installed.
+        Absent: pytorch-ood is not installed.
     """
 
     def __init__(self, method: Method) -> None:
-        if method.adapter is None:
-            raise NACError(f"pytorch-ood has no method '{method.name}'.")
-        module, _, name = method.adapter.partition(":")
-        self._kind: type[Adapter] = getattr(import_module(f"{__package__}.{module}"), name)
+        self._kind: type[Adapter] = resolve_name(f"{__package__}.{method.adapter}")
         self._row, self.method = method, method.name
         self.implementation = self._kind.implementation()
         self.settings: Mapping[str, Any] = {
             "defaults": dict(method.defaults),
             "sweep": {name: list(values) for name, values in method.sweep.items()},
         }
-        self._adapter: Optional[Adapter] = None
-        self._seed = 0
-        self._progress: Optional[bool] = None
 
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit, and search where OpenOOD searches and OOD validation data is given.
@@ -57,7 +50,6 @@ class PytorchOODScorer:
         Raises:
             NACError: the method cannot use this data or network.
         """
-        self._adapter = None
         adapter = self._kind(self.method)
         self._seed, self._progress = given.seed, given.progress
         search = None
@@ -65,10 +57,10 @@ class PytorchOODScorer:
         with kept_random_state(given.seed):
             adapter.fit(given)
             if chosen is not None or given.ood_val is None or len(grid_points(self._row.sweep)) < 2:
-                point = _complete(self._row, chosen or {})
+                point = {**self._row.defaults, **(chosen or {})}
                 if chosen is None and adapter.usable([point]):
                     point = dict(adapter.usable([point])[0])
-                why = adapter.against(point)
+                why = adapter.problem_with(point)
                 if why:
                     raise NACError(f"{self.method}: {why}. Choose another value.")
             else:
@@ -79,25 +71,15 @@ class PytorchOODScorer:
         return Fit(point, search)
 
     def score(self, loader: Iterable[Any]) -> Scores:
-        """Score the batches of a loader.
-
-        Raises:
-            NotFittedError: before `setup`.
-        """
-        adapter = self._adapter
-        if adapter is None:
-            raise NotFittedError(f"{self.method}: call `setup` before `score`.")
-        outliers, predictions, labels = [], [], []
+        """Score the batches of a loader; see `Scorer`."""
+        adapter, parts = self._adapter, []
         with kept_random_state(self._seed):
             for x, label in labelled(adapter.net, bar(loader, self.method, self._progress)):
                 outlier, logits = adapter.score(x)
-                outliers.append(outlier.detach().cpu().double())
-                predictions.append(logits.argmax(dim=1).cpu())
-                labels.append(label)
-        if not outliers:
-            raise NACError(f"{self.method}: nothing to score, the loader is empty.")
-        score = -_finite(self.method, torch.cat(outliers))
-        return Scores(score.numpy(), torch.cat(predictions).numpy(), torch.cat(labels).numpy())
+                score = -outlier.detach().cpu().double().numpy()
+                prediction = logits.argmax(dim=1).cpu().numpy()
+                parts.append(Scores(score, prediction, label.numpy()))
+        return joined_scores(parts)
 
 
 def _search(
@@ -110,36 +92,16 @@ def _search(
     name, every = method.name, grid_points(method.sweep)
     points = [dict(point) for point in adapter.usable(every)]
     if not points:
-        raise NACError(f"{name}: {adapter.against(every[0])}; no other value fits either.")
+        raise NACError(f"{name}: {adapter.problem_with(every[0])}; no other value fits either.")
     assert given.ood_val is not None
     held = [adapter.hold(loader) for loader in (given.id_val, given.ood_val)]
 
     def validate(point: dict[str, Any]) -> tuple[Tensor, Tensor]:
         adapter.use(point)
-        inside, outside = (-_finite(name, adapter.outliers(part)) for part in held)
+        inside, outside = (-adapter.outliers(part) for part in held)
         return inside, outside
 
     found = best_point(points, validate, title=f"{name}: search", progress=given.progress)
     if found is None:
         raise NACError(f"{name}: no hyperparameters rank any ID above any OOD validation sample.")
     return found.point, found.told()
-
-
-def _complete(method: Method, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(chosen) - set(method.defaults))
-    if unknown:
-        raise NACError(
-            f"{method.name} has no hyperparameter {', '.join(unknown)}; it has "
-            f"{', '.join(method.defaults) or 'none'}."
-        )
-    return {**method.defaults, **chosen}
-
-
-def _finite(method: str, scores: Tensor) -> Tensor:
-    strange = int((~scores.isfinite()).sum())
-    if strange:
-        raise NACError(
-            f"{method} scored {strange} of {len(scores)} samples NaN or Inf, which cannot be "
-            "ranked. Check the network's features and logits for NaN."
-        )
-    return scores
