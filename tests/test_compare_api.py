@@ -99,6 +99,15 @@ def test_pictures_of_the_caller_stay_as_they_are(data, mode):
     assert len(shown) == 8
 
 
+def test_a_picture_that_cannot_be_had_costs_no_results(data):
+    data["test"] = Pictured(data["test"], "RGB")
+    data["test"].pictures = []
+    with pytest.warns(UserWarning, match="sample .* of 'test' has no picture: IndexError"):
+        results = run(small_net(None), data)
+    assert {e.file for e in results.gallery} == {None}
+    assert Results.load(results.folder) == results
+
+
 def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):
     net = small_net(None).train()
     before, state = state_of(net), torch.get_rng_state()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+import warnings
+from typing import Iterator, Optional
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.results import HardSample
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.outcomes import Scores
+from nac_openood.errors import error_text
 from nac_openood.sources.decoding import small_png
+from nac_openood.sources.samples import Samples
 
 #: How many samples of the ID test set and of each OOD set.
 _INSIDE, _OUTSIDE = 8, 4
@@ -40,12 +43,25 @@ def _examples(
 ) -> Iterator[HardSample]:
     samples = study.scored[dataset]
     for rank, index in enumerate(taken.tolist()):
-        picture, file = samples.picture(index), None
-        if picture is not None:
+        content, file = _picture(samples, index), None
+        if content is not None:
             file = f"gallery/{dataset}_{rank}.png"
             files.make_folder(study.out / "gallery")
             with files.replacing(study.out / file) as temporary:
-                temporary.write_bytes(small_png(picture))
+                temporary.write_bytes(content)
         layers = {name: float(values[index]) for name, values in scored.by_layer.items()}
         name, score = samples.sample_name(index), float(scored.score[index])
         yield HardSample(kind, dataset, name, score, layers, file)
+
+
+def _picture(samples: Samples, index: int) -> Optional[bytes]:
+    try:
+        picture = samples.picture(index)
+        return None if picture is None else small_png(picture)
+    except Exception as error:  # code of the user's: results are not lost for the lack of a picture
+        warnings.warn(
+            f"sample {index} of '{samples.name}' has no picture: {error_text(error)}",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
