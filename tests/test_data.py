@@ -22,7 +22,7 @@ from nac_openood.detector.batches import (
     fitting_loader,
 )
 from nac_openood.detector.dealing import Dealt
-from nac_openood.detector.fitting import Quota
+from nac_openood.detector.fitting_set import Quota
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 

@@ -9,13 +9,13 @@ from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import AUTHORS_SEED, as_batch
 from nac_openood.detector.dealing import Dealt
 from nac_openood.detector.fitting import (
-    FittingSet,
     add_batch,
     added_up,
     fitted_on,
     refuse_unlabeled,
     warn_if_saturated,
 )
+from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary

@@ -18,7 +18,7 @@ from nac_openood.detector.choose import (
     locate_layers,
 )
 from nac_openood.detector.dealing import Dealt, dealt
-from nac_openood.detector.fitting import FittingSet
+from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.transfers import ahead, behind
 from nac_openood.distributed import in_turn
