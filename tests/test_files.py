@@ -6,7 +6,7 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
-from nac_openood.evaluation.ranking import Ranking
+from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
 from nac_openood.files import read_document, write_document, write_json
 from nac_openood.search.stored import ReadingSet
 
@@ -39,8 +39,10 @@ def test_what_cannot_be_read_is_told_with_a_way_out(kind, tmp_path):
 
 
 def test_a_document_of_another_kind_is_told_apart(tmp_path):
-    run = RankedRun("", None, Ranking((), (), IntegralConfig(), "avgpool", {}))
-    RankedRuns((run,)).save(tmp_path)
+    config = IntegralConfig()
+    tried = IntegralCandidate(config, (0.1,), None)
+    ranking = Ranking((RankedCheckpoint("s1", "x", 1, 0.1, 0.5),), (tried,), config, "avgpool", {})
+    RankedRuns((RankedRun("", None, ranking),)).save(tmp_path)
     told = r"holds a ranking of checkpoints \(of nac-openood rank\), expected a comparison"
     with pytest.raises(FileError, match=told):
         Results.load(tmp_path)
