@@ -39,8 +39,9 @@ def loader(root, name, batch_size=100):
 
 
 def first(root, name, n):
-    """The first `n` images of a list."""
-    return DataLoader(Subset(images(root, name), range(n)), batch_size=100)
+    """The first `n` images of a list, or all that it has."""
+    found = images(root, name)
+    return DataLoader(Subset(found, range(min(n, len(found)))), batch_size=100)
 
 
 def trained(folder):

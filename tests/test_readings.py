@@ -13,9 +13,9 @@ from nac_openood import FileError, NACError, Reading, Readings
 from nac_openood.search.stored import ReadingSet
 from nac_openood.spool import Spool
 
-ROWS, NEURONS, PARTS = 1000, 2000, 8
+ROWS, NEURONS, PARTS = 1000, 2000, 16
 MB = 2**20
-WHOLE = 2 * PARTS * ROWS * NEURONS * 4  # bytes of all readings below: 128 MB
+WHOLE = 2 * PARTS * ROWS * NEURONS * 4  # bytes of all readings below: 256 MB
 
 
 def part(rows: int = 5, neurons: int = 3, seed: int = 0, layer: str = "a") -> Readings:
