@@ -256,8 +256,9 @@ def test_the_authors_scores_in_the_real_evaluator(registered, bench, authors, tm
         assert metrics.loc["nearood", "ACC"] == pytest.approx(authors["accuracy"], abs=0.001)
     ours = {**found.scores["ood"]["near"], **found.scores["ood"]["far"]}
     assert {"cifar10", *ours} == set(authors["scores"])
+    close = 0.02 if "metrics" in authors else 0.05  # fewer images, as in test_bench.py
     for name, (_, scores, _) in ours.items():
         outside = np.array(authors["scores"][name])
         assert np.abs(scores - outside).max() <= 2e-3, name
         auroc = 100 * float(ranking.auroc(inside, outside))  # of the authors' scores
-        assert metrics.loc[name, "AUROC"] == pytest.approx(auroc, abs=0.02), name
+        assert metrics.loc[name, "AUROC"] == pytest.approx(auroc, abs=close), name
