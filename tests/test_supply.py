@@ -4,6 +4,7 @@ import ast
 import configparser
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -183,3 +184,10 @@ def test_users_get_types(installed, tmp_path):
     assert 'incompatible type "str"; expected "float"' in wrong
     (site / "nac_openood" / "py.typed").unlink()
     assert "py.typed marker" in checked(python, tmp_path, USER)
+
+
+def test_the_tests_of_the_oldest_versions_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    names = re.search(r"^OLDEST := ((?:.*\\\n)*.*)$", makefile, re.M)[1].replace("\\", " ").split()
+    assert len(names) > 40
+    assert [n for n in names if not (ROOT / "tests" / f"test_{n}.py").is_file()] == []
