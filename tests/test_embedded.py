@@ -315,3 +315,15 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "nac_openood"
+
+
+def test_weights_do_not_depend_on_the_number_of_threads():
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(train_embedded("resnet_embedded", epochs=1, progress=False).state_dict())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])

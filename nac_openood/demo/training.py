@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Mapping, Optional
+from typing import Iterator, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,7 @@ def train_embedded(
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
-        seed: random seed; on one machine and with one number of threads, equal seeds give equal
-            weights.
+        seed: random seed; on processors of one kind, equal seeds give equal weights.
         epochs: number of epochs; None takes the recipe's.
         progress: whether to show a progress bar; None shows it on a terminal.
 
@@ -63,7 +63,7 @@ def train_embedded(
     digits = digit_splits()["train"]
     images, labels = digits.tensors, torch.from_numpy(digits.labels)
     epochs = recipe.epochs if epochs is None else epochs
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
         net = build(arch, N_CLASSES).train()
         steps = epochs * -(-len(images) // _BATCH)
@@ -76,6 +76,17 @@ def train_embedded(
                 optimizer.step()
                 schedule.step()
     return net.eval()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """How sums are rounded depends on the number of threads; weights must not."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _shifted(images: Tensor) -> Tensor:
