@@ -29,7 +29,7 @@ demo: $(DEMO)    ## train, search, compare with the baselines, report: nac_demo/
 	$(BIN)/nac-openood demo
 
 # where the miniature benchmark is at hand, one test image of this many
-test: export NAC_BENCH_EVERY := 10
+test: export NAC_BENCH_EVERY := 20
 test test-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
