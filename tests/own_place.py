@@ -5,7 +5,10 @@ Four classes are four colors, OOD images are stripes; the network is trained for
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +113,15 @@ def _trained(folder: Path) -> torch.nn.Module:
     for name in [name for name in sys.modules if name.startswith("nac_user_net_")]:
         del sys.modules[name]  # the folder is renamed when it is complete
     return net.eval()
+
+
+@contextmanager
+def copied(own_place, copy):
+    """A copy of the folder, as the current folder for as long as it takes to prepare it."""
+    shutil.copytree(own_place, copy)
+    before = os.getcwd()  # noqa: PTH109
+    os.chdir(copy)
+    try:
+        yield copy
+    finally:
+        os.chdir(before)

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 import torch
+from own_place import copied
 from PIL import Image
 
 from nac_openood import NACDetector
@@ -28,15 +29,9 @@ HEADER = "path,class,confidence,score,p_value,decision"
 @pytest.fixture(scope="module")
 def place(own_place, tmp_path_factory):
     """A copy of `own_place` with a detector, birds.nac."""
-    place = tmp_path_factory.mktemp("fitted") / "place"
-    shutil.copytree(own_place, place)
-    before = os.getcwd()  # noqa: PTH109
-    os.chdir(place)
-    try:
+    with copied(own_place, tmp_path_factory.mktemp("fitted") / "place") as place:
         given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
         assert main(["fit", *given, "--out", "birds.nac", "--device", "cpu"]) == 0
-    finally:
-        os.chdir(before)
     return place
 
 

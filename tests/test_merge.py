@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from own_place import copied
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
@@ -30,18 +30,12 @@ RULES = ("nac", "nac_plus")
 @pytest.fixture(scope="module")
 def place(own_place, tmp_path_factory):
     """A copy of `own_place` with RULE.nac and shards RULE1, RULE2, RULE3, made in another order."""
-    place = tmp_path_factory.mktemp("merge") / "place"
-    shutil.copytree(own_place, place)
-    before = os.getcwd()  # noqa: PTH109
-    os.chdir(place)
-    try:
+    with copied(own_place, tmp_path_factory.mktemp("merge") / "place") as place:
         for rule in RULES:
             assert main([*FIT, "--rule", rule, "--out", f"{rule}.nac"]) == 0
             for number in (3, 1, 2):
                 shard = ["--shard", f"{number}/3", "--out", f"{rule}{number}"]
                 assert main([*FIT, "--rule", rule, *shard]) == 0
-    finally:
-        os.chdir(before)
     return place
 
 
