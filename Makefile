@@ -36,11 +36,11 @@ test test-all: $(READY)
 test:            ## run the test suite
 test-all:        ## run it with every image of the miniature benchmark, as CI does
 
-# torch 2.6 warns about programs that it exports itself
+# torch 2.6 warns about programs that it exports itself, and Python 3.9's matplotlib about pyparsing 3.3
 test-oldest:     ## run the core tests with the oldest supported dependencies (constraints/oldest.txt)
 	@test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/oldest.txt \
-		-e '.[plot]' timm pytest pytest-xdist hypothesis filelock
+		-e '.[plot]' timm pytest pytest-xdist hypothesis filelock 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist loadfile \
 		-W 'ignore:Attempted to insert a get_attr Node:UserWarning' -W 'ignore:Node lifted_tensor:UserWarning' \
 		-W 'ignore:Additional :UserWarning' \

@@ -81,10 +81,12 @@ def test_networks_with_stages(name):
     assert_readable(net, x, found)
 
 
+#: timm renamed it in 1.0.31.
+CONVMIXER_POOL = [name for name, _ in timm.models.ConvMixer(4, 1).named_children()][2]
 STACKS = {
     "mixer": (lambda: timm.models.MlpMixer(5, 64, num_blocks=8, embed_dim=24), 64, "head_drop:flat", "blocks.{}:tokens", (1, 3, 5)),
     "cait": (lambda: TIMM("cait_xxs24_224", img_size=64, num_classes=5, depth=8), 64, "norm:class_token", "blocks.{}:tokens", (1, 3, 5)),
-    "convmixer": (lambda: timm.models.ConvMixer(24, 8, num_classes=5), 64, "global_pool:flat", "blocks.{}:maps", (1, 3, 5)),
+    "convmixer": (lambda: timm.models.ConvMixer(24, 8, num_classes=5), 64, f"{CONVMIXER_POOL}:flat", "blocks.{}:maps", (1, 3, 5)),
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
+from nac_openood.sources import decoding
 from nac_openood.sources.images import folder_images
 from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
 from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint
@@ -167,3 +170,16 @@ def test_no_program_is_started_for_a_file(tmp_path: Path, monkeypatch: Any) -> N
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(NACError, match="cannot identify image file"):
         folder_images(tmp_path, BENCHMARKS["cifar10"].transform()).picture(0)
+
+
+@pytest.mark.parametrize(("pillow", "opened"), [("12.1.0", False), ("12.1.1", True)])
+def test_a_format_that_an_old_pillow_reads_unsafely(
+    tmp_path: Path, monkeypatch: Any, pillow: str, opened: bool
+) -> None:
+    head = struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 8, 8, 8, 3)  # version, channels, size, RGB
+    (tmp_path / "photo.png").write_bytes(head + bytes(4 + 4 + 4 + 2 + 3 * 8 * 8))
+    monkeypatch.setattr("PIL.__version__", pillow)
+    monkeypatch.setattr(decoding, "_own_formats", decoding._own_formats.__wrapped__)  # uncached
+    images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
+    with nullcontext() if opened else pytest.raises(NACError, match="cannot identify image file"):
+        assert images.picture(0).size == (8, 8)

@@ -6,19 +6,21 @@ And how it is made small, for pages.
 from __future__ import annotations
 
 import io
+import re
 from base64 import b64encode
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Optional, Union
 
+import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from nac_openood.errors import NACError
 
 #: Formats that are decoded by Pillow itself or by one widely used library, no interpreters.
 COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-#: Formats for which Pillow starts another program (Ghostscript).
-_STARTING_PROGRAMS = ("EPS",)
+#: Before this version of Pillow, a crafted PSD file could write out of bounds (CVE-2026-25990).
+_SAFE_PSD = (12, 1, 1)
 #: A transform that resizes the shorter side to 224 pixels makes 224 x 11,200 of such an image.
 MAX_RATIO = 50
 _SMALL = 96  # pixels
@@ -47,7 +49,7 @@ def rgb_image(
     Args:
         source: a file, or an open one.
         formats: names of accepted formats as Pillow spells them; None accepts all that Pillow
-            reads by itself.
+            reads safely.
         max_pixels: decode only images of at most so many pixels, and not much wider than high.
             For images of strangers: the header is checked first, so that refusing costs no memory.
 
@@ -94,9 +96,12 @@ def png_url(content: bytes) -> str:
 
 @cache
 def _own_formats() -> tuple[str, ...]:
-    """What Pillow reads by itself; a file's content decides, so photo.png may be an EPS."""
+    """What Pillow reads safely; a file's content decides, so photo.png may be an EPS."""
     Image.init()
-    return tuple(name for name in Image.OPEN if name not in _STARTING_PROGRAMS)
+    unsafe = {"EPS"}  # for which Pillow starts Ghostscript
+    if tuple(map(int, re.findall(r"\d+", PIL.__version__)[:3])) < _SAFE_PSD:
+        unsafe.add("PSD")
+    return tuple(name for name in Image.OPEN if name not in unsafe)
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
