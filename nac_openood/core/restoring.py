@@ -68,3 +68,8 @@ def check_counts(what: str, counts: Tensor, n_samples: int, width: Optional[int]
     )
     if not whole:
         raise NACError(f"the counts of {what} do not add up.")
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}

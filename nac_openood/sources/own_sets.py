@@ -134,9 +134,10 @@ class _Reader:
                     "are no lists to look a name up in."
                 )
             check_names([*found, name])
-            is_python = is_code(given)
-            made = self.coded(role, given) if is_python else None
-            found[name] = made if is_python else unlabelled_samples(given, self._needed())
+            if is_code(given):
+                found[name] = self.coded(role, given)
+            else:
+                found[name] = unlabelled_samples(given, self._needed())
         return found
 
     def coded(self, role: str, text: str) -> Any:

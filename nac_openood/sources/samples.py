@@ -54,12 +54,8 @@ class Samples(Dataset[Any]):
         workers: int = 0,
         progress: Optional[bool] = None,
     ) -> None:
-        self.name, self.batch_size, self.workers, self.progress = (
-            name,
-            batch_size,
-            workers,
-            progress,
-        )
+        self.name, self.progress = name, progress
+        self.batch_size, self.workers = batch_size, workers
         self.dataset, self.collate = _in_order(name, data)
         if not len(self.dataset):
             raise NACError(f"{self.title}: the dataset is empty.")

@@ -51,9 +51,7 @@ class OperationNetwork(nn.Module):
                 self.add_module(node.name, Operation(node.target))
 
     def _keep(self, name: str, value: Any) -> None:
-        if isinstance(value, nn.Parameter):
-            self.weights.register_parameter(name, value)
-        elif isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.weights.register_buffer(name, value)
         else:
             setattr(self.weights, name, value)
