@@ -21,7 +21,7 @@ from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.calling import explained, logits_of, prepare
 from nac_openood.network.hooks import Adapt, OutputObserver, run
-from nac_openood.network.inputs import Inputs, sample_count, token_mask
+from nac_openood.network.inputs import Inputs, joined_inputs, sample_count, token_mask
 from nac_openood.network.penultimate import HeadWatch
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.replica import unwrap
@@ -273,12 +273,8 @@ def _read(
 
 
 def _join(parts: list[Probed]) -> Probed:
-    layers = {}
-    for name in parts[0]:
-        activations, gradients = zip(*(part[name] for part in parts))
-        joined = None if gradients[0] is None else torch.cat(gradients)
-        layers[name] = Reading(torch.cat(activations), joined)
-    return Probed(torch.cat([part.logits for part in parts]), layers)
+    by_layer = joined_inputs([dict(part) for part in parts])
+    return Probed(torch.cat([part.logits for part in parts]), by_layer)
 
 
 def _listed(names: Iterable[str]) -> str:
