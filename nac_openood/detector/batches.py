@@ -16,6 +16,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from nac_openood.distributed import world
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import LABELS, as_inputs, mapped, rows, sample_count
 
@@ -26,10 +27,24 @@ _BATCH_SIZE = 32
 
 
 class Batch(NamedTuple):
-    """What a network takes, and labels int64 `[batch]`, or None where there are none."""
+    """One of the batches of a loader.
+
+    Args:
+        data: what a network takes.
+        label: int64 `[batch]`, or None where there are none.
+        number: its number in the whole loader.
+        start: the number of its first sample.
+    """
 
     data: Any
     label: Optional[Tensor]
+    number: int = 0
+    start: int = 0
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process works on it; see `dealing.dealt`."""
+        return world().owns(self.number)
 
     @property
     def size(self) -> int:
@@ -48,7 +63,8 @@ class Batch(NamedTuple):
 
     def rows(self, index: Union[slice, Tensor]) -> Batch:
         """Some of the samples, by a slice or whole numbers `[n]`."""
-        return Batch(rows(self.data, index), None if self.label is None else self.label[index])
+        label = None if self.label is None else self.label[index]
+        return self._replace(data=rows(self.data, index), label=label)
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Batch]:

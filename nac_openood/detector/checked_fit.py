@@ -58,7 +58,6 @@ def fit_checked(
     n_samples: Optional[int] = None,
     n_classes: Optional[int] = None,
     alpha: float = ALPHA,
-    progress: Optional[bool] = None,
 ) -> FitReport:
     """Fit and calibrate a detector, and measure what can be measured.
 
@@ -70,7 +69,6 @@ def fit_checked(
         n_samples: size of the fitting subset; None takes everything.
         n_classes: number of classes in the data, if it is known.
         alpha: the false-alarm rate that is wanted.
-        progress: whether to show progress bars; None shows them on a terminal.
 
     Raises:
         NACError: the data does not fit the network, or is too little to calibrate on.
@@ -78,14 +76,14 @@ def fit_checked(
     checked_alpha(alpha)
     told: list[str] = []
     with recorded(told):
-        detector.fit(train, n_samples, progress=progress)
-        answers = detector._calibrate(val, 1 - alpha, _answers, progress)
+        detector.fit(train, n_samples)
+        answers = detector._calibrate(val, 1 - alpha, _answers)
     if detector.pvalues_ is None:
         raise too_few_to_calibrate()
     alarms = None
     if test is not None:
         with recorded(told):
-            alarms = detector.false_alarms(test, [alpha], progress=progress)[0]
+            alarms = detector.false_alarms(test, [alpha])[0]
     assert detector.fit_summary_ is not None
     at = detector.pvalues_.score_at(alpha)
     return report_of(

@@ -104,9 +104,9 @@ class NACConfig:
             "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
             "fast": checked_switch("fast", args.get("fast", False)),
             "rule": rule.name,
+            "search": checked_switch("APS_mode", root.get("APS_mode", False)),
+            "search_in": args.get("search_in", "setup"),
         }
-        common["search"] = checked_switch("APS_mode", root.get("APS_mode", False))
-        common["search_in"] = args.get("search_in", "setup")
         if args.get("layers") == AUTO:
             _refuse_beside_auto(args, root)
             return cls({}, **common)

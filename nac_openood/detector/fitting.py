@@ -71,9 +71,8 @@ def calibrated(
         parts: what `rule.parts` gives for batches of calibration data, made one after the other.
         tpr: the share of that data that is at or above the threshold.
     """
-    rule.begin_calibration()
-    scores = rule.calibrate_on(list(parts)).cpu()
-    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
+    scores = rule.calibrate(parts).cpu()
+    report_nonfinite(scores)
     return threshold_at(scores, tpr), PValues(scores) if len(scores) >= MIN_SAMPLES else None
 
 

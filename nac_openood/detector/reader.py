@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.batches import AUTHORS_SEED
+from nac_openood.detector.batches import AUTHORS_SEED, Batch
 from nac_openood.detector.choose import (
     LayerChoice,
     automatic_settings,
     layer_settings,
     locate_layers,
 )
-from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.dealing import dealt
 from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.transfers import ahead, behind
@@ -90,7 +90,7 @@ class LayerReader:
         in_distribution: bool,
         progress: Optional[bool],
     ) -> Iterator[Readings]:
-        samples: Iterable[Dealt]
+        samples: Iterable[Batch]
         if in_distribution or n_samples is not None:
             samples = FittingSet(
                 self.net, loader, n_samples, seed=AUTHORS_SEED, title="NAC read", progress=progress
@@ -99,23 +99,23 @@ class LayerReader:
             samples = dealt(loader, "NAC read", progress)
         network = identity(self.net)
 
-        def work(each: Dealt) -> Readings:
-            return Readings.of_pass(self._probe(each.batch.data), each.batch.labels(), network)
+        def work(batch: Batch) -> Readings:
+            return Readings.of_pass(self._probe(batch.data), batch.labels(), network)
 
         yield from behind(self._pass("read", samples, work))
 
     def _pass(
-        self, step: str, samples: Iterable[Dealt], work: Callable[[Dealt], _T]
+        self, step: str, samples: Iterable[Batch], work: Callable[[Batch], _T]
     ) -> Iterator[_T]:
         """The results of `work` for all batches in order, whichever process they are made in."""
 
-        def own() -> Iterator[Dealt]:
-            for each in samples:
-                self.prepare(each.batch.data)
-                if each.mine:
-                    yield each
+        def own() -> Iterator[Batch]:
+            for batch in samples:
+                self.prepare(batch.data)
+                if batch.mine:
+                    yield batch
 
-        return in_turn(step, ahead(own(), self.net, Dealt.mapped), work)
+        return in_turn(step, ahead(own(), self.net), work)
 
     @property
     def places(self) -> Mapping[str, Layer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
@@ -212,10 +213,8 @@ def _check_whole(shards: Sequence[_Shard]) -> None:
 
 def _in_order(shards: Sequence[_Shard], name: str) -> list[Readings]:
     """The batches of all shards, as one process would have read them."""
-    parts = [shard.batches(name) for shard in shards]
-    return [
-        part[turn] for turn in range(max(map(len, parts))) for part in parts if turn < len(part)
-    ]
+    turns = zip_longest(*(shard.batches(name) for shard in shards))
+    return [batch for turn in turns for batch in turn if batch is not None]
 
 
 def _alarms(
@@ -224,5 +223,5 @@ def _alarms(
     if not test:
         return None
     scores = torch.cat([rule.score(batch) for batch in test])
-    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
+    report_nonfinite(scores)
     return false_alarm_rates(pvalues(scores), [alpha])[0]
