@@ -283,4 +283,4 @@ def one_by_one(step: str, value: _T) -> Iterator[_T]:
 
 
 def _here(storage: Any, location: str) -> Any:
-    return storage if location == "cpu" else storage.cuda()
+    return storage.cuda() if location.startswith("cuda") else storage

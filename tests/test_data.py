@@ -13,15 +13,9 @@ from torch.utils.data import (
 )
 
 from nac_openood import NACError
-from nac_openood.detector.batches import (
-    Batch,
-    as_batch,
-    balanced_indices,
-    batches,
-    dataset_labels,
-    fitting_loader,
-)
+from nac_openood.detector.batches import Batch, as_batch, batches
 from nac_openood.detector.fitting_set import Quota
+from nac_openood.detector.subset import balanced_indices, dataset_labels, fitting_loader
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 

@@ -8,7 +8,8 @@ from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from nac_openood.detector.batches import Batch, batches, indexable, loader_like
+from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.subset import indexable, loader_like
 from nac_openood.distributed import agreed, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.progress import bar

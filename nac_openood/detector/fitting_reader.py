@@ -7,7 +7,7 @@ from typing import Any, Iterable, Mapping, Optional, TypeVar
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Reading
 from nac_openood.core.rule import Rule
-from nac_openood.detector.batches import AUTHORS_SEED, Batch, as_batch
+from nac_openood.detector.batches import Batch, as_batch
 from nac_openood.detector.fitting import (
     add_batch,
     added_up,
@@ -19,6 +19,7 @@ from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary
+from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.detector.batches import Batch, check_labels, fitting_loader, too_few
+from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.dealing import dealt
+from nac_openood.detector.subset import fitting_loader, too_few
 from nac_openood.distributed import exchange
 from nac_openood.errors import NACError
 from nac_openood.network.calling import count_classes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.batches import AUTHORS_SEED, Batch
+from nac_openood.detector.batches import Batch
 from nac_openood.detector.choose import (
     LayerChoice,
     automatic_settings,
@@ -20,6 +20,7 @@ from nac_openood.detector.choose import (
 from nac_openood.detector.dealing import dealt
 from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
+from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.detector.transfers import ahead, behind
 from nac_openood.distributed import in_turn
 from nac_openood.errors import NotFittedError

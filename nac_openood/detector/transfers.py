@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.readings import Readings
-from nac_openood.network.inputs import device_of
+from nac_openood.network.inputs import device_of, mapped
 
 #: How many batches lie on the device at once: the one it works on, and the next.
 _DEPTH = 2
@@ -40,7 +40,7 @@ def ahead(batches: Iterable[Batch], net: nn.Module) -> Iterator[Batch]:
     for batch in batches:
         here = streams.current_stream(device)
         with streams.stream(copying):
-            moved = batch.mapped(partial(_copied, device, here))
+            moved = batch._replace(data=mapped(batch.data, partial(_copied, device, here)))
         here.wait_stream(copying)
         yield moved
         done = streams.Event()

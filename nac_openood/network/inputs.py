@@ -136,10 +136,11 @@ def shapes(x: Inputs) -> str:
 
 def rows(x: Inputs, index: Union[slice, Tensor]) -> Any:
     """Some samples of a batch, by a slice or whole numbers `[n]`."""
-    if isinstance(index, Tensor):
-        chosen = index
-        return mapped(x, lambda tensor: tensor[chosen.to(tensor.device)])
-    return mapped(x, lambda tensor: tensor[index])
+
+    def taken(tensor: Tensor) -> Tensor:
+        return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
+
+    return mapped(x, taken)
 
 
 def joined_inputs(parts: Sequence[Any]) -> Any:

@@ -19,7 +19,8 @@ from torch.utils.data import (
     Subset,
 )
 
-from nac_openood.detector.batches import as_batch, check_labels, dataset_labels
+from nac_openood.detector.batches import as_batch, check_labels
+from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 from nac_openood.sources.texts import collate_for
