@@ -7,10 +7,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-)
+from torch.utils.data import Dataset, IterableDataset
 
 from nac_openood.distributed import world
 from nac_openood.errors import NACError

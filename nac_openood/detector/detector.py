@@ -30,6 +30,8 @@ from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.random_state import kept_random_state
 
 _T = TypeVar("_T")
+#: Makes something of the readings and labels of a batch.
+_Note = Callable[[Probed, Tensor], _T]
 
 
 class NACDetector(FittingReader):
@@ -114,28 +116,19 @@ class NACDetector(FittingReader):
     ) -> Scores:
         """Score a whole dataset; labels come along where the loader has them."""
         with kept_random_state():
-            noted = self._parts("NAC score", loader, progress, _class_and_label)
-            batches = list(noted)
+            batches = list(self._parts("NAC score", loader, progress, _class_and_label))
         if not batches:
             raise NACError("the loader yielded no batch: there is nothing to score.")
         parts, answers = zip(*batches)
-        predictions, labels = zip(*answers)
+        prediction, label = (torch.cat(column).cpu().numpy() for column in zip(*answers))
         by_layer = {name: torch.cat([each[name] for each in parts]).cpu() for name in parts[0]}
         score = self._fitted().combine(by_layer)
         report_nonfinite(score, nonfinite)
-        return Scores(
-            score.numpy(),
-            torch.cat(predictions).cpu().numpy(),
-            torch.cat(labels).numpy(),
-            {name: part.numpy() for name, part in by_layer.items()},
-        )
+        arrays = {name: part.numpy() for name, part in by_layer.items()}
+        return Scores(score.numpy(), prediction, label, arrays)
 
     def _parts(
-        self,
-        step: str,
-        loader: Iterable[Any],
-        progress: Optional[bool],
-        note: Callable[[Probed, Tensor], _T],
+        self, step: str, loader: Iterable[Any], progress: Optional[bool], note: _Note[_T]
     ) -> Iterator[tuple[dict[str, Tensor], _T]]:
         """The parts of each batch's scores, and what `note` makes of its readings and labels."""
         rule = self._fitted()
@@ -162,11 +155,7 @@ class NACDetector(FittingReader):
         return self
 
     def _calibrate(
-        self,
-        loader: Iterable[Any],
-        tpr: float,
-        note: Callable[[Probed, Tensor], _T],
-        progress: Optional[bool] = None,
+        self, loader: Iterable[Any], tpr: float, note: _Note[_T], progress: Optional[bool] = None
     ) -> list[_T]:
         """Like `calibrate`; returns what `note` makes of the readings and labels of each batch."""
         notes = []

@@ -68,8 +68,7 @@ class FittingReader(LayerReader):
         with kept_random_state():
             for _ in self._pass("fit", samples, count):
                 pass
-        rule = rule or self._unfitted()  # in a process that had no batch
-        rule = added_up(rule)
+        rule = added_up(rule or self._unfitted())  # there is none in a process without a batch
         rule.check()
         self._accept(rule, FitSummary(rule.n_samples, samples.class_counts()))
         samples.warn_if_uneven()

@@ -78,19 +78,6 @@ class LayerReader:
             in_distribution: whether labels must be classes of the network, as `fit` checks them.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        with kept_random_state():
-            parts = self._readings(loader, n_samples, in_distribution, progress)
-            if save_to is not None:
-                return Readings.save_parts(save_to, parts)
-            return Readings.concatenate(list(parts))
-
-    def _readings(
-        self,
-        loader: Iterable[Any],
-        n_samples: Optional[int],
-        in_distribution: bool,
-        progress: Optional[bool],
-    ) -> Iterator[Readings]:
         samples: Iterable[Batch]
         if in_distribution or n_samples is not None:
             samples = FittingSet(
@@ -103,7 +90,11 @@ class LayerReader:
         def work(batch: Batch) -> Readings:
             return Readings.of_pass(self._probe(batch.data), batch.labels(), network)
 
-        yield from behind(self._pass("read", samples, work))
+        with kept_random_state():
+            parts = behind(self._pass("read", samples, work))
+            if save_to is not None:
+                return Readings.save_parts(save_to, parts)
+            return Readings.concatenate(list(parts))
 
     def _pass(
         self, step: str, samples: Iterable[Batch], work: Callable[[Batch], _T]

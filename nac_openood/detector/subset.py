@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from nac_openood.errors import NACError
 

@@ -88,9 +88,8 @@ def judge_images(
 
 def _judge(deployed: Deployed, batch: list[_Row], alpha: float) -> list[Judged]:
     rows = [row for row in batch if not row.problem]
-    said: Iterator[Judged] = iter(())
-    if rows:
-        said = iter(judge_batch(deployed, _input(rows), [row.path for row in rows], alpha=alpha))
+    paths = [row.path for row in rows]
+    said = iter(judge_batch(deployed, _input(rows), paths, alpha=alpha) if rows else ())
     return [Judged(row.path, problem=row.problem) if row.problem else next(said) for row in batch]
 
 
