@@ -29,14 +29,7 @@ class EndOfPass(BaseException):
     """Raised by an observer that has seen enough: the rest of the network is not run."""
 
 
-def run(
-    net: nn.Module,
-    x: Inputs,
-    *,
-    on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
-    on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
-    adapt: Optional[Adapt] = None,
-) -> Any:
+def run(net: nn.Module, x: Inputs, **observers: Any) -> Any:
     """What `net` returns for a batch, in evaluation mode, with observers on some of its modules.
 
     A graph is recorded if gradients are enabled. The network gets a copy of `x`, which it may
@@ -45,14 +38,12 @@ def run(
     Args:
         net: the network; it is run without its DataParallel, DDP or torch.compile wrapper.
         x: a batch as `prepare` gives it.
-        on_input: as in `hooked`.
-        on_output: as in `hooked`.
-        adapt: as in `hooked`.
+        observers: `on_input`, `on_output` and `adapt`, as in `hooked`.
 
     Returns:
         The network's output; None if an observer raised `EndOfPass`.
     """
-    replica = hooked(net, on_input=on_input, on_output=on_output, adapt=adapt)
+    replica = hooked(net, **observers)
     try:
         return call(replica, mapped(x, torch.clone))
     except EndOfPass:
