@@ -39,7 +39,7 @@ from nac_openood.report.markdown import render_markdown
 from nac_openood.report.order import standings
 from nac_openood.report.sections.headline import Headline
 from nac_openood.report.sections.paper import against_paper
-from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.small_networks import CifarResNet18
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -23,11 +23,12 @@ from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.ranking import auroc
-from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.false_alarms import false_alarm_rates
+from nac_openood.detector.subset import balanced_indices
 from nac_openood.report.figures.canvas import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.networks import build, load_checkpoint
+from nac_openood.sources.networks import build
+from nac_openood.sources.weights import load_checkpoint
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LAYERS = ["layer1", "layer2", "layer3"]
@@ -62,7 +63,7 @@ class Measured:
         rule = NACPlus({name: LayoutConfig() for name in LAYERS})
         for part in (train if rows is None else train.rows(rows)).batches():
             rule.update(part)
-        rule.calibrate(readings["val_cifar10"].batches())
+        rule.calibrate(map(rule.parts, readings["val_cifar10"].batches()))
         self.held_out = rule.fusion().held_out
         self.parts = {name: _joined(rule, readings[name]) for name in TEST}
 

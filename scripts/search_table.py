@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader, Subset
 
 from nac_openood import Coverage, NACDetector, Readings
 from nac_openood.core.ranking import auroc
-from nac_openood.detector.batches import dataset_labels, fitting_indices
 from nac_openood.detector.presets import preset
+from nac_openood.detector.subset import dataset_labels, fitting_indices
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
 from nac_openood.search.recipe import HELD_OUT, held_out_of
 from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.networks import build, load_checkpoint
+from nac_openood.sources.networks import build
+from nac_openood.sources.weights import load_checkpoint
 
 CIFAR10 = BENCHMARKS["cifar10"]
 NEAR, FAR = CIFAR10.near, CIFAR10.far

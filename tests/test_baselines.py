@@ -34,7 +34,7 @@ from nac_openood.network.random_state import seed_all
 from nac_openood.plugin.source import openood_ready, openood_title
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.small_networks import CifarResNet18
 
 pytestmark = REAL_OPENOOD
 BATCH = 16

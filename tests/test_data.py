@@ -13,16 +13,9 @@ from torch.utils.data import (
 )
 
 from nac_openood import NACError
-from nac_openood.detector.batches import (
-    Batch,
-    as_batch,
-    balanced_indices,
-    batches,
-    dataset_labels,
-    fitting_loader,
-)
-from nac_openood.detector.dealing import Dealt
+from nac_openood.detector.batches import Batch, as_batch, batches
 from nac_openood.detector.fitting_set import Quota
+from nac_openood.detector.subset import balanced_indices, dataset_labels, fitting_loader
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 
@@ -171,18 +164,18 @@ def test_streams_are_left_to_the_quota():
 def test_quota_takes_the_first_of_each_class():
     quota = Quota(4, 2)
     data = torch.arange(6.0)[:, None]
-    taken = quota.take(Dealt(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1])), 0, 0)).batch
+    taken = quota.take(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1]), 0, 0))
     assert taken.data.flatten().tolist() == [0, 1, 3, 5]
     assert quota.full
-    assert quota.take(Dealt(Batch(data, torch.zeros(6).long()), 1, 6)).batch.size == 0
+    assert quota.take(Batch(data, torch.zeros(6).long(), 1, 6)).size == 0
 
 
 def test_quota_without_labels_takes_the_first():
     quota = Quota(4, 2)
-    assert quota.take(Dealt(Batch(torch.rand(3, 1), None), 0, 0)).batch.size == 3
+    assert quota.take(Batch(torch.rand(3, 1), None, 0, 0)).size == 3
     assert not quota.full
-    taken = quota.take(Dealt(Batch(torch.rand(3, 1), None), 7, 99))
-    assert (taken.batch.size, taken.number, taken.start) == (1, 1, 3), "numbered as taken"
+    taken = quota.take(Batch(torch.rand(3, 1), None, 7, 99))
+    assert (taken.size, taken.number, taken.start) == (1, 1, 3), "numbered as taken"
     assert quota.full
 
 

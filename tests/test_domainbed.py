@@ -11,7 +11,8 @@ from torch import nn
 
 from nac_openood import NACError
 from nac_openood.sources.checkpoints import run_checkpoints, training_step
-from nac_openood.sources.networks import build, load_checkpoint
+from nac_openood.sources.networks import build
+from nac_openood.sources.weights import load_checkpoint
 
 
 class Featurizer(nn.Module):

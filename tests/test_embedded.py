@@ -17,7 +17,7 @@ from nac_openood.demo.embedded import embedded_sets, embedded_std
 from nac_openood.demo.embedded_files import lists_of, write_openood
 from nac_openood.demo.trained import cache_folder, cached_file, trained
 from nac_openood.demo.training import train_embedded
-from nac_openood.detector.batches import dataset_labels
+from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.architectures import known_layers
 from nac_openood.network.fingerprint import fingerprint

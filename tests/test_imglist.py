@@ -17,8 +17,10 @@ from nac_openood import NACError
 from nac_openood.sources import decoding
 from nac_openood.sources.images import folder_images
 from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
-from nac_openood.sources.networks import CifarResNet18, build, load_checkpoint
+from nac_openood.sources.networks import build
+from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.transforms import chosen_transform
+from nac_openood.sources.weights import load_checkpoint
 
 
 @pytest.mark.parametrize(("name", "side"), [("cifar10", 32), ("imagenet", 224)])

@@ -42,7 +42,7 @@ def passed(n, neurons=4, seed=0):
 
 
 def counted(probed, label, config):
-    rule = CoverageIntegral({"deep": config})
+    rule = CoverageIntegral("deep", config)
     rule.update(probed, label)
     return rule
 
@@ -141,7 +141,7 @@ def test_merging_refuses_other_settings_and_takes_empty_ones():
     probed, label, _ = passed(9)
     rule, empty = (
         counted(probed, label, IntegralConfig()),
-        CoverageIntegral({"deep": IntegralConfig()}),
+        CoverageIntegral("deep", IntegralConfig()),
     )
     before = rule.integral()
     rule.merge(empty)
@@ -162,10 +162,8 @@ def test_what_cannot_be_counted_is_told(small_net, images, labels):
         coverage_integral(small_net, [(images, labels)], "layer9")
     with pytest.raises(NACError, match="`config` must be an IntegralConfig"):
         coverage_integral(small_net, [(images, labels)], config={"M": 50})
-    with pytest.raises(NACError, match="computed at one layer"):
-        CoverageIntegral({"a": IntegralConfig(), "b": IntegralConfig()})
     with pytest.raises(NotFittedError, match="nothing was counted"):
-        CoverageIntegral({"a": IntegralConfig()}).integral()
+        CoverageIntegral("a", IntegralConfig()).integral()
     for wrong in ({"n_bins": 1}, {"full_count": 0}, {"steepness": 0}, {"n_bins": 2.5}):
         with pytest.raises(NACError, match=next(iter(wrong))):
             IntegralConfig(**wrong)
@@ -246,7 +244,7 @@ def test_the_authors_figures(bench, bench_readings):
     expected = json.loads((folder / "expected_nacme.json").read_text())
     net = minibench.trained(folder)
     layers = {name: find_layer(net, name) for name in ("avgpool", "layer4", "layer3")}
-    rules = [CoverageIntegral({e["layer"]: settings(e)}) for e in expected["G"]]
+    rules = [CoverageIntegral(e["layer"], settings(e)) for e in expected["G"]]
     training = minibench.images(root, "train_cifar10")
     passes = []
     for name, rows in minibench.training_rows(training).items():

@@ -9,7 +9,7 @@ from nac_openood import LayerConfig, NACDetector
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.taps import read
-from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.small_networks import CifarResNet18
 
 
 def both(net, x, path):

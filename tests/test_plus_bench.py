@@ -44,7 +44,7 @@ def measured(bench, bench_readings):
         torch.testing.assert_close(first[name].activation, found["train"][name].activation[:100])
     torch.testing.assert_close(first.logits, found["train"].logits[:100])
     det.fit_readings(found["train"])
-    det.rule_.calibrate(found["val"].batches())
+    det.rule_.calibrate(map(det.rule_.parts, found["val"].batches()))
     return det, found
 
 

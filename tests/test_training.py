@@ -121,7 +121,7 @@ def test_checkpoints_come_at_equal_steps_and_at_the_end():
 
 
 def test_checkpoints_are_saved_and_load_again(tmp_path):
-    from nac_openood.sources.networks import load_checkpoint
+    from nac_openood.sources.weights import load_checkpoint
 
     net, keep = small_net(), SaveCheckpoints(tmp_path / "run")
     wrapped = nn.DataParallel(net)

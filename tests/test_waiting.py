@@ -13,7 +13,7 @@ from nac_openood import NACDetector
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.rules import RULES
 from nac_openood.detector import transfers
-from nac_openood.detector.batches import Batch, as_batch
+from nac_openood.detector.batches import as_batch
 from nac_openood.detector.readings import Readings
 
 needs_streams = pytest.mark.skipif(
@@ -237,9 +237,7 @@ class Recorder:
 def test_at_most_two_batches_lie_on_the_device(net, monkeypatch):
     log = []
     monkeypatch.setattr(transfers, "_streams", lambda device: Recorder(log))
-    for number, _ in enumerate(
-        transfers.ahead(map(as_batch, loader(4, size=2)), net, Batch.mapped), 1
-    ):
+    for number, _ in enumerate(transfers.ahead(map(as_batch, loader(4, size=2)), net), 1):
         log.append(f"queued {number}")
     # the first is waited for when the second is queued, before the third is copied
     assert log == [

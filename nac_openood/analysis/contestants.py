@@ -13,9 +13,10 @@ from nac_openood.analysis.options import Options
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import Given, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
-from nac_openood.detector.batches import batches, fitting_loader
+from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
+from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 

@@ -22,11 +22,11 @@ from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import fitting_loader, loader_like
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_or_auto
 from nac_openood.detector.readings import Readings
+from nac_openood.detector.subset import fitting_loader, loader_like
 from nac_openood.errors import FileError
 from nac_openood.files import checksum_in, make_folder, remove
 from nac_openood.progress import Say

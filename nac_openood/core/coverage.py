@@ -5,7 +5,8 @@ One histogram per layer counts the states of the training data; see `docs/method
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+import copy
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from nac_openood.core.bins import count_bins
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import LayerConfig, whole_number
-from nac_openood.core.reading import Reading, broken_error, missing_layer, not_finite
+from nac_openood.core.reading import Reading, broken_error, not_finite, reading_in
 from nac_openood.core.restoring import (
     check_counts,
     refuse_other_tensors,
@@ -44,7 +45,7 @@ class Coverage(Rule):
             raise NACError("the layer weights sum to zero: give at least one layer weight > 0.")
         self.layers = dict(layers)
         self.histograms: dict[str, Histogram] = {}
-        self._broken: dict[str, Tensor] = {}
+        self._broken: dict[str, Union[int, Tensor]] = {}
 
     @property
     def needs(self) -> Needs:
@@ -67,9 +68,8 @@ class Coverage(Rule):
                     states.shape[1], config.n_bins, states.device
                 )
             self.histograms[name].to(states.device).update(states)
-            broken = not_finite(reading).sum()
             # added up on the device: reading the number here would stall every batch
-            self._broken[name] = self._broken[name] + broken if name in self._broken else broken
+            self._broken[name] = self._broken.get(name, 0) + not_finite(reading).sum()
 
     def check(self) -> None:
         """Raise if nothing was counted, or if a counted sample had NaN or Inf readings."""
@@ -133,25 +133,9 @@ class Coverage(Rule):
             if name in self.histograms:
                 self.histograms[name].merge(histogram)
             else:
-                self.histograms[name] = Histogram(
-                    histogram.counts.clone(), n_bins=histogram.n_bins, n_samples=histogram.n_samples
-                )
+                self.histograms[name] = copy.deepcopy(histogram)
         for name, broken in other._broken.items():
-            mine = self._broken.get(name)
-            self._broken[name] = broken if mine is None else mine + broken.to(mine.device)
-
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """Counts and numbers of broken samples, by layer."""
-        counts = {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
-        return {**counts, **{f"broken/{name}": broken for name, broken in self._broken.items()}}
-
-    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace the counts by sums over shards."""
-        for name, config in self.layers.items():
-            if f"counts/{name}" in sums:
-                counts = sums[f"counts/{name}"]
-                self.histograms[name] = Histogram.of_sums(counts, config.n_bins)
-                self._broken[name] = sums[f"broken/{name}"]
+            self._broken[name] = int(self._broken.get(name, 0)) + int(broken)
 
     def tensors(self) -> dict[str, Tensor]:
         """The counts by layer."""
@@ -180,9 +164,7 @@ class Coverage(Rule):
         return coverage
 
     def _reading(self, readings: Mapping[str, Reading], name: str) -> Reading:
-        if name not in readings:
-            raise missing_layer(name, readings)
-        activation, gradient = readings[name]
+        activation, gradient = reading_in(readings, name)
         if gradient is None and name in self.needs.gradients:
             raise NACError(
                 f"layer '{name}': state '{self.layers[name].state}' needs gradients, but these "

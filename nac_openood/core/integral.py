@@ -9,21 +9,16 @@ is the coverage of the network, a number from 0 to (M - 1) / M. See `docs/nac_me
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Union
 
 import torch
 from torch import Tensor
 
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.core.reading import (
-    Reading,
-    broken_error,
-    logits_in,
-    missing_layer,
-    not_finite,
-)
+from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
 from nac_openood.core.states import sigmoid
 from nac_openood.errors import NACError, NotFittedError
 
@@ -67,83 +62,68 @@ class CoverageIntegral:
     """The coverage of one layer, counted batch by batch; counts of shards add up exactly.
 
     Args:
-        layers: the settings of the layer, by its name.
+        layer: the name of the layer.
+        config: its settings.
+
+    Attributes:
+        n_samples: how many samples were seen, classified correctly or not.
     """
 
-    def __init__(self, layers: Mapping[str, IntegralConfig]) -> None:
-        if len(layers) != 1:
-            raise NACError(f"NAC-ME is computed at one layer, got {list(layers)}: name one.")
-        self.layers = dict(layers)
+    def __init__(self, layer: str, config: IntegralConfig) -> None:
+        self.layer, self.config = layer, config
         self.histogram: Optional[LinearHistogram] = None
-        self._n_samples = 0
-        self._broken: Optional[Tensor] = None
-
-    @property
-    def n_samples(self) -> int:
-        """How many samples were seen, classified correctly or not."""
-        return self._n_samples
+        self.n_samples = 0
+        self._broken: Union[int, Tensor] = 0
 
     @property
     def n_correct(self) -> int:
         """How many of them were classified correctly, and counted."""
         return 0 if self.histogram is None else self.histogram.n_samples
 
-    def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
+    def update(self, readings: Mapping[str, Reading], label: Tensor) -> None:
         """Count the correctly classified samples of a batch.
 
         Args:
             readings: readings of the layer `[batch, neurons]`, with logits `[batch, classes]`.
             label: int64 `[batch]`.
         """
-        ((name, config),) = self.layers.items()
-        if label is None:
-            raise NACError(
-                "NAC-ME counts correctly classified samples, but this loader yields no labels. "
-                "Let it yield (x, y)."
-            )
-        if name not in readings:
-            raise missing_layer(name, readings)
+        argument = state_argument(self.layer, reading_in(readings, self.layer))
         correct = logits_in(readings).argmax(dim=1).cpu() == label.cpu()
-        counted = state_argument(name, readings[name])[correct.to(readings[name].activation.device)]
+        counted = argument[correct.to(argument.device)]
         if self.histogram is None:
-            self.histogram = LinearHistogram.empty(counted.shape[1], config.n_bins, counted.device)
-        self.histogram.to(counted.device).update(sigmoid(config.steepness * counted))
-        self._n_samples += label.shape[0]
-        broken = not_finite(Reading(counted)).sum()
+            n_bins = self.config.n_bins
+            self.histogram = LinearHistogram.empty(counted.shape[1], n_bins, counted.device)
+        self.histogram.to(counted.device).update(sigmoid(self.config.steepness * counted))
+        self.n_samples += label.shape[0]
         # added up on the device: reading the number here would stall every batch
-        self._broken = broken if self._broken is None else self._broken.to(broken.device) + broken
+        self._broken = self._broken + not_finite(Reading(counted)).sum()
 
     def check(self) -> None:
         """Raise if no sample was seen, or if a counted sample had NaN or Inf readings."""
-        if self.histogram is None or not self._n_samples:
+        if self.histogram is None or not self.n_samples:
             raise NotFittedError("nothing was counted: there was no training sample.")
-        if self._broken is not None and int(self._broken):
-            (layer,) = self.layers
-            raise broken_error(int(self._broken), f"{self.n_correct} samples", layer)
+        if int(self._broken):
+            raise broken_error(int(self._broken), f"{self.n_correct} samples", self.layer)
 
     def integral(self) -> float:
         """G(X, theta); 0 where no sample was classified correctly."""
         self.check()
         assert self.histogram is not None
-        return self.histogram.integral(next(iter(self.layers.values())).full_count)
+        return self.histogram.integral(self.config.full_count)
 
     def merge(self, other: CoverageIntegral) -> None:
         """Add the counts of another shard of the training data."""
-        if self.layers != other.layers:
+        mine, theirs = (self.layer, self.config), (other.layer, other.config)
+        if mine != theirs:
             raise NACError(
-                "cannot merge NAC-ME of different layers or settings: "
-                f"{self.layers} and {other.layers}."
+                f"cannot merge NAC-ME of different layers or settings: {mine} and {theirs}."
             )
-        if other.histogram is None:
-            return
         if self.histogram is None:
-            shape, m = other.histogram, other.histogram.n_bins
-            self.histogram = LinearHistogram.empty(shape.neurons, m, shape.counts.device)
-        self.histogram.merge(other.histogram)
-        self._n_samples += other._n_samples
-        if other._broken is not None:
-            mine = 0 if self._broken is None else self._broken.to(other._broken.device)
-            self._broken = other._broken + mine
+            self.histogram = copy.deepcopy(other.histogram)
+        elif other.histogram is not None:
+            self.histogram.merge(other.histogram)
+        self.n_samples += other.n_samples
+        self._broken = int(self._broken) + int(other._broken)
 
 
 def state_argument(name: str, reading: Reading) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Mapping, Optional
 
 import torch
@@ -28,8 +29,6 @@ class LayerEvidence:
 
     def __init__(self, counts: FineCounts, moments: Optional[Moments]) -> None:
         self.counts, self.moments = counts, moments
-        self._coverage: Optional[ActivationCoverage] = None
-        self._gaussian: Optional[Gaussian] = None
 
     @classmethod
     def empty(cls, neurons: int, device: torch.device) -> LayerEvidence:
@@ -56,38 +55,21 @@ class LayerEvidence:
             self.moments.merge(other.moments)
         self._forget()
 
-    @property
+    @cached_property
     def coverage(self) -> ActivationCoverage:
         """Of each neuron alone."""
-        if self._coverage is None:
-            self._coverage = ActivationCoverage(self.counts)
-        return self._coverage
+        return ActivationCoverage(self.counts)
 
-    @property
+    @cached_property
     def gaussian(self) -> Optional[Gaussian]:
         """Of all neurons together; None for a wide layer."""
-        if self._gaussian is None and self.moments is not None:
-            self._gaussian = Gaussian(self.moments)
-        return self._gaussian
+        return None if self.moments is None else Gaussian(self.moments)
 
     def _forget(self) -> None:
-        self._coverage = self._gaussian = None
+        for made_of_counts in ("coverage", "gaussian"):
+            vars(self).pop(made_of_counts, None)
 
-    # -- shards and files ------------------------------------------------------------------
-
-    def addends(self) -> dict[str, Tensor]:
-        """What the evidence of two shards adds up to, element by element."""
-        named = {"counts": self.counts.counts}
-        if self.moments is not None:
-            named.update(high=self.moments.high, low=self.moments.low)
-        return named
-
-    @classmethod
-    def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
-        """The evidence whose `addends` these are."""
-        counts = FineCounts.of_sums(sums["counts"], N_CELLS)
-        moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
-        return cls(counts, moments)
+    # -- files -------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Counts without empty cells at both ends; half of the symmetric moments."""

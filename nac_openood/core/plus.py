@@ -8,7 +8,7 @@ formulas and what they are worth.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, Optional, Union
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from nac_openood.core.reading import (
     Reading,
     broken_error,
     logits_in,
-    missing_layer,
     not_finite,
+    reading_in,
 )
-from nac_openood.core.restoring import refuse_other_tensors, stored_layers, stored_values
+from nac_openood.core.restoring import below, refuse_other_tensors, stored_layers, stored_values
 from nac_openood.core.rule import Needs, Rule
 from nac_openood.core.set_aside import SetAside
 from nac_openood.errors import NACError, NotFittedError
@@ -132,11 +132,12 @@ class NACPlus(Rule):
 
     # -- calibration -----------------------------------------------------------------------
 
-    def begin_calibration(self) -> None:
-        """Count the samples that were set aside, which are no longer needed for that purpose."""
+    def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
+        """As in `Rule`; samples that were set aside are counted first, as they have served."""
         if self._aside.readings is not None:
             self._count(self._aside.readings)
             self._aside = SetAside()
+        return super().calibrate(parts)
 
     def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Each sample is calibrated on the others, so that scores are those of new data."""
@@ -216,9 +217,7 @@ class NACPlus(Rule):
         return self.evidence[name]
 
     def _reading(self, readings: Mapping[str, Reading], name: str) -> Reading:
-        if name not in readings:
-            raise missing_layer(name, readings)
-        activation = readings[name][0]
+        activation = reading_in(readings, name)[0]
         if activation.ndim != 2:
             raise NACError(
                 f"layer '{name}': expected activations [batch, neurons], got "
@@ -226,37 +225,7 @@ class NACPlus(Rule):
             )
         return Reading(activation)
 
-    # -- shards and files ------------------------------------------------------------------
-
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """Counts and moments by layer, and the number of broken samples."""
-        named = {
-            f"{layer}/{name}": tensor
-            for layer, evidence in self.evidence.items()
-            for name, tensor in evidence.addends().items()
-        }
-        # a tensor as soon as there was a batch, on the device of its readings
-        return {**named, "broken": self._broken} if isinstance(self._broken, Tensor) else named
-
-    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace counts and moments by sums over shards."""
-        for layer in self.layers:
-            own = _below(f"{layer}/", sums)
-            if own:
-                self.evidence[layer] = LayerEvidence.of_sums(own)
-        self._broken = sums.get("broken", 0)
-        self._uncalibrated()
-
-    def rows(self) -> dict[str, Tensor]:
-        """The samples that were set aside."""
-        return self._aside.tensors()
-
-    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Set aside what several shards did."""
-        self._aside, self._before = SetAside(), 0
-        for rows in shards:
-            for counted in self._aside.merge(SetAside.restore(rows, self.layers)):
-                self._count(counted)
+    # -- files -------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the calibration data, samples set aside."""
@@ -291,10 +260,10 @@ class NACPlus(Rule):
         rule = cls(layers, **numbers)
         for name in layers:
             try:
-                rule.evidence[name] = LayerEvidence.restore(_below(f"layer/{name}/", tensors))
+                rule.evidence[name] = LayerEvidence.restore(below(f"layer/{name}/", tensors))
             except NACError as error:
                 raise NACError(f"layer '{name}': {error}") from error
-        rule._restore_calibration(settings.get("calibrated"), _below(_CALIBRATION, tensors))
+        rule._restore_calibration(settings.get("calibrated"), below(_CALIBRATION, tensors))
         rule._aside = SetAside.restore(tensors, layers)
         checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
         others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
@@ -321,8 +290,3 @@ class NACPlus(Rule):
 def distance_of(layer: str) -> str:
     """The name of the part that a layer's neurons say together."""
     return f"{layer} (distance)"
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}

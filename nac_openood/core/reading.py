@@ -63,12 +63,14 @@ def logits_in(readings: Mapping[str, Reading]) -> Tensor:
     return logits
 
 
-def missing_layer(name: str, readings: Mapping[str, Reading]) -> NACError:
-    """The error of readings that lack a layer."""
-    return NACError(
-        f"readings of layer '{name}' are missing; got {sorted(readings)}. "
-        "Collect them with the layers that are fitted and scored."
-    )
+def reading_in(readings: Mapping[str, Reading], name: str) -> Reading:
+    """The reading of a layer, or an error that says which layers there are."""
+    if name not in readings:
+        raise NACError(
+            f"readings of layer '{name}' are missing; got {sorted(readings)}. "
+            "Collect them with the layers that are fitted and scored."
+        )
+    return readings[name]
 
 
 def not_finite(*readings: Reading) -> Tensor:

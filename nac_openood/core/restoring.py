@@ -36,10 +36,8 @@ def stored_tensor(
 
 def stored_values(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
     """Floating-point values of a file, all of them finite."""
-    if name in tensors and tensors[name].is_floating_point():
-        found = stored_tensor(tensors, name, tensors[name].dtype, ndim)
-    else:
-        found = stored_tensor(tensors, name, torch.float32, ndim)
+    is_float = name in tensors and tensors[name].is_floating_point()
+    found = stored_tensor(tensors, name, tensors[name].dtype if is_float else torch.float32, ndim)
     if not bool(found.isfinite().all()):
         raise NACError(f"the tensor '{name}' has NaN or Inf values.")
     return found
@@ -68,3 +66,8 @@ def check_counts(what: str, counts: Tensor, n_samples: int, width: Optional[int]
     )
     if not whole:
         raise NACError(f"the counts of {what} do not add up.")
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Type
 
 import torch
 from torch import Tensor
@@ -106,25 +106,6 @@ class Rule(ABC):
                 f"{self.layers} and {other.layers}."
             )
 
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """What merging adds up, by name: whole numbers in fixed shapes.
-
-        None if there is more to merging than that; then processes exchange whole rules.
-        """
-        return None
-
-    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace the `addends` by their sums over several shards, int64."""
-        raise NotImplementedError(f"{type(self).__name__} has no addends")
-
-    def rows(self) -> dict[str, Tensor]:
-        """What a rule with `addends` keeps of single samples, by name; empty for most."""
-        return {}
-
-    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Replace the `rows` by those of several shards, after `set_sums`."""
-        assert not any(shards), f"{type(self).__name__} has no rows"
-
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What was fitted, for a file."""
@@ -173,16 +154,17 @@ class Rule(ABC):
         """
         return None
 
-    def calibrate(self, readings: Iterable[Mapping[str, Reading]]) -> Tensor:
-        """Take in held-out in-distribution data, batch by batch; returns its scores `[samples]`."""
-        self.begin_calibration()
-        return self.calibrate_on([self.parts(batch) for batch in readings])
+    def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
+        """Take in held-out in-distribution data.
 
-    def begin_calibration(self) -> None:  # noqa: B027 - most have nothing to do
-        """Get ready for the `parts` of calibration data."""
+        Args:
+            parts: what `parts` gives for its batches. They must be made one after the other, as
+                they are asked for: some rules change before the first of them.
 
-    def calibrate_on(self, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Take in the `parts` of calibration data, batch by batch; returns scores `[samples]`."""
+        Returns:
+            The scores of the data, `[samples]`.
+        """
+        batches = list(parts)
         if not batches:
             raise NACError("the loader yielded no batch: there is nothing to calibrate on.")
         return self._calibrate(

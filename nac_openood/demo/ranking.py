@@ -16,7 +16,8 @@ from nac_openood.evaluation.runs import find_runs, split_domains
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
-from nac_openood.sources.networks import build, load_checkpoint
+from nac_openood.sources.networks import build
+from nac_openood.sources.weights import load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
 ARCH = "resnet_embedded"

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 import numpy as np
 from torch import Tensor
 
-from nac_openood.core.pvalues import MIN_SAMPLES
+from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import Probed
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.false_alarms import FalseAlarms, binomial_interval
@@ -58,7 +58,6 @@ def fit_checked(
     n_samples: Optional[int] = None,
     n_classes: Optional[int] = None,
     alpha: float = ALPHA,
-    progress: Optional[bool] = None,
 ) -> FitReport:
     """Fit and calibrate a detector, and measure what can be measured.
 
@@ -70,7 +69,6 @@ def fit_checked(
         n_samples: size of the fitting subset; None takes everything.
         n_classes: number of classes in the data, if it is known.
         alpha: the false-alarm rate that is wanted.
-        progress: whether to show progress bars; None shows them on a terminal.
 
     Raises:
         NACError: the data does not fit the network, or is too little to calibrate on.
@@ -78,42 +76,37 @@ def fit_checked(
     checked_alpha(alpha)
     told: list[str] = []
     with recorded(told):
-        detector.fit(train, n_samples, progress=progress)
-        answers = detector._calibrate(val, 1 - alpha, _answers, progress)
-    if detector.pvalues_ is None:
-        raise too_few_to_calibrate()
+        detector.fit(train, n_samples)
+        answers = detector._calibrate(val, 1 - alpha, _answers)
+    pvalues = enough(detector.pvalues_)
     alarms = None
     if test is not None:
         with recorded(told):
-            alarms = detector.false_alarms(test, [alpha], progress=progress)[0]
+            alarms = detector.false_alarms(test, [alpha])[0]
     assert detector.fit_summary_ is not None
-    at = detector.pvalues_.score_at(alpha)
-    return report_of(
-        detector.fit_summary_, count_answers(answers), alarms, told,
-        n_classes=n_classes, alpha=alpha, threshold=at,
-    )  # fmt: skip
+    counts = count_answers(answers)
+    return report_of(detector.fit_summary_, counts, pvalues, alarms, told, n_classes, alpha)
 
 
 def report_of(
     summary: FitSummary,
     answers: np.ndarray,
+    pvalues: PValues,
     alarms: Optional[FalseAlarms],
     told: Sequence[str],
-    *,
     n_classes: Optional[int],
     alpha: float,
-    threshold: float,
 ) -> FitReport:
     """The report of a fit.
 
     Args:
         summary: what was fitted on.
         answers: how often which class was answered, `[classes, classes]`, true classes in rows.
+        pvalues: from scores to p-values.
         alarms: measured on test data; None without any.
         told: warnings so far.
         n_classes: number of classes in the data, if it is known.
         alpha: the false-alarm rate that is wanted.
-        threshold: scores at or below it have p-values of at most `alpha`.
     """
     every = [
         *told,
@@ -124,16 +117,18 @@ def report_of(
     n_val = int(answers.sum())
     return FitReport(
         summary.n_samples, answers.shape[1], float(np.trace(answers) / n_val), n_val,
-        alpha, threshold, alarms, tuple(dict.fromkeys(every)),
+        alpha, pvalues.score_at(alpha), alarms, tuple(dict.fromkeys(every)),
     )  # fmt: skip
 
 
-def too_few_to_calibrate() -> NACError:
-    """The error of a fit with hardly any validation data."""
-    return NACError(
-        f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass more "
-        "as `val`."
-    )
+def enough(pvalues: Optional[PValues]) -> PValues:
+    """The p-values, or an error if there were too few validation samples to make any."""
+    if pvalues is None:
+        raise NACError(
+            f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass "
+            "more as `val`."
+        )
+    return pvalues
 
 
 @contextmanager

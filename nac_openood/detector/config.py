@@ -104,9 +104,9 @@ class NACConfig:
             "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
             "fast": checked_switch("fast", args.get("fast", False)),
             "rule": rule.name,
+            "search": checked_switch("APS_mode", root.get("APS_mode", False)),
+            "search_in": args.get("search_in", "setup"),
         }
-        common["search"] = checked_switch("APS_mode", root.get("APS_mode", False))
-        common["search_in"] = args.get("search_in", "setup")
         if args.get("layers") == AUTO:
             _refuse_beside_auto(args, root)
             return cls({}, **common)
@@ -114,15 +114,13 @@ class NACConfig:
         swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
         refuse_unknown(swept, layers, "layer in postprocessor_sweep")
         kind = rule.layer_settings
-        return cls(
-            layers={name: kind.from_dict(layers[name]) for name in chosen},
-            sweep={
-                name: kind.renamed(lists, "sweep setting")
-                for name, lists in swept.items()
-                if name in chosen
-            },
-            **common,
-        )
+        settings = {name: kind.from_dict(layers[name]) for name in chosen}
+        sweep = {
+            name: kind.renamed(lists, "sweep setting")
+            for name, lists in swept.items()
+            if name in chosen
+        }
+        return cls(settings, sweep=sweep, **common)
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `from_dict` and OpenOOD read."""

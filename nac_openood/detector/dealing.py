@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from nac_openood.detector.batches import Batch, batches, indexable, loader_like
+from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.subset import indexable, loader_like
 from nac_openood.distributed import agreed, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
@@ -17,30 +17,7 @@ from nac_openood.progress import bar
 _R = TypeVar("_R")
 
 
-class Dealt(NamedTuple):
-    """A batch.
-
-    Args:
-        batch: the batch.
-        number: its number in the whole loader.
-        start: the number of its first sample.
-    """
-
-    batch: Batch
-    number: int
-    start: int
-
-    @property
-    def mine(self) -> bool:
-        """Whether this process works on it."""
-        return world().owns(self.number)
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Dealt:
-        """The same with other tensors."""
-        return self._replace(batch=self.batch.mapped(change))
-
-
-def dealt(loader: Iterable[Any], title: str, progress: Optional[bool]) -> Iterator[Dealt]:
+def dealt(loader: Iterable[Any], title: str, progress: Optional[bool]) -> Iterator[Batch]:
     """The batches of this process, and perhaps others.
 
     Every process gets the first batch, by which it finds layers as one process alone would. Of an
@@ -52,25 +29,23 @@ def dealt(loader: Iterable[Any], title: str, progress: Optional[bool]) -> Iterat
         return
     start = 0
     for number, batch in enumerate(batches(bar(loader, title, progress))):
-        yield Dealt(batch, number, start)
+        yield batch._replace(number=number, start=start)
         start += batch.size
 
 
-def over_batches(
-    step: str, loader: Iterable[Any], work: Callable[[Batch], _R], progress: Optional[bool] = False
-) -> Iterator[_R]:
+def over_batches(step: str, loader: Iterable[Any], work: Callable[[Batch], _R]) -> Iterator[_R]:
     """The results of `work` for all batches in order, whichever process they are made in."""
-    own = (each.batch for each in dealt(loader, step, progress) if each.mine)
+    own = (batch for batch in dealt(loader, step, progress=False) if batch.mine)
     return in_turn(step, own, work)
 
 
-def _own(loader: Any, title: str, progress: Optional[bool]) -> Iterator[Dealt]:
+def _own(loader: Any, title: str, progress: Optional[bool]) -> Iterator[Batch]:
     plan = planned(loader)
     numbers = needed(len(plan))
     starts = [0, *accumulate(map(len, plan))]
     own = loader_like(loader, plan=[plan[n] for n in numbers])
     for number, batch in zip(numbers, batches(bar(own, title, progress))):
-        yield Dealt(batch, number, starts[number])
+        yield batch._replace(number=number, start=starts[number])
 
 
 def _has_a_plan(loader: Any) -> bool:

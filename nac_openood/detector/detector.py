@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +13,9 @@ from nac_openood.core.ranking import threshold_at
 from nac_openood.core.reading import Probed, Reading
 from nac_openood.core.rule import Rule
 from nac_openood.detector import store
+from nac_openood.detector.batches import Batch
 from nac_openood.detector.choose import LayerChoice, layer_settings
-from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.dealing import dealt
 from nac_openood.detector.export import export
 from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
 from nac_openood.detector.fitting import calibrated
@@ -29,6 +30,8 @@ from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.random_state import kept_random_state
 
 _T = TypeVar("_T")
+#: Makes something of the readings and labels of a batch.
+_Note = Callable[[Probed, Tensor], _T]
 
 
 class NACDetector(FittingReader):
@@ -54,7 +57,6 @@ class NACDetector(FittingReader):
         threshold_: the decision threshold, once calibrated.
         pvalues_: from scores to p-values, once calibrated.
         classes_: names of the network's classes, kept in the file; empty unless you set them.
-        notes_: anything else to keep in the file, as strings by name.
 
     Examples:
         >>> det = NACDetector(net, layers="imagenet").fit(train_loader, n_samples=1000)
@@ -62,24 +64,12 @@ class NACDetector(FittingReader):
         >>> det.calibrate(val_loader).predict(images)
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        layers: LayerChoice,
-        *,
-        rule: str = "nac",
-        fast: bool = False,
-        autocast: Optional[torch.dtype] = None,
-    ) -> None:
-        super().__init__(net, layers, rule=rule, fast=fast, autocast=autocast)
-        self.threshold_: Optional[float] = None
-        self.pvalues_: Optional[PValues] = None
-        self.classes_: tuple[str, ...] = ()
-        self.notes_: dict[str, str] = {}
+    classes_: tuple[str, ...] = ()
 
-    def _accept(self, rule: Rule, summary: FitSummary) -> None:
-        super()._accept(rule, summary)
-        self.threshold_ = self.pvalues_ = None  # they belong to what they were made with
+    @cached_property
+    def notes_(self) -> dict[str, str]:
+        """Anything else to keep in the file, as strings by name."""
+        return {}
 
     @classmethod
     def from_rule(
@@ -107,9 +97,8 @@ class NACDetector(FittingReader):
             nonfinite: what to do with samples whose readings are NaN or Inf: "raise" an error, or
                 "nan" to score them NaN and warn with their number.
         """
-        rule = self._fitted()
-        score = rule.score(self._probe(x))
-        report_nonfinite(int(score.isnan().sum()), score.shape[0], nonfinite)
+        score = self._fitted().score(self._probe(x))
+        report_nonfinite(score, nonfinite)
         return score
 
     def score_readings(self, readings: Mapping[str, Reading]) -> Tensor:
@@ -126,32 +115,29 @@ class NACDetector(FittingReader):
         nonfinite: str = "raise",
     ) -> Scores:
         """Score a whole dataset; labels come along where the loader has them."""
-        rule = self._fitted()
-        parts: dict[str, list[Tensor]] = {}
-        predictions, labels = [], []
-
-        def evidence(each: Dealt) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-            probed = self._probe(each.batch.data)
-            return rule.parts(probed), probed.logits.argmax(dim=1), each.batch.labels()
-
         with kept_random_state():
-            samples = dealt(loader, "NAC score", progress)
-            for found, prediction, label in self._pass("score", samples, evidence):
-                for name, part in found.items():
-                    parts.setdefault(name, []).append(part)
-                predictions.append(prediction)
-                labels.append(label)
-        if not labels:
+            batches = list(self._parts("NAC score", loader, progress, _class_and_label))
+        if not batches:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-        by_layer = {name: torch.cat(part).cpu() for name, part in parts.items()}
-        score = rule.combine(by_layer).numpy()
-        report_nonfinite(int(np.isnan(score).sum()), len(score), nonfinite)
-        return Scores(
-            score,
-            torch.cat(predictions).cpu().numpy(),
-            torch.cat(labels).numpy(),
-            {name: part.numpy() for name, part in by_layer.items()},
-        )
+        parts, answers = zip(*batches)
+        prediction, label = (torch.cat(column).cpu().numpy() for column in zip(*answers))
+        by_layer = {name: torch.cat([each[name] for each in parts]).cpu() for name in parts[0]}
+        score = self._fitted().combine(by_layer)
+        report_nonfinite(score, nonfinite)
+        arrays = {name: part.numpy() for name, part in by_layer.items()}
+        return Scores(score.numpy(), prediction, label, arrays)
+
+    def _parts(
+        self, step: str, loader: Iterable[Any], progress: Optional[bool], note: _Note[_T]
+    ) -> Iterator[tuple[dict[str, Tensor], _T]]:
+        """The parts of each batch's scores, and what `note` makes of its readings and labels."""
+        rule = self._fitted()
+
+        def work(batch: Batch) -> tuple[dict[str, Tensor], _T]:
+            probed = self._probe(batch.data)
+            return rule.parts(probed), note(probed, batch.labels())
+
+        return self._pass(step, dealt(loader, step, progress), work)
 
     # -- deciding --------------------------------------------------------------------------
 
@@ -169,27 +155,18 @@ class NACDetector(FittingReader):
         return self
 
     def _calibrate(
-        self,
-        loader: Iterable[Any],
-        tpr: float,
-        note: Callable[[Probed, Tensor], _T],
-        progress: Optional[bool] = None,
+        self, loader: Iterable[Any], tpr: float, note: _Note[_T], progress: Optional[bool] = None
     ) -> list[_T]:
         """Like `calibrate`; returns what `note` makes of the readings and labels of each batch."""
-        rule, notes = self._fitted(), []
-
-        def work(each: Dealt) -> tuple[dict[str, Tensor], _T]:
-            probed = self._probe(each.batch.data)
-            return rule.parts(probed), note(probed, each.batch.labels())
+        notes = []
 
         def parts() -> Iterator[dict[str, Tensor]]:
-            samples = dealt(loader, "calibrate", progress)
-            for found, noted in self._pass("calibrate", samples, work):
+            for found, noted in self._parts("calibrate", loader, progress, note):
                 notes.append(noted)
                 yield found
 
         with kept_random_state():
-            self.threshold_, self.pvalues_ = calibrated(rule, parts(), tpr)
+            self.threshold_, self.pvalues_ = calibrated(self._fitted(), parts(), tpr)
         return notes
 
     def p_value(self, x: Any) -> Tensor:
@@ -328,3 +305,7 @@ class NACDetector(FittingReader):
         detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
         detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
         return detector
+
+
+def _class_and_label(probed: Probed, label: Tensor) -> tuple[Tensor, Tensor]:
+    return probed.logits.argmax(dim=1), label

@@ -112,7 +112,8 @@ def _traced(program: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
 
 def _failed(net: nn.Module, error: Exception) -> NACError:
     said = next((line for line in str(error).splitlines() if line.strip()), "")
-    if _NOT_IMPLEMENTED in said and _is_double(net):
+    is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
+    if _NOT_IMPLEMENTED in said and is_double:
         return NACError(
             f"ONNX Runtime cannot run {type(net).__name__} in float64 ({said.strip()}). Fit and "
             "export a detector for the float32 network (net.float()), or export to a .pt2 file."
@@ -122,10 +123,6 @@ def _failed(net: nn.Module, error: Exception) -> NACError:
         "forward must do the same whatever the batch size and the content of the batch. Try "
         "torch.export.export on the network alone."
     )
-
-
-def _is_double(net: nn.Module) -> bool:
-    return any(weight.dtype == torch.float64 for weight in net.parameters())
 
 
 def _check_equal(found: Mapping[str, Tensor], logits: Tensor, p_value: Tensor) -> None:

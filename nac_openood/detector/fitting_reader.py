@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, Optional, TypeVar
 
+from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Reading
 from nac_openood.core.rule import Rule
-from nac_openood.detector.batches import AUTHORS_SEED, as_batch
-from nac_openood.detector.dealing import Dealt
+from nac_openood.detector.batches import Batch, as_batch
 from nac_openood.detector.fitting import (
     add_batch,
     added_up,
@@ -19,6 +19,7 @@ from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary
+from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.random_state import kept_random_state
 
@@ -30,6 +31,8 @@ class FittingReader(LayerReader):
 
     rule_: Optional[Rule] = None
     fit_summary_: Optional[FitSummary] = None
+    threshold_: Optional[float] = None
+    pvalues_: Optional[PValues] = None
 
     def fit(
         self: _F,
@@ -55,19 +58,17 @@ class FittingReader(LayerReader):
         )
         rule: Optional[Rule] = None
 
-        def count(each: Dealt) -> None:
+        def count(batch: Batch) -> None:
             nonlocal rule
-            batch = each.batch
             rule = rule or self._unfitted()
             refuse_unlabeled(rule, batch)
-            rule.seek(each.start)
+            rule.seek(batch.start)
             rule.update(self._probe(batch.data), batch.label)
 
         with kept_random_state():
             for _ in self._pass("fit", samples, count):
                 pass
-        rule = rule or self._unfitted()  # in a process that had no batch
-        rule = added_up(rule)
+        rule = added_up(rule or self._unfitted())  # there is none in a process without a batch
         rule.check()
         self._accept(rule, FitSummary(rule.n_samples, samples.class_counts()))
         samples.warn_if_uneven()
@@ -129,6 +130,7 @@ class FittingReader(LayerReader):
 
     def _accept(self, rule: Rule, summary: FitSummary) -> None:
         self.rule_, self.fit_summary_ = rule, summary
+        self.threshold_ = self.pvalues_ = None  # they belong to what they were made with
 
     def _fitted(self) -> Rule:
         if self.rule_ is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Iterable, Iterator, Optional
 
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.detector.batches import check_labels, fitting_loader, too_few
-from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.batches import Batch, check_labels
+from nac_openood.detector.dealing import dealt
+from nac_openood.detector.subset import fitting_loader, too_few
 from nac_openood.distributed import exchange
 from nac_openood.errors import NACError
 from nac_openood.network.calling import count_classes
 
 
+@dataclass
 class FittingSet:
     """The samples of a loader to fit on, batch by batch, and how many there were of each class.
 
@@ -30,38 +33,34 @@ class FittingSet:
         progress: whether to show one; None shows it on a terminal.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        loader: Iterable[Any],
-        n_samples: Optional[int],
-        *,
-        seed: int,
-        title: str,
-        progress: Optional[bool],
-    ) -> None:
-        if n_samples is not None:
-            n_samples = whole_number("n_samples", n_samples, 1)
-        self._net, self._loader, self._n_samples = net, loader, n_samples
-        self._seed, self._title, self._progress = seed, title, progress
-        self._n_classes = 0
-        self.by_class: Counter[int] = Counter()
+    net: nn.Module
+    loader: Iterable[Any]
+    n_samples: Optional[int]
+    seed: int
+    title: str
+    progress: Optional[bool]
+    by_class: Counter[int] = field(default_factory=Counter, init=False)
+    _n_classes: int = field(default=0, init=False)
 
-    def __iter__(self) -> Iterator[Dealt]:
+    def __post_init__(self) -> None:
+        if self.n_samples is not None:
+            self.n_samples = whole_number("n_samples", self.n_samples, 1)
+
+    def __iter__(self) -> Iterator[Batch]:
         """The batches of this process, and perhaps others; see `dealing.dealt`."""
-        subset = fitting_loader(self._loader, self._n_samples, self._seed)
-        stream = dealt(subset, self._title, self._progress)
+        subset = fitting_loader(self.loader, self.n_samples, self.seed)
+        stream = dealt(subset, self.title, self.progress)
         first = next(stream, None)
         if first is None:
             raise NACError("the loader yielded no samples: there is nothing to fit on.")
-        self._n_classes = count_classes(self._net, first.batch.data)
-        quota = Quota(self._n_samples if subset is self._loader else None, self._n_classes)
-        for each in chain([first], stream):
-            check_labels(each.batch.label, self._n_classes)
-            taken = quota.take(each)
-            if taken.batch.size:
-                if taken.mine and taken.batch.label is not None:
-                    self.by_class.update(taken.batch.label.tolist())
+        self._n_classes = count_classes(self.net, first.data)
+        quota = Quota(self.n_samples if subset is self.loader else None, self._n_classes)
+        for batch in chain([first], stream):
+            check_labels(batch.label, self._n_classes)
+            taken = quota.take(batch)
+            if taken.size:
+                if taken.mine and taken.label is not None:
+                    self.by_class.update(taken.label.tolist())
                 yield taken
             if quota.full:
                 break
@@ -82,7 +81,7 @@ class FittingSet:
         if found < self._n_classes:
             missing = self._n_classes - found
             notes.append(f"{missing} of the network's {self._n_classes} classes are missing")
-        share = self._n_samples // found if self._n_samples is not None else 0
+        share = self.n_samples // found if self.n_samples is not None else 0
         short = sum(count < share for count in self.by_class.values())
         if short:
             notes.append(f"{short} classes have fewer than {share} samples")
@@ -116,16 +115,15 @@ class Quota:
             return False
         return self._left <= 0 or bool((self._taken >= self._each).all())
 
-    def take(self, dealt: Dealt) -> Dealt:
+    def take(self, batch: Batch) -> Batch:
         """The part of a batch that counts, numbered among what was taken."""
         if self._left is None or self._each is None:
-            return dealt
-        batch = dealt.batch
+            return batch
         if batch.label is None:
             rows = torch.arange(min(batch.size, self._left))
         else:
             rows = self._by_class(batch.label.tolist())
-        taken = Dealt(batch.rows(rows), self._batches, self._samples)
+        taken = batch.rows(rows)._replace(number=self._batches, start=self._samples)
         self._left -= len(rows)
         self._samples += len(rows)
         self._batches += bool(len(rows))

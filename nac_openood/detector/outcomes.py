@@ -6,6 +6,7 @@ import warnings
 from typing import Mapping, NamedTuple, Optional
 
 import numpy as np
+from torch import Tensor
 
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Probed
@@ -48,7 +49,7 @@ def explanations(
     """Explain every sample of a pass, naming the `top` least covered neurons per layer."""
     parts = rule.parts(probed)
     score = rule.combine(parts)
-    report_nonfinite(int(score.isnan().sum()), score.shape[0], "raise")
+    report_nonfinite(score)
     added = rule.contributions(parts)
     unusual = None if pvalues is None else pvalues(score).tolist()
     worst = {
@@ -69,13 +70,14 @@ def explanations(
     ]
 
 
-def report_nonfinite(broken: int, total: int, nonfinite: str) -> None:
-    """Raise or warn where samples have readings that are not finite."""
+def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
+    """Raise or warn where samples have readings that are not finite, and so scores of NaN."""
     if nonfinite not in ("raise", "nan"):
         raise NACError(f"nonfinite must be 'raise' or 'nan', got {nonfinite!r}.")
+    broken = int(scores.isnan().sum())
     if not broken:
         return
-    message = f"{broken} of {total} samples have NaN or Inf readings"
+    message = f"{broken} of {len(scores)} samples have NaN or Inf readings"
     if nonfinite == "raise":
         raise NACError(
             f"{message}. Check the inputs (normalization, corrupt images) and the precision, or "

@@ -25,12 +25,6 @@ def presets(rule: str = "nac") -> dict[tuple[str, str], Path]:
     return {(b, family): path for path, (name, b, family) in split.items() if name == rule}
 
 
-_OWN_SETTINGS = (
-    "Pass your own settings: NACDetector(net, {'avgpool': LayerConfig(...), ...}), or `nac_config` "
-    "in a comparison."
-)
-
-
 def preset(benchmark: str, family: str, rule: str = "nac") -> NACConfig:
     """The shipped settings of `benchmark` for networks of `family`."""
     known = presets(rule)
@@ -38,14 +32,13 @@ def preset(benchmark: str, family: str, rule: str = "nac") -> NACConfig:
         return read_config(known[benchmark, family])
     benchmarks = sorted({b for b, _ in known})
     if benchmark not in benchmarks:
-        raise NACError(
-            f"there is no preset '{benchmark}' for rule '{rule}'; there are {benchmarks}. "
-            f"{_OWN_SETTINGS}"
-        )
-    families = sorted(f for b, f in known if b == benchmark)
+        wrong = f"there is no preset '{benchmark}' for rule '{rule}'; there are {benchmarks}."
+    else:
+        families = sorted(f for b, f in known if b == benchmark)
+        wrong = f"preset '{benchmark}' has settings for {families}, not for '{family}' networks."
     raise NACError(
-        f"preset '{benchmark}' has settings for {families}, not for '{family}' networks. "
-        f"{_OWN_SETTINGS}"
+        f"{wrong} Pass your own settings: NACDetector(net, {{'avgpool': LayerConfig(...), ...}}), "
+        "or `nac_config` in a comparison."
     )
 
 

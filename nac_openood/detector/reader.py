@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.batches import AUTHORS_SEED
+from nac_openood.detector.batches import Batch
 from nac_openood.detector.choose import (
     LayerChoice,
     automatic_settings,
     layer_settings,
     locate_layers,
 )
-from nac_openood.detector.dealing import Dealt, dealt
+from nac_openood.detector.dealing import dealt
 from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
+from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.detector.transfers import ahead, behind
 from nac_openood.distributed import in_turn
 from nac_openood.errors import NotFittedError
@@ -77,20 +78,7 @@ class LayerReader:
             in_distribution: whether labels must be classes of the network, as `fit` checks them.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        with kept_random_state():
-            parts = self._readings(loader, n_samples, in_distribution, progress)
-            if save_to is not None:
-                return Readings.save_parts(save_to, parts)
-            return Readings.concatenate(list(parts))
-
-    def _readings(
-        self,
-        loader: Iterable[Any],
-        n_samples: Optional[int],
-        in_distribution: bool,
-        progress: Optional[bool],
-    ) -> Iterator[Readings]:
-        samples: Iterable[Dealt]
+        samples: Iterable[Batch]
         if in_distribution or n_samples is not None:
             samples = FittingSet(
                 self.net, loader, n_samples, seed=AUTHORS_SEED, title="NAC read", progress=progress
@@ -99,23 +87,27 @@ class LayerReader:
             samples = dealt(loader, "NAC read", progress)
         network = identity(self.net)
 
-        def work(each: Dealt) -> Readings:
-            return Readings.of_pass(self._probe(each.batch.data), each.batch.labels(), network)
+        def work(batch: Batch) -> Readings:
+            return Readings.of_pass(self._probe(batch.data), batch.labels(), network)
 
-        yield from behind(self._pass("read", samples, work))
+        with kept_random_state():
+            parts = behind(self._pass("read", samples, work))
+            if save_to is not None:
+                return Readings.save_parts(save_to, parts)
+            return Readings.concatenate(list(parts))
 
     def _pass(
-        self, step: str, samples: Iterable[Dealt], work: Callable[[Dealt], _T]
+        self, step: str, samples: Iterable[Batch], work: Callable[[Batch], _T]
     ) -> Iterator[_T]:
         """The results of `work` for all batches in order, whichever process they are made in."""
 
-        def own() -> Iterator[Dealt]:
-            for each in samples:
-                self.prepare(each.batch.data)
-                if each.mine:
-                    yield each
+        def own() -> Iterator[Batch]:
+            for batch in samples:
+                self.prepare(batch.data)
+                if batch.mine:
+                    yield batch
 
-        return in_turn(step, ahead(own(), self.net, Dealt.mapped), work)
+        return in_turn(step, ahead(own(), self.net), work)
 
     @property
     def places(self) -> Mapping[str, Layer]:

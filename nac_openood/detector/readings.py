@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
@@ -54,14 +55,12 @@ class Readings(ByLayer):
     def batches(self, size: int = 1000) -> Iterator[Readings]:
         """The readings in slices of `size` samples, so that work on them stays small."""
         for start in range(0, self.n_samples, size):
-            parts = {k: t[start : start + size] for k, t in self._tensors().items()}
-            yield self._from(parts, self.network)
+            yield self._changed(itemgetter(slice(start, start + size)))
 
     def rows(self, index: Any) -> Readings:
         """The readings of some samples: whole numbers or booleans, as in NumPy."""
         rows = torch.as_tensor(index)
-        parts = {name: tensor[rows] for name, tensor in self._tensors().items()}
-        return self._from(parts, self.network)
+        return self._changed(itemgetter(rows))
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
         """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
@@ -18,13 +19,7 @@ from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import Rule
 from nac_openood.detector import store
-from nac_openood.detector.checked_fit import (
-    FitReport,
-    count_answers,
-    recorded,
-    report_of,
-    too_few_to_calibrate,
-)
+from nac_openood.detector.checked_fit import FitReport, count_answers, enough, recorded, report_of
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.false_alarms import FalseAlarms, false_alarm_rates
 from nac_openood.detector.fitting import calibrated, warn_if_saturated
@@ -147,15 +142,11 @@ def merge_shards(folders: Sequence[files.PathLike]) -> Merged:
     with recorded(told):
         warn_if_saturated(rule)
         val, notes = _in_order(shards, _VAL), first.notes
-        threshold, pvalues = calibrated(rule, (rule.parts(b) for b in val), 1 - notes.alpha)
-    if pvalues is None:
-        raise too_few_to_calibrate()
+        threshold, found = calibrated(rule, map(rule.parts, val), 1 - notes.alpha)
+    pvalues = enough(found)
     alarms = _alarms(rule, pvalues, _in_order(shards, _TEST), notes.alpha)
     answers = count_answers([(logits_in(b).shape[1], b.prediction, b.label) for b in val])
-    report = report_of(
-        summary, answers, alarms, told, n_classes=notes.n_classes, alpha=notes.alpha,
-        threshold=pvalues.score_at(notes.alpha),
-    )  # fmt: skip
+    report = report_of(summary, answers, pvalues, alarms, told, notes.n_classes, notes.alpha)
     fitted = replace(first.fitted, rule=rule, summary=summary, threshold=threshold, pvalues=pvalues)
     return Merged(fitted, first.network, report)
 
@@ -212,10 +203,8 @@ def _check_whole(shards: Sequence[_Shard]) -> None:
 
 def _in_order(shards: Sequence[_Shard], name: str) -> list[Readings]:
     """The batches of all shards, as one process would have read them."""
-    parts = [shard.batches(name) for shard in shards]
-    return [
-        part[turn] for turn in range(max(map(len, parts))) for part in parts if turn < len(part)
-    ]
+    turns = zip_longest(*(shard.batches(name) for shard in shards))
+    return [batch for turn in turns for batch in turn if batch is not None]
 
 
 def _alarms(
@@ -224,5 +213,5 @@ def _alarms(
     if not test:
         return None
     scores = torch.cat([rule.score(batch) for batch in test])
-    report_nonfinite(int(scores.isnan().sum()), len(scores), "raise")
+    report_nonfinite(scores)
     return false_alarm_rates(pvalues(scores), [alpha])[0]

@@ -10,41 +10,37 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
+from typing import Any, Iterable, Iterator, Optional
 
 import torch
 from torch import Tensor, nn
 
+from nac_openood.detector.batches import Batch
 from nac_openood.detector.readings import Readings
-from nac_openood.network.inputs import device_of
+from nac_openood.network.inputs import device_of, mapped
 
-_T = TypeVar("_T")
 #: How many batches lie on the device at once: the one it works on, and the next.
 _DEPTH = 2
 
 
-def ahead(
-    items: Iterable[_T], net: nn.Module, change: Callable[[_T, Callable[[Tensor], Tensor]], _T]
-) -> Iterator[_T]:
+def ahead(batches: Iterable[Batch], net: nn.Module) -> Iterator[Batch]:
     """Batches with their data on the network's GPU, copied while it works on the one before.
 
     Args:
-        items: whatever holds a batch.
-        net: the network. If it is not on a CUDA device, items are passed on as they are.
-        change: is given an item and a function that copies a tensor; returns the item with its data
-            copied.
+        batches: from a loader.
+        net: the network. If it is not on a CUDA device, batches are passed on as they are.
     """
     device = device_of(net)
     streams = _streams(device)
     if streams is None:
-        yield from items
+        yield from batches
         return
     copying = streams.Stream(device)
     working: deque[Any] = deque()
-    for item in items:
+    for batch in batches:
         here = streams.current_stream(device)
         with streams.stream(copying):
-            moved = change(item, partial(_copied, device, here))
+            moved = batch._replace(data=mapped(batch.data, partial(_copied, device, here)))
         here.wait_stream(copying)
         yield moved
         done = streams.Event()

@@ -69,7 +69,7 @@ def count_coverage(
     reader = OneLayerReader(net, layer, config.layout)
     counted: Optional[CoverageIntegral] = None
     for each in reader.passes(loader, "NAC-ME", progress):
-        counted = counted or CoverageIntegral({each.layer: config})
+        counted = counted or CoverageIntegral(each.layer, config)
         counted.update(each.probed, each.label)
     assert counted is not None  # a loader without batches raises
     counted.check()

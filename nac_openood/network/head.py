@@ -137,9 +137,7 @@ def _of_two_classes(layer: nn.Linear) -> nn.Linear:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first, second) or bool(
-        first.isnan().any() and torch.equal(first.nan_to_num(), second.nan_to_num())
-    )
+    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NACError:

@@ -1,9 +1,8 @@
-"""Watch a network run: the one place where hooks are put on modules.
+"""Watch a network run: the one place where hooks are put on replicas of modules.
 
 `run` makes a replica of the network (see `replica.py`), hooks it and runs it once. The caller's
 network has no hook, mode or attribute changed at any moment, so there is nothing to put back
-afterwards, and other threads can use the same network meanwhile. Only `attach` hooks the network
-itself, for training, where the caller runs it.
+afterwards, and other threads can use the same network meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 import torch
 from torch import nn
 from torch.nn.modules import module as everywhere
-from torch.utils.hooks import RemovableHandle
 
 from nac_openood.network.inputs import Inputs, call, mapped
 from nac_openood.network.replica import HOOKS, replicate, unwrap
@@ -31,14 +29,7 @@ class EndOfPass(BaseException):
     """Raised by an observer that has seen enough: the rest of the network is not run."""
 
 
-def run(
-    net: nn.Module,
-    x: Inputs,
-    *,
-    on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
-    on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
-    adapt: Optional[Adapt] = None,
-) -> Any:
+def run(net: nn.Module, x: Inputs, **observers: Any) -> Any:
     """What `net` returns for a batch, in evaluation mode, with observers on some of its modules.
 
     A graph is recorded if gradients are enabled. The network gets a copy of `x`, which it may
@@ -47,14 +38,12 @@ def run(
     Args:
         net: the network; it is run without its DataParallel, DDP or torch.compile wrapper.
         x: a batch as `prepare` gives it.
-        on_input: as in `hooked`.
-        on_output: as in `hooked`.
-        adapt: as in `hooked`.
+        observers: `on_input`, `on_output` and `adapt`, as in `hooked`.
 
     Returns:
         The network's output; None if an observer raised `EndOfPass`.
     """
-    replica = hooked(net, on_input=on_input, on_output=on_output, adapt=adapt)
+    replica = hooked(net, **observers)
     try:
         return call(replica, mapped(x, torch.clone))
     except EndOfPass:
@@ -99,26 +88,6 @@ def run_without_grad(net: nn.Module, x: Inputs, **observers: Any) -> Any:
     with torch._C._InferenceMode(False):
         torch._C._set_grad_enabled(False)  # leaving the block restores this, too
         return run(net, x, **observers)
-
-
-def attach(
-    module: nn.Module,
-    *,
-    on_input: Optional[InputObserver] = None,
-    on_output: Optional[OutputObserver] = None,
-) -> RemovableHandle:
-    """Observe a module of the network itself while its owner trains it, until `.remove()`.
-
-    Args:
-        module: the module.
-        on_input: what to call with its inputs.
-        on_output: what to call with its output; give one of the two.
-    """
-    if on_input is not None:
-        return module.register_forward_pre_hook(on_input)
-    if on_output is not None:
-        return module.register_forward_hook(on_output)
-    raise ValueError("attach needs on_input or on_output")
 
 
 def has_hooks(module: nn.Module) -> bool:

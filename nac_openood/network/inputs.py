@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_only
 
 from nac_openood.errors import ProbeError
 
@@ -103,14 +104,8 @@ def tensors_in(x: Any) -> list[Tensor]:
 
 
 def mapped(x: Inputs, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor changed."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, dict):
-        return {name: mapped(part, change) for name, part in x.items()}
-    if isinstance(x, tuple):
-        return tuple(mapped(part, change) for part in x)
-    return x  # None in the place of an optional input
+    """A batch with every tensor changed; None may stand in the place of an optional input."""
+    return tree_map_only(Tensor, change, x)
 
 
 def sample_count(x: Inputs) -> int:
@@ -141,35 +136,23 @@ def shapes(x: Inputs) -> str:
 
 def rows(x: Inputs, index: Union[slice, Tensor]) -> Any:
     """Some samples of a batch, by a slice or whole numbers `[n]`."""
-    if isinstance(index, Tensor):
-        chosen = index
-        return mapped(x, lambda tensor: tensor[chosen.to(tensor.device)])
-    return mapped(x, lambda tensor: tensor[index])
+
+    def taken(tensor: Tensor) -> Tensor:
+        return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
+
+    return mapped(x, taken)
 
 
 def joined_inputs(parts: Sequence[Any]) -> Any:
     """Batches of one kind, one after the other, as one batch."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(parts))
-    if isinstance(first, dict):
-        return {name: joined_inputs([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(joined_inputs(part) for part in zip(*parts))
-    return first
+    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else None, *parts)
 
 
 def call(net: Callable[..., Any], x: Inputs) -> Any:
     """What a network returns for a batch."""
-    args, kwargs = as_arguments(x)
-    return net(*args, **kwargs)
-
-
-def as_arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as the arguments of a call, positional and named."""
     if isinstance(x, dict):
-        return (), x
-    return (x if isinstance(x, tuple) else (x,)), {}
+        return net(**x)
+    return net(*x) if isinstance(x, tuple) else net(x)
 
 
 def accepted(net: nn.Module, x: Inputs) -> Inputs:

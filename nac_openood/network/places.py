@@ -65,6 +65,15 @@ class Place(NamedTuple):
         return outer.start <= inner.start and inner.stop <= outer.stop and len(inner) < len(outer)
 
 
+def reached_from(flow: Flow, source: int, last: int) -> list[int]:
+    """The nodes up to `last` that depend on `source`, which is the first of them, in order."""
+    reached = {source: None}
+    for node in range(source + 1, last + 1):
+        if not reached.keys().isdisjoint(flow.nodes[node].parents):
+            reached[node] = None
+    return list(reached)
+
+
 class Stream:
     """The nodes between one of the network's inputs and its logits.
 
@@ -80,10 +89,7 @@ class Stream:
     """
 
     def __init__(self, flow: Flow, source: int, sink: int) -> None:
-        reached = {source}
-        for node in range(source + 1, sink + 1):
-            if not reached.isdisjoint(flow.nodes[node].parents):
-                reached.add(node)
+        reached = set(reached_from(flow, source, sink))
         last_reader = {sink: sink}
         for node in range(sink, source, -1):
             if node in reached and node in last_reader:

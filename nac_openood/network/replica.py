@@ -38,10 +38,8 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside DataParallel, DDP and torch.compile, which compute what it computes."""
     while True:
-        if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            net = net.module
-            continue
-        inner = getattr(net, "_orig_mod", None)
+        is_parallel = isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        inner = getattr(net, "module" if is_parallel else "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             return net
         net = inner

@@ -87,12 +87,7 @@ class Reached:
         if key in self._seen or len(self._seen) > _MOST:
             return
         self._seen.add(key)
-        self.bytecode.append(code_text(function.__code__))
-        tree = _tree(function)
-        if tree is None:
-            self.source = None
-        elif self.source is not None:
-            self.source.append(tree)
+        self._append(code_text(function.__code__), _tree(function))
         self._note([function.__defaults__, function.__kwdefaults__], owner)
         reads, asks = _names(function.__code__)
         for name in sorted(reads):
@@ -124,12 +119,14 @@ class Reached:
         else:
             text = plain_text(value)
             if text is not None:
-                self._both(f"{name}={text}")
+                self._append(f"{name}={text}", f"{name}={text}")
 
-    def _both(self, text: str) -> None:
-        self.bytecode.append(text)
-        if self.source is not None:
-            self.source.append(text)
+    def _append(self, bytecode: str, source: Optional[str]) -> None:
+        self.bytecode.append(bytecode)
+        if source is None:
+            self.source = None
+        elif self.source is not None:
+            self.source.append(source)
 
 
 def plain_text(value: Any, depth: int = 0) -> Optional[str]:

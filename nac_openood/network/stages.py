@@ -16,7 +16,7 @@ from torch import nn
 
 from nac_openood.network.axes import Look
 from nac_openood.network.flow import Call, Flow
-from nac_openood.network.places import Place, Size, Stream, layout_of
+from nac_openood.network.places import Place, Size, Stream, layout_of, reached_from
 
 #: With more stages than this, the width grows from block to block and says nothing.
 _MOST_STAGES = 8
@@ -130,13 +130,8 @@ class Survey:
             return block if block.path in self._readable_paths else None
         looks = [(call, call.outputs[0]) for call in reversed(self.readable)]
         alike = {o.node: c for c, o in looks if o.node == end.node or o.shape == end.shape}
-        reached = {end.node}
-        for node in range(end.node, len(self.flow.nodes)):
-            if node in reached or not reached.isdisjoint(self.flow.nodes[node].parents):
-                reached.add(node)
-                if node in alike:
-                    return alike[node]
-        return None
+        reached = reached_from(self.flow, end.node, len(self.flow.nodes) - 1)
+        return next((alike[node] for node in reached if node in alike), None)
 
     def _branch_ends(self, end: int, streams: int) -> list[tuple[int, Size]]:
         """The nodes in which branches end, with their sizes."""

@@ -10,7 +10,7 @@ pass with the gradient of the head's input alone, which has a closed form (`penu
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Union
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.calling import explained, logits_of, prepare
 from nac_openood.network.hooks import Adapt, OutputObserver, run
-from nac_openood.network.inputs import Inputs, sample_count, token_mask
+from nac_openood.network.inputs import Inputs, joined_inputs, sample_count, token_mask
 from nac_openood.network.penultimate import HeadWatch
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.replica import unwrap
@@ -202,32 +202,61 @@ def read(
             "can ever be computed. Build or load the network outside of it."
         )
     modules = {name: net.get_submodule(layer.path) for name, layer in layers.items()}
-    taps = partial(Taps, layers, wanted, mean=mean)
+    probe = _Probe(inner, layers, modules, wanted, mean)
     with explained(x):
         x = prepare(inner, x)
         if plan is None:
-            return _read(inner, x, taps, modules, None)
-        parts = [_read_part(inner, part, taps, modules, plan, wanted) for part in plan.parts(x)]
+            return probe.read(x)
+        parts = [probe.planned(part, plan) for part in plan.parts(x)]
     return parts[0] if len(parts) == 1 else _join(parts)
 
 
-def _read_part(
-    net: nn.Module,
-    x: Inputs,
-    taps: Callable[..., Taps],
-    modules: Mapping[str, nn.Module],
-    plan: PassPlan,
-    wanted: list[str],
-) -> Probed:
-    adapt = partial(plan.adapt, net, x, modules.values())
-    if len(wanted) == 1 and plan.try_closed_form:
-        try:
-            with plan.around_pass():
-                return _read(net, x, taps, modules, adapt, HeadWatch(net))
-        except _NoClosedForm:
-            plan.try_closed_form = False
-    with plan.around_pass():
-        return _read(net, x, taps, modules, adapt)
+class _Probe(NamedTuple):
+    """What to read of a network; `modules` are those of its layers."""
+
+    net: nn.Module
+    layers: Mapping[str, Layer]
+    modules: Mapping[str, nn.Module]
+    wanted: list[str]
+    mean: bool
+
+    def planned(self, x: Inputs, plan: PassPlan) -> Probed:
+        """Read one of the parts of a batch, without a backward pass if that can be."""
+        adapt = partial(plan.adapt, self.net, x, self.modules.values())
+        if len(self.wanted) == 1 and plan.try_closed_form:
+            try:
+                with plan.around_pass():
+                    return self.read(x, adapt, HeadWatch(self.net))
+            except _NoClosedForm:
+                plan.try_closed_form = False
+        with plan.around_pass():
+            return self.read(x, adapt)
+
+    def read(
+        self, x: Inputs, adapt: Optional[Adapt] = None, head: Optional[HeadWatch] = None
+    ) -> Probed:
+        """One pass."""
+        cache = torch.is_autocast_cache_enabled()
+        # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
+        with torch._C._InferenceMode(False):
+            mask = token_mask(self.net, x)
+            taps = Taps(self.layers, self.wanted, mean=self.mean, head=head, mask=mask)
+            observers: list[tuple[nn.Module, OutputObserver]] = [
+                (module, partial(taps.observe, name)) for name, module in self.modules.items()
+            ]
+            if head is not None:
+                observers += head.observers
+            try:
+                torch._C._set_grad_enabled(False)
+                # weights cast without a graph must not stay in the caller's autocast cache
+                torch.set_autocast_cache_enabled(False)
+                logits = logits_of(run(self.net, x, on_output=observers, adapt=adapt), x)
+                taps.check_all_ran()
+                taps.backward(logits)
+            finally:
+                torch.set_autocast_cache_enabled(cache)
+            logits = logits.clone() if logits.is_inference() else logits.detach()
+        return Probed(logits, taps.readings(sample_count(x)))
 
 
 def _wanted(layers: Mapping[str, Layer], gradients: Union[bool, Collection[str]]) -> list[str]:
@@ -242,43 +271,9 @@ def _wanted(layers: Mapping[str, Layer], gradients: Union[bool, Collection[str]]
     return [name for name in layers if name in gradients]
 
 
-def _read(
-    net: nn.Module,
-    x: Inputs,
-    new_taps: Callable[..., Taps],
-    modules: Mapping[str, nn.Module],
-    adapt: Optional[Adapt],
-    head: Optional[HeadWatch] = None,
-) -> Probed:
-    cache = torch.is_autocast_cache_enabled()
-    # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
-    with torch._C._InferenceMode(False):
-        taps = new_taps(head=head, mask=token_mask(net, x))
-        observers: list[tuple[nn.Module, OutputObserver]] = [
-            (module, partial(taps.observe, name)) for name, module in modules.items()
-        ]
-        if head is not None:
-            observers += head.observers
-        try:
-            torch._C._set_grad_enabled(False)
-            # weights cast without a graph must not stay in the caller's autocast cache
-            torch.set_autocast_cache_enabled(False)
-            logits = logits_of(run(net, x, on_output=observers, adapt=adapt), x)
-            taps.check_all_ran()
-            taps.backward(logits)
-        finally:
-            torch.set_autocast_cache_enabled(cache)
-        logits = logits.clone() if logits.is_inference() else logits.detach()
-    return Probed(logits, taps.readings(sample_count(x)))
-
-
 def _join(parts: list[Probed]) -> Probed:
-    layers = {}
-    for name in parts[0]:
-        activations, gradients = zip(*(part[name] for part in parts))
-        joined = None if gradients[0] is None else torch.cat(gradients)
-        layers[name] = Reading(torch.cat(activations), joined)
-    return Probed(torch.cat([part.logits for part in parts]), layers)
+    by_layer = joined_inputs([dict(part) for part in parts])
+    return Probed(torch.cat([part.logits for part in parts]), by_layer)
 
 
 def _listed(names: Iterable[str]) -> str:

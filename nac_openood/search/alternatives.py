@@ -177,5 +177,5 @@ def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
     fitted_on(rule, map(only_early, fit.batches()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of few samples: intervals tell that here
-        rule.calibrate(map(only_early, id_val.batches()))
+        rule.calibrate(rule.parts(only_early(batch)) for batch in id_val.batches())
     return lambda readings: rule.score(only_early(readings))

@@ -7,11 +7,10 @@ from typing import Any, Iterable, Optional
 import numpy as np
 from torch.utils.data import Subset
 
-from nac_openood.detector.batches import (
+from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.subset import (
     AUTHORS_SEED,
-    Batch,
     balanced_indices,
-    batches,
     dataset_labels,
     fitting_indices,
     indexable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Callable, Iterable
 
 from prometheus_client import (
@@ -37,36 +38,31 @@ class ServiceMetrics:
         own = self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=own)
-        self.requests = Counter(
-            "nac_requests", "HTTP requests by path and status", ["path", "status"], registry=own
+        counter, gauge = partial(Counter, registry=own), partial(Gauge, registry=own)
+        histogram = partial(Histogram, registry=own)
+        self.requests = counter(
+            "nac_requests", "HTTP requests by path and status", ["path", "status"]
         )
-        self.seconds = Histogram(
+        self.seconds = histogram(
             "nac_request_seconds", "Time from the head of a request to the end of its response",
-            ["path"], buckets=_SECONDS, registry=own,
+            ["path"], buckets=_SECONDS,
         )  # fmt: skip
-        self.batches = Histogram(
-            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES, registry=own
+        self.batches = histogram(
+            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES
         )
-        self.passes = Histogram(
-            "nac_batch_seconds", "Time of a pass over the network", buckets=_SECONDS, registry=own
+        self.passes = histogram(
+            "nac_batch_seconds", "Time of a pass over the network", buckets=_SECONDS
         )
-        Gauge("nac_queue_images", "Images that wait for the network", registry=own).set_function(
-            waiting
+        gauge("nac_queue_images", "Images that wait for the network").set_function(waiting)
+        self.images = counter(
+            "nac_images", "Images judged, by decision and class", ["decision", "class"]
         )
-        self.images = Counter(
-            "nac_images", "Images judged, by decision and class", ["decision", "class"],
-            registry=own,
-        )  # fmt: skip
-        Gauge(
-            "nac_alpha", "Share of in-distribution images that is expected to be out", registry=own
-        ).set(alpha)
+        gauge("nac_alpha", "Share of in-distribution images that is expected to be out").set(alpha)
         self._last: deque[bool] = deque(maxlen=window)
-        Gauge(
-            "nac_out_share", f"Share of the last {window} images that was out", registry=own
-        ).set_function(self.out_share)
-        Gauge(
-            "nac_out_share_images", "Images that nac_out_share is taken over", registry=own
-        ).set_function(lambda: len(self._last))
+        out = gauge("nac_out_share", f"Share of the last {window} images that was out")
+        out.set_function(self.out_share)
+        seen = gauge("nac_out_share_images", "Images that nac_out_share is taken over")
+        seen.set_function(lambda: len(self._last))
 
     def out_share(self) -> float:
         """The share of the last images that was out; NaN before the first."""

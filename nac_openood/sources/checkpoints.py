@@ -52,11 +52,9 @@ def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
 
 def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Checkpoints in the order of their steps, or as they are if some have none."""
-    steps = [training_step(each) for each in checkpoints]
-    if any(step is None for step in steps):
+    if any(training_step(each) is None for each in checkpoints):
         return list(checkpoints)
-    ordered = sorted(zip(steps, checkpoints), key=lambda pair: pair[0] or 0)
-    return [each for _, each in ordered]
+    return sorted(checkpoints, key=lambda each: training_step(each) or 0)
 
 
 def distinct(names: Sequence[str]) -> list[str]:

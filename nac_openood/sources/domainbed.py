@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nac_openood.core.restoring import below
 from nac_openood.errors import NACError
 
 #: Where algorithms keep the parts they predict with; a moving average comes before its source.
@@ -46,15 +47,11 @@ def _featurizer_and_classifier(
     state: Mapping[str, Tensor],
 ) -> Optional[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     for featurizer, classifier in _PARTS:
-        features, linear = _below(state, featurizer), _below(state, classifier)
+        features, linear = below(featurizer, state), below(classifier, state)
         if features and linear:
-            inner = _below(features, _INNER)
+            inner = below(_INNER, features)
             return (inner if len(inner) == len(features) else features), linear
     return None
-
-
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
 def allowed_content() -> torch.serialization.safe_globals:

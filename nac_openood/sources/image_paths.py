@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
@@ -69,10 +70,10 @@ def judge_images(
         batch_size: images per batch.
         workers: number of processes that load images.
     """
-    images = _PathImages(paths, deployed.transform)
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
-    loader = DataLoader(images, batch_sampler=plan, num_workers=workers, collate_fn=list)
+    made = partial(_rows, deployed.transform)
+    loader: Any = DataLoader(paths, batch_sampler=plan, num_workers=workers, collate_fn=made)  # type: ignore[arg-type]
 
     def own() -> Iterator[list[_Row]]:
         for number, batch in zip(numbers, loader):
@@ -87,9 +88,8 @@ def judge_images(
 
 def _judge(deployed: Deployed, batch: list[_Row], alpha: float) -> list[Judged]:
     rows = [row for row in batch if not row.problem]
-    said: Iterator[Judged] = iter(())
-    if rows:
-        said = iter(judge_batch(deployed, _input(rows), [row.path for row in rows], alpha=alpha))
+    paths = [row.path for row in rows]
+    said = iter(judge_batch(deployed, _input(rows), paths, alpha=alpha) if rows else ())
     return [Judged(row.path, problem=row.problem) if row.problem else next(said) for row in batch]
 
 
@@ -128,27 +128,23 @@ class _Row(NamedTuple):
     problem: str = ""
 
 
-class _PathImages(Dataset[_Row]):
-    def __init__(self, paths: Sequence[str], transform: Transform) -> None:
-        self.paths, self.transform = paths, transform
+def _rows(transform: Transform, paths: Sequence[str]) -> list[_Row]:
+    read = _text if takes_text(transform) else _image
+    return [read(transform, path) for path in paths]
 
-    def __len__(self) -> int:
-        return len(self.paths)
 
-    def __getitem__(self, index: int) -> _Row:
-        path = self.paths[index]
-        if takes_text(self.transform):
-            return self._text(path)
-        found = open_image(Path(path))
-        if isinstance(found, str):
-            return _Row(path, problem=found)
-        return _Row(path, self.transform(found))
+def _image(transform: Transform, path: str) -> _Row:
+    found = open_image(Path(path))
+    if isinstance(found, str):
+        return _Row(path, problem=found)
+    return _Row(path, transform(found))
 
-    def _text(self, path: str) -> _Row:
-        try:
-            text: Any = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return _Row(path, problem="missing")
-        except (OSError, UnicodeDecodeError) as error:
-            return _Row(path, problem=str(error))
-        return _Row(path, self.transform(text))
+
+def _text(transform: Transform, path: str) -> _Row:
+    try:
+        text: Any = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return _Row(path, problem="missing")
+    except (OSError, UnicodeDecodeError) as error:
+        return _Row(path, problem=str(error))
+    return _Row(path, transform(text))

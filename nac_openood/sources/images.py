@@ -139,8 +139,8 @@ def bad_images(
     images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
 ) -> dict[int, str]:
     """The reason for each missing or unreadable image, by index. Decodes every image once."""
-    checks = _Checks([images.root / name for name in images.names])
-    loader = DataLoader(checks, batch_size=64, num_workers=workers, collate_fn=list)
+    paths: Any = [images.root / name for name in images.names]
+    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=_problems)
     found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
     return {index: why for index, why in enumerate(found) if why}
 
@@ -151,16 +151,9 @@ def told(images: FileImages, bad: dict[int, str]) -> str:
     return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
 
 
-class _Checks(Dataset[str]):
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> str:
-        found = open_image(self.paths[index])
-        return "" if isinstance(found, Image.Image) else found
+def _problems(paths: Sequence[Path]) -> list[str]:
+    found = map(open_image, paths)
+    return [reason if isinstance(reason, str) else "" for reason in found]
 
 
 def open_image(path: Path) -> Union[Image.Image, str]:

@@ -49,8 +49,7 @@ def unlabelled_samples(given: Union[str, Path], transform: Transform) -> Listed:
     path = Path(given)
     if path.suffix.lower() != ".csv":
         return folder_images(path, transform)
-    column = _content(path)
-    samples = [row[column] for row in _rows(path, column)]
+    column, samples, _ = _columns(path, labelled=False)
     return _made(path, column, samples, [-1] * len(samples), transform, ())
 
 
@@ -62,14 +61,12 @@ def class_names(given: Union[str, Path]) -> tuple[str, ...]:
     path = Path(given)
     if path.suffix.lower() != ".csv":
         return tuple(names_by_class(path))
-    labels = [row[_LABEL] for row in _rows(path, _content(path), _LABEL)]
+    _, _, labels = _columns(path, labelled=True)
     return () if _are_numbers(labels) else tuple(sorted(set(labels)))
 
 
 def _listed(path: Path, transform: Transform, classes: Optional[Sequence[str]]) -> Listed:
-    column = _content(path)
-    rows = _rows(path, column, _LABEL)
-    samples, labels = [row[column] for row in rows], [row[_LABEL] for row in rows]
+    column, samples, labels = _columns(path, labelled=True)
     occurring = tuple(sorted(set(labels)))
     by_number = _are_numbers(labels) and not set(occurring) <= set(classes or ())
     if by_number:
@@ -104,14 +101,6 @@ def _made(
     return FileImages(samples, labels, path.parent, transform, str(path), classes)
 
 
-def _content(path: Path) -> str:
-    """Which column of a CSV file has the samples."""
-    if not path.is_file():
-        raise NACError(f"there is no list {path}.")
-    header = next((row for _, row in _lines(path)), [])
-    return _TEXT if _TEXT in header and _PATH not in header else _PATH
-
-
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """The lines of a CSV file that are not empty, with their numbers."""
     try:
@@ -124,27 +113,31 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         raise NACError(f"the list {path} is no CSV file: {error}.") from error
 
 
-def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
-    """The lines of a CSV file, each with something in every one of the columns."""
+def _columns(path: Path, *, labelled: bool) -> tuple[str, list[str], list[str]]:
+    """Which column of a CSV file has the samples, these, and their labels if they are wanted."""
+    if not path.is_file():
+        raise NACError(f"there is no list {path}.")
     lines = _lines(path)
     header = lines[0][1] if lines else []
+    content = _TEXT if _TEXT in header and _PATH not in header else _PATH
+    columns = [content, _LABEL] if labelled else [content]
     if any(header.count(name) != 1 for name in columns):
         got = ", ".join(header) or "nothing"
         raise NACError(f"{path}: expected a first line with {' and '.join(columns)}, got {got}.")
     rows = []
     for number, line in lines[1:]:
-        row = dict(zip(header, line))
-        if not all(row.get(name, "").strip() for name in columns):
+        row = {name: entry.strip() for name, entry in zip(header, line)}
+        if not all(row.get(name) for name in columns):
             raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")
         if len(line) != len(header):
             raise NACError(
                 f"{path}, line {number}: expected {len(header)} entries, got {len(line)}. Put "
                 "entries that have commas in double quotes."
             )
-        rows.append({name: row[name].strip() for name in columns})
+        rows.append(row)
     if not rows:
         raise NACError(f"the list {path} is empty.")
-    return rows
+    return content, [row[content] for row in rows], [row[_LABEL] for row in rows if labelled]
 
 
 def _are_numbers(labels: Sequence[str]) -> bool:

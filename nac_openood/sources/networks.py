@@ -12,7 +12,6 @@ from nac_openood.sources.hugging_face import HuggingFace
 from nac_openood.sources.network_kind import NetworkKind
 from nac_openood.sources.package_networks import PackageNetworks
 from nac_openood.sources.programs import ExportedPrograms
-from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.timm_networks import TimmNetworks
 from nac_openood.sources.torchvision_networks import TorchvisionNetworks
 from nac_openood.sources.user_networks import UserNetworks
@@ -27,14 +26,6 @@ _KINDS: tuple[NetworkKind, ...] = (
     UserNetworks(),
     TorchvisionNetworks(),
 )
-
-__all__ = [
-    "CifarResNet18",
-    "build",
-    "kind_of",
-    "load_checkpoint",
-    "network_of",
-]
 
 
 def kind_of(arch: str) -> NetworkKind:

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 from torch.utils.data import DataLoader, Subset
 
 from nac_openood.core.layer_config import refuse_unknown
-from nac_openood.detector.batches import loader_like
+from nac_openood.detector.subset import loader_like
 from nac_openood.errors import NACError
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.domains import split_indices
@@ -134,9 +134,10 @@ class _Reader:
                     "are no lists to look a name up in."
                 )
             check_names([*found, name])
-            is_python = is_code(given)
-            made = self.coded(role, given) if is_python else None
-            found[name] = made if is_python else unlabelled_samples(given, self._needed())
+            if is_code(given):
+                found[name] = self.coded(role, given)
+            else:
+                found[name] = unlabelled_samples(given, self._needed())
         return found
 
     def coded(self, role: str, text: str) -> Any:

@@ -19,7 +19,8 @@ from torch.utils.data import (
     Subset,
 )
 
-from nac_openood.detector.batches import as_batch, check_labels, dataset_labels
+from nac_openood.detector.batches import as_batch, check_labels
+from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 from nac_openood.sources.texts import collate_for
@@ -54,12 +55,8 @@ class Samples(Dataset[Any]):
         workers: int = 0,
         progress: Optional[bool] = None,
     ) -> None:
-        self.name, self.batch_size, self.workers, self.progress = (
-            name,
-            batch_size,
-            workers,
-            progress,
-        )
+        self.name, self.progress = name, progress
+        self.batch_size, self.workers = batch_size, workers
         self.dataset, self.collate = _in_order(name, data)
         if not len(self.dataset):
             raise NACError(f"{self.title}: the dataset is empty.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 import zipfile
+from itertools import product
 from typing import Any, Callable, Optional
 
 import torch
@@ -51,9 +52,7 @@ class OperationNetwork(nn.Module):
                 self.add_module(node.name, Operation(node.target))
 
     def _keep(self, name: str, value: Any) -> None:
-        if isinstance(value, nn.Parameter):
-            self.weights.register_parameter(name, value)
-        elif isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.weights.register_buffer(name, value)
         else:
             setattr(self.weights, name, value)
@@ -125,15 +124,14 @@ def _loaded(path: str, advice: str) -> torch.jit.ScriptModule:
 
 def _example(script: nn.Module) -> Optional[Tensor]:
     """Images that the script takes."""
-    for channels in (3, 1):
-        for side in _SIDES:
-            x = torch.zeros(2, channels, side, side)
-            try:
-                with torch.no_grad():
-                    script(x)
-                return x
-            except Exception:  # of another size; TorchScript raises many kinds of errors
-                continue
+    for channels, side in product((3, 1), _SIDES):
+        x = torch.zeros(2, channels, side, side)
+        try:
+            with torch.no_grad():
+                script(x)
+            return x
+        except Exception:  # of another size; TorchScript raises many kinds of errors
+            continue
     return None
 
 

@@ -38,7 +38,8 @@ class TorchvisionNetworks(NetworkKind):
         """The network with weights that torchvision publishes, `torchvision:NAME`."""
         import torchvision
 
-        name, known = _name(weights), _published(arch)
+        name = _name(weights)
+        known = [entry.name for entry in torchvision.models.get_model_weights(arch)]
         if name not in known:
             got = "none were given" if name is None else f"not '{name}'"
             raise NACError(
@@ -82,9 +83,3 @@ def _name(weights: Optional[str]) -> Optional[str]:
     """`IMAGENET1K_V1` of `torchvision:IMAGENET1K_V1`; None of a file."""
     is_published = weights is not None and weights.startswith(PUBLISHED)
     return weights[len(PUBLISHED) :] if is_published and weights else None
-
-
-def _published(arch: str) -> list[str]:
-    import torchvision
-
-    return [entry.name for entry in torchvision.models.get_model_weights(arch)]

@@ -11,7 +11,6 @@ from nac_openood.core.layer_config import finite_number, whole_number
 from nac_openood.core.layouts import pooling_for
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.hooks import attach
 from nac_openood.training.soft_bins import BinnedNeurons, histogram, soft_probability
 
 #: Forms of the entropy of one neuron, given the probability of its output.
@@ -72,7 +71,7 @@ class NACEntropy:
             None  # the last outputs [up to window, neurons], oldest first
         )
         self._last: Optional[Tensor] = None
-        self._handle = attach(net.get_submodule(found.path), on_output=self._observe)
+        self._handle = net.get_submodule(found.path).register_forward_hook(self._observe)
 
     def __call__(self) -> Tensor:
         """The entropy of the last training batch: a sum over neurons, a mean over samples.

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import finite_number, whole_number
-from nac_openood.detector.batches import batches, check_labels, dataset_labels
+from nac_openood.detector.batches import batches, check_labels
+from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.network.calling import logits_of, prepare
 from nac_openood.network.head import head_of
-from nac_openood.network.hooks import attach
 from nac_openood.network.inputs import call, joined_inputs, rows, tensors_in
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
@@ -127,7 +127,7 @@ class _Features:
             _, head = head_of(net, rows(sample, slice(2)))
             algorithm.start(head.in_features)
             algorithm.to(head.weight.device).train()
-            stack.callback(attach(head, on_input=self._observe).remove)
+            stack.callback(head.register_forward_pre_hook(self._observe).remove)
 
     def _observe(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.last = inputs[0]

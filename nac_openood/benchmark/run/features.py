@@ -111,9 +111,9 @@ def _run(
             if each is None:
                 return
             if headless is None:
-                head, headless = _head(net, each.batch.data)
+                head, headless = _head(net, each.data)
             if each.mine:
-                yield each.batch, loading
+                yield each, loading
 
     def work(item: tuple[Batch, Meter]) -> tuple[dict[str, Tensor], float, float]:
         batch, loading = item

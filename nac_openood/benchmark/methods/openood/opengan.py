@@ -14,7 +14,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.inputs import device_of
-from nac_openood.sources.networks import load_checkpoint
+from nac_openood.sources.weights import load_checkpoint
 
 
 class OpenGANScorer:
