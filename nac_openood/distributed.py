@@ -11,7 +11,6 @@ detector in just one of them.
 from __future__ import annotations
 
 import atexit
-import io
 import os
 from contextlib import contextmanager
 from typing import (
@@ -19,6 +18,7 @@ from typing import (
     Callable,
     ContextManager,
     Iterator,
+    Mapping,
     NamedTuple,
     Optional,
     Sequence,
@@ -79,8 +79,8 @@ def joined() -> Iterator[World]:
     """Let all processes of the job work together in a block that each of them enters.
 
     Uses the default process group if there is one; otherwise it is made from what `torchrun` sets,
-    and stays until the process ends. Each process uses the GPU of its local rank. Without other
-    processes nothing happens.
+    and stays until the process ends: NCCL for tensors on GPUs, Gloo for others. Each process uses
+    the GPU of its local rank. Without other processes nothing happens.
 
     Examples:
         >>> with nac_openood.distributed.joined():  # in a script that torchrun starts
@@ -135,9 +135,12 @@ def _start() -> None:
 
     if not dist.is_available():
         raise NACError("this PyTorch was built without torch.distributed: use one process.")
+    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    dist.init_process_group("gloo")  # what is exchanged is on the CPU
+        if dist.is_nccl_available():
+            backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
     # not when a block ends: processes that meet again at the same address might miss each other
     atexit.register(dist.destroy_process_group)
 
@@ -263,24 +266,28 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def one_by_one(step: str, value: _T) -> Iterator[_T]:
-    """The values of all processes in order of their ranks, with one of them in memory at a time.
+def summed(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers added up over all processes, as int64, by name.
 
-    Tensors of a GPU come to the GPU that this process uses.
+    A process that has nothing to add passes no tensors.
     """
     import torch
     import torch.distributed as dist
 
-    exchange(step, None)
-    for rank in range(_world.size):
-        packed = io.BytesIO()
-        if rank == _world.rank:
-            torch.save(value, packed)
-        box = [packed.getvalue()]
-        dist.broadcast_object_list(box, src=rank)
-        # what another process of this job has sent, as `all_gather_object` would unpickle it
-        yield torch.load(io.BytesIO(box[0]), map_location=_here, weights_only=False)
-
-
-def _here(storage: Any, location: str) -> Any:
-    return storage.cuda() if location.startswith("cuda") else storage
+    if not _world.connected:
+        return dict(tensors)
+    here = {name: (list(tensor.shape), tensor.device.type) for name, tensor in tensors.items()}
+    known: dict[str, tuple[list[int], str]] = {}
+    for other in exchange(step, here):
+        known.update(other)
+    added = {}
+    for name, (shape, device) in known.items():
+        where = tensors[name].device if name in tensors else device
+        total = torch.zeros(shape, dtype=torch.int64, device=where)
+        if name in tensors:
+            if list(tensors[name].shape) != shape:
+                raise NACError(f"the processes have '{name}' in different shapes.")
+            total += tensors[name]
+        dist.all_reduce(total)
+        added[name] = total
+    return added

@@ -12,7 +12,7 @@ from test_pvalues import oracle_p
 from nac_openood import NACError, NotFittedError
 from nac_openood.core.fine_counts import N_CELLS, FineCounts, cell_edges, cell_index
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.layer_evidence import WIDEST
+from nac_openood.core.layer_evidence import WIDEST, LayerEvidence
 from nac_openood.core.logit_scores import gen
 from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.reading import Probed, Reading
@@ -157,10 +157,10 @@ def test_quantiles_of_magnitudes():
 
 
 def test_counts_of_shards_cannot_overflow():
-    one, other = (FineCounts.empty(1, N_CELLS, CPU) for _ in range(2))
-    one.n_samples = other.n_samples = 2**30
+    counts = torch.zeros(1, N_CELLS, dtype=torch.int64)
+    counts[0, 0] = 2**31
     with pytest.raises(NACError, match="at most 2147483647 samples"):
-        one.merge(other)
+        LayerEvidence.of_sums({"counts": counts})
 
 
 def test_how_many_values_lie_below():

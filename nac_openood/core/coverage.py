@@ -137,6 +137,19 @@ class Coverage(Rule):
         for name, broken in other._broken.items():
             self._broken[name] = int(self._broken.get(name, 0)) + int(broken)
 
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """Counts and numbers of broken samples, by layer."""
+        counts = {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
+        return {**counts, **{f"broken/{name}": broken for name, broken in self._broken.items()}}
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the counts by sums over shards."""
+        for name, config in self.layers.items():
+            if f"counts/{name}" in sums:
+                counts = sums[f"counts/{name}"]
+                self.histograms[name] = Histogram.of_sums(counts, config.n_bins)
+                self._broken[name] = sums[f"broken/{name}"]
+
     def tensors(self) -> dict[str, Tensor]:
         """The counts by layer."""
         return {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}

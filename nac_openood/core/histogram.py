@@ -39,6 +39,14 @@ class Histogram:
         shape = (neurons, cls.width(n_bins))
         return cls(torch.zeros(shape, dtype=torch.int32, device=device), n_bins=n_bins)
 
+    @classmethod
+    def of_sums(cls: Type[_H], counts: Tensor, n_bins: int) -> _H:
+        """The histogram of counts that were added up over shards, int64 `[neurons, width]`."""
+        n_samples = int(counts[0].sum())
+        if n_samples > _MOST_SAMPLES:
+            raise _too_many()
+        return cls(counts.int(), n_bins=n_bins, n_samples=n_samples)
+
     @staticmethod
     def width(n_bins: int) -> int:
         """How many columns the counts have."""
@@ -96,5 +104,9 @@ class Histogram:
 
     def _add_samples(self, n: int) -> None:
         if self.n_samples + n > _MOST_SAMPLES:
-            raise NACError(f"a histogram counts at most {_MOST_SAMPLES} samples.")
+            raise _too_many()
         self.n_samples += n
+
+
+def _too_many() -> NACError:
+    return NACError(f"a histogram counts at most {_MOST_SAMPLES} samples.")

@@ -69,7 +69,21 @@ class LayerEvidence:
         for made_of_counts in ("coverage", "gaussian"):
             vars(self).pop(made_of_counts, None)
 
-    # -- files -------------------------------------------------------------------------------
+    # -- shards and files ------------------------------------------------------------------
+
+    def addends(self) -> dict[str, Tensor]:
+        """What the evidence of two shards adds up to, element by element."""
+        named = {"counts": self.counts.counts}
+        if self.moments is not None:
+            named.update(high=self.moments.high, low=self.moments.low)
+        return named
+
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
+        """The evidence whose `addends` these are."""
+        counts = FineCounts.of_sums(sums["counts"], N_CELLS)
+        moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
+        return cls(counts, moments)
 
     def tensors(self) -> dict[str, Tensor]:
         """Counts without empty cells at both ends; half of the symmetric moments."""

@@ -39,6 +39,13 @@ class Moments:
         zeros = torch.zeros((neurons + 1, neurons + 1), dtype=torch.int64, device=device)
         return cls(zeros, zeros.clone())
 
+    @classmethod
+    def of_sums(cls, high: Tensor, low: Tensor) -> Moments:
+        """Moments whose low parts, added up over shards, may have grown too large."""
+        found = cls(torch.zeros_like(high), torch.zeros_like(low))
+        found._add(high, low)
+        return found
+
     @property
     def neurons(self) -> int:
         """How many there are."""

@@ -8,7 +8,7 @@ formulas and what they are worth.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Mapping, Optional, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -225,7 +225,37 @@ class NACPlus(Rule):
             )
         return Reading(activation)
 
-    # -- files -------------------------------------------------------------------------------
+    # -- shards and files ------------------------------------------------------------------
+
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """Counts and moments by layer, and the number of broken samples."""
+        named = {
+            f"{layer}/{name}": tensor
+            for layer, evidence in self.evidence.items()
+            for name, tensor in evidence.addends().items()
+        }
+        # a tensor as soon as there was a batch, on the device of its readings
+        return {**named, "broken": self._broken} if isinstance(self._broken, Tensor) else named
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace counts and moments by sums over shards."""
+        for layer in self.layers:
+            own = _below(f"{layer}/", sums)
+            if own:
+                self.evidence[layer] = LayerEvidence.of_sums(own)
+        self._broken = sums.get("broken", 0)
+        self._uncalibrated()
+
+    def rows(self) -> dict[str, Tensor]:
+        """The samples that were set aside."""
+        return self._aside.tensors()
+
+    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Set aside what several shards did."""
+        self._aside, self._before = SetAside(), 0
+        for rows in shards:
+            for counted in self._aside.merge(SetAside.restore(rows, self.layers)):
+                self._count(counted)
 
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the calibration data, samples set aside."""

@@ -106,6 +106,25 @@ class Rule(ABC):
                 f"{self.layers} and {other.layers}."
             )
 
+    def addends(self) -> Optional[dict[str, Tensor]]:
+        """What merging adds up, by name: whole numbers in fixed shapes.
+
+        None if there is more to merging than that; then processes exchange whole rules.
+        """
+        return None
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the `addends` by their sums over several shards, int64."""
+        raise NotImplementedError(f"{type(self).__name__} has no addends")
+
+    def rows(self) -> dict[str, Tensor]:
+        """What a rule with `addends` keeps of single samples, by name; empty for most."""
+        return {}
+
+    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace the `rows` by those of several shards, after `set_sums`."""
+        assert not any(shards), f"{type(self).__name__} has no rows"
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What was fitted, for a file."""
