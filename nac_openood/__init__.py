@@ -5,7 +5,7 @@ Everything here is imported when it is first used, so that `import nac_openood` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nac_openood.__about__ import __version__
 from nac_openood.lazy import lazy_names
@@ -77,16 +77,4 @@ _HOMES = {
 }
 __all__ = ["__version__", *_HOMES]
 
-_get, __dir__ = lazy_names(__name__, _HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    try:
-        return _get(name)
-    except ImportError as error:
-        if name != "NACPostprocessor":
-            raise
-        from nac_openood.plugin.source import import_failure
-
-        raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

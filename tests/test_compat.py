@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -42,15 +43,13 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Applies the patch of a name alone, needed or not, and takes it back afterwards."""
-    undo = []
+    with ExitStack() as undo:
 
-    def apply(name: str) -> None:
-        [found] = [patch for patch in PATCHES if patch.name == name]
-        undo.append((found, found.apply()))
+        def apply(name: str) -> None:
+            [found] = [patch for patch in PATCHES if patch.name == name]
+            found.apply(undo)
 
-    yield apply
-    for found, state in reversed(undo):
-        found.undo(state)
+        yield apply
 
 
 def world() -> dict[str, object]:
@@ -106,10 +105,10 @@ def test_the_block_restores_after_a_crash() -> None:
 
 
 def test_a_patch_that_fails_takes_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(undo: ExitStack) -> None:
         raise RuntimeError("no")
 
-    broken = Patch("broken", "a test", lambda: True, fail, lambda state: None)
+    broken = Patch("broken", "a test", lambda: True, fail)
     monkeypatch.setattr(compat, "PATCHES", (*PATCHES, broken))
     before = world()
     with pytest.raises(RuntimeError, match="no"):
@@ -162,7 +161,9 @@ def test_numpy_gets_back_what_it_dropped(patch: Any) -> None:
 
 
 def test_names_numpy_has_are_not_replaced() -> None:
-    assert compat._add_to_numpy({"prod": None, "float64": None}) == []
+    with ExitStack() as undo:
+        compat._add_to_numpy({"prod": None, "float64": None}, undo)
+        assert np.prod([2, 3]) == 6
     assert np.prod([2, 3]) == 6
 
 
@@ -242,10 +243,11 @@ def test_the_mode_can_be_taken_from_below_another(patch: Any) -> None:
             Other.seen += 1
             return func(*args, **(kwargs or {}))
 
-    mode = compat._enter_mode()
+    undo = ExitStack()
+    compat._enter_mode(undo)
     other = Other()
     with other:
-        compat._leave_mode(mode)
+        undo.close()
         torch.ones(1)
     assert Other.seen == 1
     assert overrides._len_torch_function_stack() == 0
@@ -288,12 +290,12 @@ def test_a_place_given_for_loading_is_kept(patch: Any) -> None:
 
 def test_a_replacement_by_somebody_else_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "load", torch.load)  # restored at the end, whatever happens
-    change = compat._patch_load()
 
     def theirs() -> None: ...
 
-    torch.load = theirs
-    compat._put_back(change)
+    with ExitStack() as undo:
+        compat._patch_load(undo)
+        torch.load = theirs
     assert torch.load is theirs
 
 

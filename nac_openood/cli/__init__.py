@@ -99,10 +99,10 @@ def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str
     """What is wrong with options that a command does not have, and which may have been meant."""
     import difflib  # only errors need it
 
-    told = f"unrecognized arguments: {' '.join(words)}"
+    problem = f"unrecognized arguments: {' '.join(words)}"
     typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
     meant = difflib.get_close_matches(typed, command._option_string_actions, n=1)
-    return f"{told}. Did you mean {meant[0]}?" if meant else told
+    return f"{problem}. Did you mean {meant[0]}?" if meant else problem
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.cli import given, given_data, options
@@ -76,8 +77,6 @@ def _add_methods(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from nac_openood.benchmark.api import compare
     from nac_openood.detector.config import read_config
 

@@ -12,8 +12,9 @@ import functools
 import multiprocessing
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import numpy as np
@@ -25,21 +26,19 @@ from nac_openood.errors import NACError
 
 @dataclass(frozen=True)
 class Patch:
-    """One change, why it is made, when it is needed and how it is undone.
+    """One change, why it is made and when it is needed.
 
     Attributes:
         name: its name in `apply_compat` and `remove_compat`.
         reason: what fails without it.
         needed: whether this machine needs it; called when patches are applied.
-        apply: makes the change and returns what `undo` needs.
-        undo: undoes the change, given what `apply` returned.
+        apply: makes the change, and registers with the stack it is given how to undo it.
     """
 
     name: str
     reason: str
     needed: Callable[[], bool]
-    apply: Callable[[], Any]
-    undo: Callable[[Any], None]
+    apply: Callable[[ExitStack], None]
 
 
 def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
@@ -57,8 +56,9 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
         for patch in PATCHES:
             wanted = patch.needed() or (on_cpu and patch.name in _FOR_THE_CPU)
             if patch.name not in applied and wanted:
-                applied[patch.name] = patch.apply()
+                applied[patch.name] = ExitStack()
                 new.append(patch.name)
+                patch.apply(applied[patch.name])
     except BaseException:
         remove_compat(new)
         raise
@@ -76,7 +76,7 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
         )
     for patch in reversed(PATCHES):
         if patch.name in wanted and patch.name in applied:
-            patch.undo(applied.pop(patch.name))
+            applied.pop(patch.name).close()
 
 
 @contextmanager
@@ -112,16 +112,10 @@ def _missing(names: Iterable[str]) -> list[str]:
         return [name for name in names if not hasattr(np, name)]
 
 
-def _add_to_numpy(values: Mapping[str, Any]) -> list[str]:
-    names = _missing(values)
-    for name in names:
+def _add_to_numpy(values: Mapping[str, Any], undo: ExitStack) -> None:
+    for name in _missing(values):
         setattr(np, name, values[name])
-    return names
-
-
-def _drop_from_numpy(names: list[str]) -> None:
-    for name in names:
-        delattr(np, name)
+        undo.callback(delattr, np, name)
 
 
 # ---- no GPU
@@ -151,8 +145,7 @@ class _CudaToCpu(overrides.TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.device:
-            device = func(*args, **kwargs)
-            return func("cpu") if device.type == "cuda" else device
+            return _on_cpu(func(*args, **kwargs))
         if func is torch.Tensor.to and len(args) > 1:
             args = (args[0], _on_cpu(args[1]), *args[2:])
         if kwargs.get("device") is not None:
@@ -160,10 +153,10 @@ class _CudaToCpu(overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _enter_mode() -> _CudaToCpu:
+def _enter_mode(undo: ExitStack) -> None:
     mode = _CudaToCpu()
     mode.__enter__()
-    return mode
+    undo.callback(_leave_mode, mode)
 
 
 def _leave_mode(mode: _CudaToCpu) -> None:
@@ -185,20 +178,19 @@ class _CpuFloatTensor:
         return torch.FloatTensor(*args)
 
 
-def _replace(owner: Any, name: str, value: Any) -> tuple[Any, str, Any, Any]:
+def replace_attribute(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    """Set an attribute, and undo that with `undo` unless somebody has replaced it again by then."""
     original = getattr(owner, name)
+
+    def put_back() -> None:
+        if getattr(owner, name) is value:
+            setattr(owner, name, original)
+
     setattr(owner, name, value)
-    return owner, name, value, original
+    undo.callback(put_back)
 
 
-def _put_back(change: tuple[Any, str, Any, Any]) -> None:
-    owner, name, value, original = change
-    # a later replacement by somebody else is kept
-    if getattr(owner, name) is value:
-        setattr(owner, name, original)
-
-
-def _patch_load() -> tuple[Any, str, Any, Any]:
+def _patch_load(undo: ExitStack) -> None:
     original = torch.load
 
     @functools.wraps(original)
@@ -206,7 +198,7 @@ def _patch_load() -> tuple[Any, str, Any, Any]:
         location = "cpu" if map_location is None else _on_cpu(map_location)
         return original(f, location, *args, **kwargs)
 
-    return _replace(torch, "load", load)
+    replace_attribute(torch, "load", load, undo)
 
 
 # ---- data loader workers
@@ -218,10 +210,10 @@ def _workers_are_spawned() -> bool:
     return (method or multiprocessing.get_all_start_methods()[0]) != "fork"
 
 
-def _fork_workers() -> Optional[str]:
+def _fork_workers(undo: ExitStack) -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
-    return method
+    undo.callback(multiprocessing.set_start_method, method, force=True)
 
 
 PATCHES: tuple[Patch, ...] = (
@@ -229,46 +221,40 @@ PATCHES: tuple[Patch, ...] = (
         "numpy-sctypes",
         "imgaug 0.4.0, which OpenOOD imports, reads np.sctypes; NumPy 2 dropped it",
         lambda: bool(_missing(["sctypes"])),
-        lambda: _add_to_numpy({"sctypes": _SCTYPES}),
-        _drop_from_numpy,
+        partial(_add_to_numpy, {"sctypes": _SCTYPES}),
     ),
     Patch(
         "numpy-aliases",
         "OpenOOD uses np.float (ECE evaluator), np.int (CutMix) and np.product (PatchCore)",
         lambda: bool(_missing(_ALIASES)),
-        lambda: _add_to_numpy(_ALIASES),
-        _drop_from_numpy,
+        partial(_add_to_numpy, _ALIASES),
     ),
     Patch(
         "fork-workers",
         "OpenOOD's scripts have no __main__ guard: workers that are not forked run them again",
         lambda: sys.platform == "linux" and _workers_are_spawned(),
         _fork_workers,
-        lambda method: multiprocessing.set_start_method(method, force=True),
     ),
     Patch(
         "cuda-to-cpu",
         "OpenOOD calls .cuda() and allocates on 'cuda' even if there is no GPU",
         _no_gpu,
         _enter_mode,
-        _leave_mode,
     ),
     Patch(
         "cuda-float-tensor",
         "MDSEns and GMM use torch.cuda.FloatTensor, a type, which 'cuda-to-cpu' cannot redirect",
         _no_gpu,
-        lambda: _replace(torch.cuda, "FloatTensor", _CpuFloatTensor),
-        _put_back,
+        partial(replace_attribute, torch.cuda, "FloatTensor", _CpuFloatTensor),
     ),
     Patch(
         "load-on-cpu",
         "checkpoints and pickled postprocessors saved on a GPU are loaded to that GPU",
         _no_gpu,
         _patch_load,
-        _put_back,
     ),
 )
 
 _FOR_THE_CPU = frozenset({"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"})
-#: The patches that are applied now, and what `undo` needs of each.
-applied: dict[str, Any] = {}
+#: The patches that are applied now, and what undoes each of them.
+applied: dict[str, ExitStack] = {}

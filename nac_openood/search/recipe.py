@@ -102,11 +102,11 @@ def set_up(
         fitted = _calibrated(reader, id_val, progress)
         if id_val is None or isinstance(id_val, Iterator):  # which yields its batches only once
             return Outcome(fitted, None, None)
-        told = advise(
+        advice = advise(
             fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
             seed=seed, progress=progress,
         )  # fmt: skip
-        return Outcome(fitted, None, told)
+        return Outcome(fitted, None, advice)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(

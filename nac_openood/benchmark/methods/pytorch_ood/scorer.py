@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from torch import Tensor
 
+from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
 from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
@@ -34,7 +35,8 @@ class PytorchOODScorer:
     def __init__(self, method: Method) -> None:
         self._kind: type[Adapter] = resolve_name(f"{__package__}.{method.adapter}")
         self._row, self.method = method, method.name
-        self.implementation = self._kind.implementation()
+        library.detectors()  # raises where it is not installed
+        self.implementation = f"pytorch-ood {library.version()}"
         self.settings: Mapping[str, Any] = {
             "defaults": dict(method.defaults),
             "sweep": {name: list(values) for name, values in method.sweep.items()},
@@ -104,4 +106,4 @@ def _search(
     found = best_point(points, validate, title=f"{name}: search", progress=given.progress)
     if found is None:
         raise NACError(f"{name}: no hyperparameters rank any ID above any OOD validation sample.")
-    return found.point, found.told()
+    return found.point, found.note()
