@@ -68,7 +68,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--embedded", action="store_true",
         help="images that come with libraries, and a small network that is trained on them",
     )  # fmt: skip
-    given.add_network(group)
+    options.add(group, "--arch", "--checkpoint", "--transform")
     options.add(group, "--image-size", "--train", "--val", "--test", "--near", "--far", "--ood-val")
     options.add(group, "--id-data", "--data-root", "--skip-bad")
 

@@ -47,7 +47,7 @@ def add(commands: options.Commands) -> None:
         "validation images and write it to one file.",
     )  # fmt: skip
     group = parser.add_argument_group("network and images")
-    given.add_network(group)
+    options.add(group, "--arch", "--checkpoint", "--transform")
     options.add(group, "--image-size", "--train", "--val")
     options.add(group, "--test", help="other ID images, to measure the false-alarm rate on")
     options.add(group, "--id-data", "--data-root", "--skip-bad")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from nac_openood.cli import given, options
+from nac_openood.cli import options
 from nac_openood.cli.output import drawn, say, show, show_written
 from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
 from nac_openood.errors import NACError
@@ -59,7 +59,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="use readings saved with --save-readings instead of a network",
     )
-    given.add_network(group)
+    options.add(group, "--arch", "--checkpoint", "--transform")
     options.add(group, "--image-size", "--train", "--val", "--ood-val")
     options.add(group, "--id-data", "--data-root", "--skip-bad")
     add(

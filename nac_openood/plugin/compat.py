@@ -54,7 +54,7 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
     new: list[str] = []
     try:
         for patch in PATCHES:
-            wanted = patch.needed() or (on_cpu and patch.name in _FOR_THE_CPU)
+            wanted = patch.needed() or (on_cpu and patch.needed is _no_gpu)
             if patch.name not in applied and wanted:
                 applied[patch.name] = ExitStack()
                 new.append(patch.name)
@@ -255,6 +255,5 @@ PATCHES: tuple[Patch, ...] = (
     ),
 )
 
-_FOR_THE_CPU = frozenset({"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"})
 #: The patches that are applied now, and what undoes each of them.
 applied: dict[str, ExitStack] = {}

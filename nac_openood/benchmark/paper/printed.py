@@ -43,24 +43,17 @@ class PrintedValue:
         return cls(float(mean), float(std) if std else None, decimals)
 
 
-class Beside(NamedTuple):
-    """A measured and a printed number, the deviation of each, and measured minus printed."""
+_Number = Optional[float]
 
-    measured: Optional[float]
-    measured_spread: Optional[float]
-    printed: Optional[float] = None
-    printed_spread: Optional[float] = None
-    difference: Optional[float] = None
 
-    @classmethod
-    def of(
-        cls, mean: Optional[float], spread: Optional[float], printed: Optional[PrintedValue]
-    ) -> Beside:
-        """A measured number beside a printed one; either may be missing."""
-        if printed is None:
-            return cls(mean, spread)
-        difference = None if mean is None else mean - printed.mean
-        return cls(mean, spread, printed.mean, printed.std, difference)
+def beside(
+    mean: _Number, spread: _Number, printed: Optional[PrintedValue]
+) -> tuple[_Number, _Number, _Number, _Number, _Number]:
+    """A measured number and its deviation, the printed ones, and measured minus printed."""
+    if printed is None:
+        return mean, spread, None, None, None
+    difference = None if mean is None else mean - printed.mean
+    return mean, spread, printed.mean, printed.std, difference
 
 
 class PrintedCell(NamedTuple):

@@ -55,11 +55,10 @@ def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
         scored = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
     except (FileError, KeyError, TypeError):  # TypeError: bfloat16, which NumPy does not have
         return None
-    shape = (len(scored.label),) if scored.label.ndim else ()
-    kinds = (scored.score, "f"), (scored.prediction, "iu"), (scored.label, "iu")
-    whole = shape and all(array.shape == shape for array in (*scored[:3], *layers.values()))
-    right = all(array.dtype.kind in kind for array, kind in kinds)
-    right = right and all(layer.dtype.kind == "f" for layer in layers.values())
+    kinds = {"f": (scored.score, *layers.values()), "iu": (scored.prediction, scored.label)}
+    right = all(array.dtype.kind in kind for kind, arrays in kinds.items() for array in arrays)
+    shapes = {array.shape for arrays in kinds.values() for array in arrays}
+    whole = len(shapes) == 1 and scored.score.ndim == 1
     return (scored, about) if whole and right and bool(np.isfinite(scored.score).all()) else None
 
 
