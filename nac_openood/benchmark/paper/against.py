@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.benchmark.paper.printed import beside
+from nac_openood.benchmark.paper.printed import with_printed
 from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
@@ -78,7 +78,7 @@ def against(
                     if metric in mine or metric in paper:
                         value = paper.get(metric)
                         mean, std = mine.get(metric, (None, None))
-                        numbers = beside(mean, std, value)
+                        numbers = with_printed(mean, std, value)
                         derived = value is not None and value.derived
                         rows.append(Against(method, dataset, metric, *numbers, derived))
     return rows

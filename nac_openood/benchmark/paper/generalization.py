@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional
 
-from nac_openood.benchmark.paper.printed import PrintedValue, beside
+from nac_openood.benchmark.paper.printed import PrintedValue, with_printed
 from nac_openood.benchmark.paper.published import table
 from nac_openood.errors import NACError
 
@@ -103,6 +103,6 @@ def against_choice(
         for criterion, metrics in criteria.items():
             for metric, (mean, error) in metrics.items():
                 paper = printed.get(domain_name(domain), {}).get(criterion, {}).get(metric)
-                numbers = beside(mean, error, paper)
+                numbers = with_printed(mean, error, paper)
                 rows.append(AgainstChoice(domain, criterion, metric, *numbers))
     return rows

@@ -46,7 +46,7 @@ class PrintedValue:
 _Number = Optional[float]
 
 
-def beside(
+def with_printed(
     mean: _Number, spread: _Number, printed: Optional[PrintedValue]
 ) -> tuple[_Number, _Number, _Number, _Number, _Number]:
     """A measured number and its deviation, the printed ones, and measured minus printed."""
