@@ -16,7 +16,6 @@ from nac_openood import files
 from nac_openood.benchmark.paper.against import Against
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
-from nac_openood.benchmark.run.notes import AdviceNote
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.structure import from_values
@@ -208,7 +207,7 @@ class Results:
             if row.status not in _STATUS:
                 raise NACError(f"a row has the status {row.status!r}")
             if row.advice is not None:
-                from_values(AdviceNote, row.advice, "advice")
+                from_values(cells.AdviceNote, row.advice, "advice")
             numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
             if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; NaN is neither
                 raise NACError(f"a metric of {row.method} is no percentage")
