@@ -26,7 +26,7 @@ from openood_tiny import (
 from torch import nn, overrides
 
 from nac_openood.errors import NACError
-from nac_openood.plugin import compat
+from nac_openood.plugin import compat, patches
 from nac_openood.plugin.compat import PATCHES, Patch, apply_compat, remove_compat
 
 GPU_PATCHES = {"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"}
@@ -124,8 +124,8 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_what_is_not_needed_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(compat, "_missing", lambda names: [])
-    monkeypatch.setattr(compat, "_workers_are_spawned", lambda: False)
+    monkeypatch.setattr(patches, "missing_in_numpy", lambda names: [])
+    monkeypatch.setattr(patches, "workers_are_spawned", lambda: False)
     before = world()
     assert apply_compat() == ()
     assert world() == before
@@ -162,7 +162,7 @@ def test_numpy_gets_back_what_it_dropped(patch: Any) -> None:
 
 def test_names_numpy_has_are_not_replaced() -> None:
     with ExitStack() as undo:
-        compat._add_to_numpy({"prod": None, "float64": None}, undo)
+        patches.add_to_numpy({"prod": None, "float64": None}, undo)
         assert np.prod([2, 3]) == 6
     assert np.prod([2, 3]) == 6
 
@@ -244,7 +244,7 @@ def test_the_mode_can_be_taken_from_below_another(patch: Any) -> None:
             return func(*args, **(kwargs or {}))
 
     undo = ExitStack()
-    compat._enter_mode(undo)
+    patches.redirect_cuda(undo)
     other = Other()
     with other:
         undo.close()
@@ -294,7 +294,7 @@ def test_a_replacement_by_somebody_else_is_kept(monkeypatch: pytest.MonkeyPatch)
     def theirs() -> None: ...
 
     with ExitStack() as undo:
-        compat._patch_load(undo)
+        patches.load_on_cpu(undo)
         torch.load = theirs
     assert torch.load is theirs
 

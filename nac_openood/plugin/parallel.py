@@ -18,7 +18,7 @@ import torch
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.dealing import over_batches
 from nac_openood.distributed import is_main, world
-from nac_openood.plugin.compat import replace_attribute
+from nac_openood.plugin.patches import replace_attribute
 
 
 def share_evaluation(undo: ExitStack) -> None:
