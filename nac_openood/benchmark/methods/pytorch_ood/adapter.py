@@ -28,6 +28,16 @@ class Adapter:
         self.net: nn.Module = nn.Identity()
         self.detector: Any = None
 
+    @staticmethod
+    def implementation() -> str:
+        """Whose code computes the score; an adapter that does so itself says its own name.
+
+        Raises:
+            Absent: pytorch-ood is not installed.
+        """
+        library.detectors()
+        return f"pytorch-ood {library.version()}"
+
     @property
     def detectors(self) -> Any:
         """The module `pytorch_ood.detector`."""

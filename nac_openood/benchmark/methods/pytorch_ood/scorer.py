@@ -8,7 +8,6 @@ from typing import Any, Iterable, Mapping, Optional
 
 from torch import Tensor
 
-from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter
 from nac_openood.benchmark.methods.pytorch_ood.data import labelled
 from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
@@ -35,8 +34,7 @@ class PytorchOODScorer:
     def __init__(self, method: Method) -> None:
         self._kind: type[Adapter] = resolve_name(f"{__package__}.{method.adapter}")
         self._row, self.method = method, method.name
-        library.detectors()  # raises where it is not installed
-        self.implementation = f"pytorch-ood {library.version()}"
+        self.implementation = self._kind.implementation()
         self.settings: Mapping[str, Any] = {
             "defaults": dict(method.defaults),
             "sweep": {name: list(values) for name, values in method.sweep.items()},
