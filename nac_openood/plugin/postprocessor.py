@@ -112,7 +112,7 @@ class NACPostprocessor(BasePostprocessor):
     ) -> None:
         """Read everything once; then search here, or leave it to OpenOOD's sweep."""
         readings = gather(
-            reader, train, inside, outside, n_samples=settings.n_samples, held_out=_HELD_OUT
+            reader, train, inside, outside, n_samples=settings.n_samples, n_held_out=_HELD_OUT
         )
         if readings.surrogate:
             warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=4)
