@@ -5,34 +5,42 @@ Everything here is imported when it is first used, so that `import nac_openood` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nac_openood.__about__ import __version__
 from nac_openood.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from nac_openood.adapters.lightning import DetectorCallback
-    from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures, PyTorchOODNetwork
-    from nac_openood.adapters.scikit_learn import NACOutlierDetector
-    from nac_openood.benchmark.api import compare
-    from nac_openood.core.coverage import Coverage
-    from nac_openood.core.layer_config import IntegralConfig, LayerConfig
-    from nac_openood.core.ranking import threshold_at
-    from nac_openood.core.reading import Reading
-    from nac_openood.detector.config import NACConfig, read_config
-    from nac_openood.detector.detector import NACDetector
-    from nac_openood.detector.outcomes import Explanation, Scores
-    from nac_openood.detector.readings import Readings
-    from nac_openood.detector.store import FitSummary
-    from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
-    from nac_openood.evaluation.integral import coverage_integral
-    from nac_openood.evaluation.rank import rank_checkpoints
-    from nac_openood.evaluation.ranking import Ranking
-    from nac_openood.plugin.postprocessor import NACPostprocessor
-    from nac_openood.plugin.register import register, unregister
-    from nac_openood.search.advice import Advice
-    from nac_openood.search.advise import advise
-    from nac_openood.training.entropy import NACEntropy
+    from nac_openood.adapters.lightning import DetectorCallback as DetectorCallback
+    from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures as PyTorchOODFeatures
+    from nac_openood.adapters.pytorch_ood import PyTorchOODNetwork as PyTorchOODNetwork
+    from nac_openood.adapters.scikit_learn import NACOutlierDetector as NACOutlierDetector
+    from nac_openood.benchmark.api import compare as compare
+    from nac_openood.core.coverage import Coverage as Coverage
+    from nac_openood.core.layer_config import IntegralConfig as IntegralConfig
+    from nac_openood.core.layer_config import LayerConfig as LayerConfig
+    from nac_openood.core.ranking import threshold_at as threshold_at
+    from nac_openood.core.reading import Reading as Reading
+    from nac_openood.detector.config import NACConfig as NACConfig
+    from nac_openood.detector.config import read_config as read_config
+    from nac_openood.detector.detector import NACDetector as NACDetector
+    from nac_openood.detector.outcomes import Explanation as Explanation
+    from nac_openood.detector.outcomes import Scores as Scores
+    from nac_openood.detector.readings import Readings as Readings
+    from nac_openood.detector.store import FitSummary as FitSummary
+    from nac_openood.errors import FileError as FileError
+    from nac_openood.errors import NACError as NACError
+    from nac_openood.errors import NotFittedError as NotFittedError
+    from nac_openood.errors import ProbeError as ProbeError
+    from nac_openood.evaluation.integral import coverage_integral as coverage_integral
+    from nac_openood.evaluation.rank import rank_checkpoints as rank_checkpoints
+    from nac_openood.evaluation.ranking import Ranking as Ranking
+    from nac_openood.plugin.postprocessor import NACPostprocessor as NACPostprocessor
+    from nac_openood.plugin.register import register as register
+    from nac_openood.plugin.register import unregister as unregister
+    from nac_openood.search.advice import Advice as Advice
+    from nac_openood.search.advise import advise as advise
+    from nac_openood.training.entropy import NACEntropy as NACEntropy
 
 #: Where each public name lives.
 _HOMES = {
@@ -67,53 +75,6 @@ _HOMES = {
     "threshold_at": "core.ranking",
     "unregister": "plugin.register",
 }
+__all__ = ["__version__", *_HOMES]
 
-
-_get, __dir__ = lazy_names(__name__, _HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    try:
-        return _get(name)
-    except ImportError as error:
-        if name != "NACPostprocessor":
-            raise
-        from nac_openood.plugin.source import import_failure
-
-        raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
-
-
-__all__ = [
-    "Advice",
-    "Coverage",
-    "DetectorCallback",
-    "Explanation",
-    "FileError",
-    "FitSummary",
-    "IntegralConfig",
-    "LayerConfig",
-    "NACConfig",
-    "NACDetector",
-    "NACEntropy",
-    "NACError",
-    "NACOutlierDetector",
-    "NACPostprocessor",
-    "NotFittedError",
-    "ProbeError",
-    "PyTorchOODFeatures",
-    "PyTorchOODNetwork",
-    "Ranking",
-    "Reading",
-    "Readings",
-    "Scores",
-    "__version__",
-    "advise",
-    "compare",
-    "coverage_integral",
-    "rank_checkpoints",
-    "read_config",
-    "register",
-    "threshold_at",
-    "unregister",
-]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -13,19 +13,10 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TypeVar,
-)
+from itertools import islice
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, error_text
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -55,7 +46,7 @@ class World(NamedTuple):
 
 
 _world = World()
-_shared: Optional[BaseException] = None
+_shared: BaseException | None = None
 
 
 def world() -> World:
@@ -64,7 +55,7 @@ def world() -> World:
 
 
 def is_main() -> bool:
-    """Whether this process writes files and prints: the first one does, or the only one."""
+    """Whether this process is the one that writes files and prints: the first, or the only one."""
     return _world.rank == 0 or _world.apart
 
 
@@ -150,7 +141,7 @@ def was_shared(error: BaseException) -> bool:
     return error is _shared
 
 
-def exchange(step: str, value: Any, error: Optional[Exception] = None) -> list[Any]:
+def exchange(step: str, value: Any, error: Exception | None = None) -> list[Any]:
     """The values of all processes, in order of their ranks; CPU tensors may be in them.
 
     Args:
@@ -166,8 +157,8 @@ def exchange(step: str, value: Any, error: Optional[Exception] = None) -> list[A
         if error is not None:
             raise error
         return [value]
-    everyone = _gather((step, value, None if error is None else _told(error)))
-    failed = [(rank, told) for rank, (_, _, told) in enumerate(everyone) if told is not None]
+    everyone = _gather((step, value, None if error is None else error_text(error)))
+    failed = [(rank, why) for rank, (_, _, why) in enumerate(everyone) if why is not None]
     if failed:
         _shared = error or NACError(with_rank(*failed[0]))
         raise _shared from None
@@ -192,24 +183,22 @@ def _gather(payload: Any) -> list[Any]:
     return found
 
 
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, NACError) else f"{type(error).__name__}: {error}"
-
-
-def with_rank(rank: int, told: str) -> str:
+def with_rank(rank: int, message: str) -> str:
     """A message, and the process that it comes from."""
-    return f"{told} (process {rank})"
+    return f"{message} (process {rank})"
+
+
+def _tried(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    """What `work` returns, or why it returns nothing."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def agreed(step: str, make: Callable[[], _T]) -> _T:
     """What the first process makes, for all of them, e.g. what it finds on disk."""
-    value, error = None, None
-    if is_main():
-        try:
-            value = make()
-        except Exception as problem:
-            error = problem
-    found: _T = exchange(step, value, error)[0]
+    found: _T = exchange(step, *(_tried(make) if is_main() else (None, None)))[0]
     return found
 
 
@@ -241,14 +230,7 @@ def in_turn(step: str, mine: Iterator[_T], work: Callable[[_T], _R]) -> Iterator
         yield from map(work, mine)
         return
     while True:
-        done: list[_R] = []
-        error = None
-        try:
-            for item in mine:
-                done.append(_on_cpu(work(item)))
-                break
-        except Exception as problem:
-            error = problem
+        done, error = _tried(lambda: [_on_cpu(work(item)) for item in islice(mine, 1)])
         results = [result for part in exchange(step, done, error) for result in part]
         yield from results
         if len(results) < _world.size:

@@ -33,8 +33,8 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """A temporary neighbour of `path` to write to, which takes its place when all went well.
 
     A reader sees the old file or the new one, never a part; the neighbour is removed when
-    anything fails. Of several processes that work together the first one writes the file, and the
-    others wait until it is there.
+    anything fails. Where several processes work together, the first one writes the file, and
+    the others wait until it is there.
     """
     path = Path(path)
     with together(f"write {path.name}"):

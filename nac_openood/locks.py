@@ -23,14 +23,14 @@ except ImportError:  # Windows
 
 #: Folders that this process has locked: how often, and the open folder.
 _held: dict[Path, tuple[int, int]] = {}
-_guard = threading.Lock()
+_mutex = threading.Lock()
 
 
 @contextmanager
 def locked(folder: Union[str, Path]) -> Iterator[None]:
     """Keep other processes that ask for it out of a folder, for as long as the block runs.
 
-    A process may lock a folder that it has locked already. Of several processes that work together
+    A process may lock a folder that it has locked already. Where several processes work together,
     the first one has the lock. Where the file system has no locks, there is none.
 
     Args:
@@ -39,17 +39,17 @@ def locked(folder: Union[str, Path]) -> Iterator[None]:
     Raises:
         FileError: another process has locked the folder.
     """
-    place = Path(folder).resolve()
-    agreed("lock the folder", lambda: _lock(place))
+    resolved = Path(folder).resolve()
+    agreed("lock the folder", lambda: _lock(resolved))
     try:
         yield
     finally:
         if is_main():
-            _unlock(place)
+            _unlock(resolved)
 
 
 def _lock(folder: Path) -> None:
-    with _guard:
+    with _mutex:
         times, opened = _held.get(folder, (0, -1))
         if not times and fcntl is not None:
             opened = os.open(folder, os.O_RDONLY)
@@ -67,7 +67,7 @@ def _lock(folder: Path) -> None:
 
 
 def _unlock(folder: Path) -> None:
-    with _guard:
+    with _mutex:
         times, opened = _held.pop(folder)
         if times > 1:
             _held[folder] = times - 1, opened

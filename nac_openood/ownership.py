@@ -24,10 +24,10 @@ def refuse_foreign(path: Path) -> None:
     if not hasattr(os, "geteuid"):  # Windows has no such owners
         return
     trusted = (os.geteuid(), _ROOT)
-    for place in (path.parent, path):
-        for status in (place.lstat(), place.stat()):
+    for each in (path.parent, path):
+        for status in (each.lstat(), each.stat()):
             if status.st_uid not in trusted:
-                raise FileError(f"{place} belongs to another user (number {status.st_uid}).")
+                raise FileError(f"{each} belongs to another user (number {status.st_uid}).")
     if path.stat().st_mode & stat.S_IWOTH:
         raise FileError(f"{path} can be written by every user.")
     folder = path.parent.stat().st_mode

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 def bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:
     """Iterate with a bar; `progress=None` leaves it to whether there is a terminal.
 
-    Of several processes that work together the first one has the bar.
+    Where several processes work together, only the first one shows the bar.
     """
     hidden = True if not is_main() else None if progress is None else not progress
     return _Shown(loader, description, hidden)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+import webbrowser
 from types import SimpleNamespace
 
 import pytest
@@ -206,9 +207,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
 
 def test_only_a_page_that_was_written_is_opened(monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(conducted, "open_page", opened.append)
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
     for page in (None, tmp_path / "report.html"):  # None: matplotlib is missing
-        monkeypatch.setattr(conducted, "publish", lambda *_, page=page: page)
+        monkeypatch.setattr(conducted, "publish_results", lambda *_, page=page: page)
         comparison = SimpleNamespace(rows=())
         assert conducted.carry_out(tmp_path, lambda c=comparison: c, show_page=True) == 0
-    assert opened == [tmp_path / "report.html"]
+    assert opened == [(tmp_path / "report.html").as_uri()]

@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -25,7 +26,7 @@ from openood_tiny import (
 from torch import nn, overrides
 
 from nac_openood.errors import NACError
-from nac_openood.plugin import compat
+from nac_openood.plugin import compat, patches
 from nac_openood.plugin.compat import PATCHES, Patch, apply_compat, remove_compat
 
 GPU_PATCHES = {"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"}
@@ -42,15 +43,13 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Applies the patch of a name alone, needed or not, and takes it back afterwards."""
-    undo = []
+    with ExitStack() as undo:
 
-    def apply(name: str) -> None:
-        [found] = [patch for patch in PATCHES if patch.name == name]
-        undo.append((found, found.apply()))
+        def apply(name: str) -> None:
+            [found] = [patch for patch in PATCHES if patch.name == name]
+            found.apply(undo)
 
-    yield apply
-    for found, state in reversed(undo):
-        found.undo(state)
+        yield apply
 
 
 def world() -> dict[str, object]:
@@ -106,10 +105,10 @@ def test_the_block_restores_after_a_crash() -> None:
 
 
 def test_a_patch_that_fails_takes_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(undo: ExitStack) -> None:
         raise RuntimeError("no")
 
-    broken = Patch("broken", "a test", lambda: True, fail, lambda state: None)
+    broken = Patch("broken", "a test", lambda: True, fail)
     monkeypatch.setattr(compat, "PATCHES", (*PATCHES, broken))
     before = world()
     with pytest.raises(RuntimeError, match="no"):
@@ -125,8 +124,8 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_what_is_not_needed_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(compat, "_missing", lambda names: [])
-    monkeypatch.setattr(compat, "_workers_are_spawned", lambda: False)
+    monkeypatch.setattr(patches, "missing_in_numpy", lambda names: [])
+    monkeypatch.setattr(patches, "workers_are_spawned", lambda: False)
     before = world()
     assert apply_compat() == ()
     assert world() == before
@@ -162,7 +161,9 @@ def test_numpy_gets_back_what_it_dropped(patch: Any) -> None:
 
 
 def test_names_numpy_has_are_not_replaced() -> None:
-    assert compat._add_to_numpy({"prod": None, "float64": None}) == []
+    with ExitStack() as undo:
+        patches.add_to_numpy({"prod": None, "float64": None}, undo)
+        assert np.prod([2, 3]) == 6
     assert np.prod([2, 3]) == 6
 
 
@@ -242,10 +243,11 @@ def test_the_mode_can_be_taken_from_below_another(patch: Any) -> None:
             Other.seen += 1
             return func(*args, **(kwargs or {}))
 
-    mode = compat._enter_mode()
+    undo = ExitStack()
+    patches.redirect_cuda(undo)
     other = Other()
     with other:
-        compat._leave_mode(mode)
+        undo.close()
         torch.ones(1)
     assert Other.seen == 1
     assert overrides._len_torch_function_stack() == 0
@@ -288,12 +290,12 @@ def test_a_place_given_for_loading_is_kept(patch: Any) -> None:
 
 def test_a_replacement_by_somebody_else_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "load", torch.load)  # restored at the end, whatever happens
-    change = compat._patch_load()
 
     def theirs() -> None: ...
 
-    torch.load = theirs
-    compat._put_back(change)
+    with ExitStack() as undo:
+        patches.load_on_cpu(undo)
+        torch.load = theirs
     assert torch.load is theirs
 
 

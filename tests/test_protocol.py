@@ -163,7 +163,7 @@ def test_the_first_of_the_best_points_wins():
     points = grid_points({"k": [3, 2, 1]})
     found = best_point(points, validate, progress=False)
     assert found.point == {"k": 2} and found.auroc == 1.0 and found.points == 3
-    assert found.told() == {"objective": "auroc", "auroc": 1.0, "points": 3}
+    assert found.note() == {"objective": "auroc", "auroc": 1.0, "points": 3}
 
 
 def test_points_without_numbers_are_passed_over():

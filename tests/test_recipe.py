@@ -58,7 +58,7 @@ def test_nothing_is_held_out_of_a_stream():
 
 def test_every_step_gives_what_doing_it_by_hand_gives(small_net):
     train, inside, outside = loader(100), loader(30, 1), loader(30, 2, scale=2.0)
-    detector, found, _ = set_up(small_net, CONFIG, train, inside, outside, held_out=20)
+    detector, found, _ = set_up(small_net, CONFIG, train, inside, outside, n_held_out=20)
     assert found.evaluated == 4 and found.best.guard is not None and not found.surrogate
     by_hand = NACDetector(small_net, found.layers).fit(train, 40)
     images = torch.randn(8, 3, 9, 9)

@@ -111,7 +111,7 @@ def _fitting(
     given, study = bench.given("network"), bench.study
     return gather(
         reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
-        n_samples=config.n_samples, held_out=HELD_OUT, folder=folder,
+        n_samples=config.n_samples, n_held_out=HELD_OUT, folder=folder,
         about={"made_with": dict(made_with)}, seed=study.seed, say=say, progress=study.progress,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from nac_openood.benchmark.paper.published import published
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.benchmark.run.study import Study
+from nac_openood.core.layer_config import whole_number
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.distributed import agreed
@@ -211,10 +212,7 @@ def _loading(sets: Datasets, batch_size: Optional[int], workers: Optional[int]) 
         batch_size = min((loader.batch_size or _BATCH for loader in loaders), default=_BATCH)
     if workers is None:
         workers = max((loader.num_workers for loader in loaders), default=0)
-    for name, number, least in (("batch_size", batch_size, 1), ("workers", workers, 0)):
-        if number < least:
-            raise NACError(f"`{name}` must be at least {least}, got {number}.")
-    return batch_size, workers
+    return whole_number("`batch_size`", batch_size, 1), whole_number("`workers`", workers, 0)
 
 
 def _count_classes(net: nn.Module, test: Any) -> int:

@@ -9,45 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.cli import (
-    analyze,
-    compare,
-    demo,
-    doctor,
-    export,
-    fit,
-    merge,
-    rank,
-    report,
-    run,
-    score,
-    search,
-    serve,
-)
 from nac_openood.cli.options import refuse_impossible_names
 from nac_openood.cli.output import complain, say_warnings, speak_for
 from nac_openood.cli.processes import run_shared
 from nac_openood.distributed import launched
 from nac_openood.errors import NACError
 
+#: The commands, each a module of this package, in the order of `--help`.
 _COMMANDS = (
-    demo,
-    fit,
-    score,
-    merge,
-    serve,
-    export,
-    run,
-    search,
-    compare,
-    analyze,
-    rank,
-    report,
-    doctor,
-)
+    "demo", "fit", "score", "merge", "serve", "export", "run", "search", "compare", "analyze",
+    "rank", "report", "doctor",
+)  # fmt: skip
 _EPILOG = """\
 examples:
   nac-openood demo
@@ -123,10 +99,10 @@ def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str
     """What is wrong with options that a command does not have, and which may have been meant."""
     import difflib  # only errors need it
 
-    told = f"unrecognized arguments: {' '.join(words)}"
+    problem = f"unrecognized arguments: {' '.join(words)}"
     typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
     meant = difflib.get_close_matches(typed, command._option_string_actions, n=1)
-    return f"{told}. Did you mean {meant[0]}?" if meant else told
+    return f"{problem}. Did you mean {meant[0]}?" if meant else problem
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -139,6 +115,6 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add(commands)
+    for name in _COMMANDS:
+        import_module(f"{__name__}.{name}").add(commands)
     return parser, commands.choices

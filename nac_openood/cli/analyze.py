@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
-from nac_openood.cli import given, options
-from nac_openood.cli.output import complain, drawn, interrupted, open_page, say, show, show_written
+from nac_openood.cli import given, given_data, options
+from nac_openood.cli.output import complain, interrupted, open_page, publish, say
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from nac_openood.analysis.data import AnalysisData
     from nac_openood.analysis.finding import Finding
+    from nac_openood.sources.sets import Datasets
 
 _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
 _EXAMPLES = f"""\
@@ -67,7 +68,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         "--embedded", action="store_true",
         help="images that come with libraries, and a small network that is trained on them",
     )  # fmt: skip
-    given.add_network(group)
+    options.add(group, "--arch", "--checkpoint", "--transform")
     options.add(group, "--image-size", "--train", "--val", "--test", "--near", "--far", "--ood-val")
     options.add(group, "--id-data", "--data-root", "--skip-bad")
 
@@ -94,13 +95,10 @@ def _add_studies(parser: argparse.ArgumentParser) -> None:
 
 
 def _analyze(args: argparse.Namespace) -> int:
-    chosen_kinds(args.kinds)  # a typo is told before the long part
-
-    from pathlib import Path
+    chosen_kinds(args.kinds)  # a typo is noticed before the long part
 
     from nac_openood.analysis.api import analyze
     from nac_openood.analysis.options import Options
-    from nac_openood.cli.analyze_data import prepared
 
     out = Path(args.out)
     same = (
@@ -108,11 +106,11 @@ def _analyze(args: argparse.Namespace) -> int:
         "ood_set", "methods", "backend", "most_samples", "epochs",
     )  # fmt: skip
     asked = {name: getattr(args, name) for name in same}
-    told = Options(say=say, **{name: value for name, value in asked.items() if value is not None})
+    chosen = Options(say=say, **{name: value for name, value in asked.items() if value is not None})
     failed: list[str] = []
     page = None
     try:
-        for kind, found in analyze(prepared(args, out), args.kinds, told):
+        for kind, found in analyze(_prepared(args, out), args.kinds, chosen):
             if isinstance(found, NACError):
                 complain(f"{kind}: {found}")
                 failed.append(kind)
@@ -120,22 +118,55 @@ def _analyze(args: argparse.Namespace) -> int:
                 page = _publish(found, out)
     except KeyboardInterrupt:
         return interrupted(out)
-    if args.open and page is not None:
-        open_page(page)
+    open_page(page, args.open)
     return 0 if not failed else 1 if len(failed) == len(chosen_kinds(args.kinds)) else 2
 
 
 def _publish(found: Finding, out: Path) -> Optional[Path]:
     """Show what was found, and write its files and the page, which is returned."""
-    from nac_openood.report.analysis.write import (
-        finding_text,
-        write_analysis_page,
-        write_figures,
-        write_finding,
+    from nac_openood.report.analysis import write
+
+    return publish(
+        out,
+        write.finding_text(found),
+        lambda: write.write_finding(found, out),
+        "figures",
+        lambda: [*write.write_figures(found, out), write.write_analysis_page(out)],
     )
 
-    show(f"\n{finding_text(found)}\n")
-    written: list[Any] = write_finding(found, out)
-    pictures = drawn("figures", lambda: [*write_figures(found, out), write_analysis_page(out)])
-    show_written(out, [*written, *pictures])
-    return pictures[-1] if pictures else None
+
+def _prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
+    """Read the data that the options name, or take what was read before."""
+    from nac_openood.analysis.api import prepare_analysis
+    from nac_openood.analysis.extract import MOST_TRAIN
+    from nac_openood.detector.config import read_config
+
+    given_data.one_source(args, ("embedded", *given_data.SOURCES))
+    net, sets, arch = _embedded(args) if args.embedded else _given(args)
+    return prepare_analysis(
+        net, sets, out, arch=arch,
+        config=None if args.nac_config is None else read_config(args.nac_config),
+        search=args.search,
+        most_train=options.number(args, "most_train", MOST_TRAIN, 1),
+        seed=args.seed, skip_bad=args.skip_bad, checkpoint=args.checkpoint or "",
+        **options.loading(args), command=options.typed_command(), say=say,
+    )  # fmt: skip
+
+
+def _embedded(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
+    from nac_openood.demo.run import NETWORKS, network_and_sets
+
+    kind = args.arch or "resnet"
+    if kind not in NETWORKS or args.checkpoint is not None:
+        raise NACError(
+            f"--embedded has networks of its own: expected --arch {' or '.join(NETWORKS)} and no "
+            "--checkpoint."
+        )
+    net, sets = network_and_sets(kind, args.seed, say)
+    return options.on_device(net, args.device), sets, NETWORKS[kind]
+
+
+def _given(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
+    path = given.one_checkpoint(args)
+    sets = given_data.data_of(args, [path]).sets
+    return given.loader_of(args, sets.n_classes)(path), sets, args.arch

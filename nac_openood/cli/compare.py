@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.cli import given, given_data, options
@@ -43,9 +44,14 @@ def add(commands: options.Commands) -> None:
         description="Run OOD detection methods on a checkpoint and tabulate how well they do.",
     )  # fmt: skip
     group = parser.add_argument_group("network and images")
-    given.add_network(group, several=True)
-    options.add(group, "--image-size", "--train", "--val", "--test", "--near", "--far", "--ood-val")
-    options.add(group, "--id-data", "--data-root", "--skip-bad")
+    options.add(group, "--arch")
+    options.add(
+        group, "--checkpoint", nargs="+",
+        help="files, folders with best.ckpt, or an OpenOOD folder with s0, s1, ...; or "
+        "torchvision:IMAGENET1K_V1 for published weights",
+    )  # fmt: skip
+    options.add(group, "--transform", "--image-size", "--train", "--val", "--test")
+    options.add(group, "--near", "--far", "--ood-val", "--id-data", "--data-root", "--skip-bad")
     group.add_argument(
         "--fsood", action="store_true", help="full-spectrum: add covariate-shifted ID sets"
     )
@@ -76,8 +82,6 @@ def _add_methods(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from nac_openood.benchmark.api import compare
     from nac_openood.detector.config import read_config
 

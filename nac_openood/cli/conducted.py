@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
-from nac_openood.cli.output import complain, drawn, interrupted, open_page, show, show_written
+from nac_openood.cli.output import complain, interrupted, open_page, publish
+from nac_openood.distributed import alone, is_main
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nac_openood.benchmark.run.results import Results
 
 
@@ -26,21 +26,19 @@ def carry_out(out: Path, run: Callable[[], Results], *, show_page: bool = False)
         results = run()
     except KeyboardInterrupt:
         if (out / RESULTS_FILE).is_file():
-            publish(Results.load(out), RESULTS_FILE)
+            publish_results(Results.load(out), RESULTS_FILE)
         return interrupted(out)
-    page = publish(results, RESULTS_FILE)
-    if show_page and page is not None:
-        open_page(page)
+    open_page(publish_results(results, RESULTS_FILE), show_page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
         complain(f"failed: {', '.join(failed)} (see the table)")
     return 2 if failed else 0
 
 
-def publish(results: Results, *more: str) -> Optional[Path]:
+def publish_results(results: Results, *more: str) -> Optional[Path]:
     """Show the tables of a comparison and write them, and the page if there is matplotlib.
 
-    Of several processes the first one does.
+    Where several processes work together, only the first one does this.
 
     Args:
         results: the comparison.
@@ -49,15 +47,16 @@ def publish(results: Results, *more: str) -> Optional[Path]:
     Returns:
         The page, or None.
     """
-    from nac_openood.distributed import alone, is_main
     from nac_openood.report.terminal import summary_table
     from nac_openood.report.write import write_page, write_tables
 
     if not is_main():
         return None
     with alone():
-        show(f"\n{summary_table(results)}\n")
-        written = [results.folder / name for name in more] + write_tables(results)
-        page = drawn("report.html", lambda: [write_page(results)])
-        show_written(results.folder, [*written, *page])
-    return page[0] if page else None
+        return publish(
+            results.folder,
+            summary_table(results),
+            lambda: [*(results.folder / name for name in more), *write_tables(results)],
+            "report.html",
+            lambda: [write_page(results)],
+        )

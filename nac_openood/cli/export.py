@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from nac_openood.cli import given, options
 from nac_openood.cli.output import show
@@ -45,8 +46,6 @@ def add(commands: options.Commands) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from PIL import Image
 
     from nac_openood.files import check_target

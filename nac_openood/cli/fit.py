@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 from nac_openood.cli import given, given_data, options
@@ -11,8 +12,6 @@ from nac_openood.cli.sharding import add_shard
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nac_openood.detector.checked_fit import FitReport
     from nac_openood.detector.detector import NACDetector
 
@@ -48,11 +47,9 @@ def add(commands: options.Commands) -> None:
         "validation images and write it to one file.",
     )  # fmt: skip
     group = parser.add_argument_group("network and images")
-    given.add_network(group)
+    options.add(group, "--arch", "--checkpoint", "--transform")
     options.add(group, "--image-size", "--train", "--val")
-    group.add_argument(
-        "--test", metavar="DATA", help="other ID images, to measure the false-alarm rate on"
-    )
+    options.add(group, "--test", help="other ID images, to measure the false-alarm rate on")
     options.add(group, "--id-data", "--data-root", "--skip-bad")
     group = parser.add_argument_group("detector")
     add = group.add_argument
@@ -81,8 +78,6 @@ def add(commands: options.Commands) -> None:
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from nac_openood.detector.checked_fit import fit_checked
     from nac_openood.detector.detector import NACDetector
     from nac_openood.files import check_target

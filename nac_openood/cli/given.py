@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     from nac_openood.sources.transforms import Preprocessing
 
 
-def add_network(group: argparse._ActionsContainer, *, several: bool = False) -> None:
-    """Add the options that describe a network."""
-    options.add(group, "--arch")
-    _add_checkpoint(group, several=several)
-    options.add(group, "--transform")
-
-
-def _add_checkpoint(group: argparse._ActionsContainer, *, several: bool = False) -> None:
-    kind = "a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1 for published weights"
-    if several:
-        kind = (
-            "files, folders with best.ckpt, or an OpenOOD folder with s0, s1, ...; or "
-            "torchvision:IMAGENET1K_V1 for published weights"
-        )
-    group.add_argument("--checkpoint", nargs="+" if several else None, metavar="PATH", help=kind)
-
-
 def add_detector(group: argparse._ActionsContainer) -> None:
     """Add the options that name a detector's file and the network it belongs to."""
     group.add_argument(
@@ -43,7 +26,7 @@ def add_detector(group: argparse._ActionsContainer) -> None:
         help="the network that the detector was fitted on, written as for nac-openood fit (see "
         "below); the detector's file is enough for timm:NAME and torchvision models",
     )  # fmt: skip
-    _add_checkpoint(group)
+    options.add(group, "--checkpoint")
     options.add(
         group, "--transform",
         help="needed only if it is your code, path/to/file.py:name (default: the transform in the "

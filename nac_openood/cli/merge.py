@@ -92,11 +92,12 @@ def _tables(paths: list[Path], out: str | None) -> int:
 def _comparisons(paths: list[Path], out: str | None) -> int:
     from nac_openood.benchmark.run.merging import merge_results
     from nac_openood.benchmark.run.results import RESULTS_FILE, Results
-    from nac_openood.cli.conducted import publish
+    from nac_openood.cli.conducted import publish_results
 
     if out is None:
         raise NACError("expected --out: the folder of the merged comparison.")
-    publish(merge_results([Results.load(path) for path in paths], Path(out)), RESULTS_FILE)
+    merged = merge_results([Results.load(path) for path in paths], Path(out))
+    publish_results(merged, RESULTS_FILE)
     return 0
 
 

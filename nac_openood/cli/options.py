@@ -41,6 +41,11 @@ _SHARED: Mapping[str, Mapping[str, Any]] = {
         "help": "the network: resnet18_32x32, a torchvision model, timm:NAME, hf:NAME-OR-FOLDER, "
         "FILE.pt2, or your code path/to/file.py:factory (see below)",
     },
+    "--checkpoint": {
+        "metavar": "PATH",
+        "help": "a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1 for published "
+        "weights",
+    },
     "--transform": {
         "metavar": "T",
         "help": "how images become the network's input: auto (the network's own configuration), a "

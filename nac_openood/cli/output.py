@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, NACError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ARGUMENT = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 _options: dict[str, argparse.Action] = {}
@@ -47,10 +45,9 @@ def say(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning to stderr; of several processes the first one does."""
-    if not is_main():
-        return
-    print(f"nac-openood: {in_options(text, _options)}", file=sys.stderr, flush=True)
+    """Print an error or a warning to stderr; of several processes, only the first one prints."""
+    if is_main():
+        print(f"nac-openood: {in_options(text, _options)}", file=sys.stderr, flush=True)
 
 
 def interrupted(out: Path) -> int:
@@ -62,7 +59,7 @@ def interrupted(out: Path) -> int:
     return 130
 
 
-def drawn(what: str, write: Callable[[], list[Path]]) -> list[Path]:
+def drawn(what: str, write: Callable[[], Sequence[Path]]) -> Sequence[Path]:
     """Write files that need matplotlib; without it, tell so and return none."""
     try:
         return write()
@@ -93,11 +90,37 @@ def say_warnings() -> None:
     warnings.showwarning = tell
 
 
-def open_page(page: Path) -> None:
-    """Open an HTML page in the user's browser."""
+def publish(
+    folder: Path,
+    text: str,
+    write: Callable[[], Sequence[Path]],
+    drawing: str,
+    draw: Callable[[], Sequence[Path]],
+) -> Optional[Path]:
+    """Show a result, write its files, and tell which files are in the folder now.
+
+    Args:
+        folder: of the files.
+        text: what is shown.
+        write: writes files.
+        drawing: what `draw` writes, in a word.
+        draw: writes files that need matplotlib, the page last.
+
+    Returns:
+        The page; None without matplotlib.
+    """
+    show(f"\n{text}\n")
+    written = write()
+    pictures = drawn(drawing, draw)
+    show_written(folder, [*written, *pictures])
+    return pictures[-1] if pictures else None
+
+
+def open_page(page: Optional[Path], wanted: bool) -> None:
+    """Open an HTML page in the user's browser, if there is one and the user wants that."""
     import webbrowser
 
-    if not webbrowser.open(page.resolve().as_uri()):
+    if wanted and page is not None and not webbrowser.open(page.resolve().as_uri()):
         complain(f"no browser found; open {page} yourself")
 
 

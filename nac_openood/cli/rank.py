@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nac_openood.cli import options
-from nac_openood.cli.output import drawn, interrupted, open_page, say, show, show_written
+from nac_openood.cli.output import interrupted, open_page, publish, say
 from nac_openood.cli.rank_work import complete, many_runs, one_run, refuse
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nac_openood.evaluation.leave_one_out import RankedRuns
 
 _EXAMPLES = """\
@@ -104,8 +103,6 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _rank(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     out = Path(args.out)
     if args.demo:
         refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
@@ -123,15 +120,14 @@ def _rank(args: argparse.Namespace) -> int:
 
 
 def _publish(ranked: RankedRuns, out: Path, args: argparse.Namespace) -> int:
-    from nac_openood.report.ranked.write import (
-        ranked_summary,
-        write_ranked_page,
-        write_ranked_tables,
-    )
+    from nac_openood.report.ranked import write
 
-    show(f"\n{ranked_summary(ranked)}\n")
-    page = drawn("report.html", lambda: [write_ranked_page(ranked, out)])
-    show_written(out, [ranked.save(out), *write_ranked_tables(ranked, out), *page])
-    if args.open and page:
-        open_page(page[0])
+    page = publish(
+        out,
+        write.ranked_summary(ranked),
+        lambda: [ranked.save(out), *write.write_ranked_tables(ranked, out)],
+        "report.html",
+        lambda: [write.write_ranked_page(ranked, out)],
+    )
+    open_page(page, args.open)
     return 0

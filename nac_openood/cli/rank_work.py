@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from nac_openood.cli.given import loader_of, transform_of
@@ -11,8 +12,6 @@ from nac_openood.cli.output import say
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nac_openood.evaluation.leave_one_out import RankedRuns
 
 
@@ -81,8 +80,6 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
 
 def _dataset(args: argparse.Namespace) -> str:
     """The name of the dataset: that of its settings, or of the folder of its domains."""
-    from pathlib import Path
-
     from nac_openood.evaluation.space import space_named
 
     folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent

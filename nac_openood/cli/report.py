@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from nac_openood.cli import options
-from nac_openood.cli.conducted import publish
+from nac_openood.cli.conducted import publish_results
 from nac_openood.cli.output import open_page
 
 _EXAMPLES = """\
@@ -35,7 +35,6 @@ def add(commands: options.Commands) -> None:
 def _report(args: argparse.Namespace) -> int:
     from nac_openood.benchmark.run.results import Results
 
-    page = publish(Results.load(args.folder))
-    if page is not None and args.open:
-        open_page(page)
+    page = publish_results(Results.load(args.folder))
+    open_page(page, args.open)
     return 0 if page is not None else 1

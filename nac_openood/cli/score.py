@@ -10,16 +10,7 @@ import os
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ContextManager,
-    Iterator,
-    Optional,
-    Sequence,
-    TextIO,
-)
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Sequence, TextIO
 
 from nac_openood.cli import given, options
 from nac_openood.cli.output import complain
@@ -139,7 +130,7 @@ def _judge(args: argparse.Namespace, out: TextIO) -> int:
 
 def _shard(
     args: argparse.Namespace, out: TextIO, paths: Sequence[str], batch_size: int
-) -> Optional[TableShard]:
+) -> TableShard | None:
     """Where a shard is written to; None for a whole table."""
     if args.shard is None:
         return None
@@ -168,10 +159,10 @@ def _named(paths: list[str]) -> Iterator[str]:
 
 
 def _tell_bad(answer: Judged, skip: bool) -> None:
-    told = f"cannot read {answer.path} ({answer.problem})"
+    text = f"cannot read {answer.path} ({answer.problem})"
     if not skip:
-        raise NACError(f"{told}. Replace it, or pass `skip_bad=True` to go on without such files.")
-    complain(told)
+        raise NACError(f"{text}. Replace it, or pass `skip_bad=True` to go on without such files.")
+    complain(text)
 
 
 def _csv(out: Any) -> Callable[[Judged], None]:

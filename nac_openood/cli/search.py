@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Optional, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
 
-from nac_openood.cli import given, options
+from nac_openood.cli import options
 from nac_openood.cli.output import drawn, say, show, show_written
 from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nac_openood.search import SearchResult
     from nac_openood.search.advice import Advice
     from nac_openood.search.stored import ReadingSet
@@ -60,17 +59,9 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="use readings saved with --save-readings instead of a network",
     )
-    given.add_network(group)
-    options.add(
-        group,
-        "--image-size",
-        "--train",
-        "--val",
-        "--ood-val",
-        "--id-data",
-        "--data-root",
-        "--skip-bad",
-    )
+    options.add(group, "--arch", "--checkpoint", "--transform")
+    options.add(group, "--image-size", "--train", "--val", "--ood-val")
+    options.add(group, "--id-data", "--data-root", "--skip-bad")
     add(
         "--layers",
         metavar="LAYER",
@@ -129,33 +120,26 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
+    from nac_openood.cli.search_table import show_result
     from nac_openood.files import make_folder
     from nac_openood.locks import locked
+    from nac_openood.search import search
+    from nac_openood.search.choice import layers_and_lists
 
     guard, budget = _guard(args.guard), _budget(args)
     out = make_folder(args.out)  # before the long part, or its result could not be written
     with locked(out):
-        return _search_into(out, args, guard, budget)
-
-
-def _search_into(
-    out: Path, args: argparse.Namespace, guard: Union[float, str, None], budget: Any
-) -> int:
-    from nac_openood.cli.search_table import show_result
-    from nac_openood.search import search
-    from nac_openood.search.choice import layers_and_lists
-
-    readings = readings_for(args, say)
-    space = args.space or ("preset" if args.strategy == "grid" else "paper")
-    layers, lists = layers_and_lists(readings, space, args.layers)
-    result = search(
-        readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
-        layers=layers, sweep=lists, strategy=args.strategy, objective=args.objective,
-        guard=guard, surrogate=readings.surrogate, top=args.top, seed=args.seed, budget=budget,
-    )  # fmt: skip
-    advice = _advice(result, readings)
-    show_result(result, readings.about, advice)
-    _write(out, result, readings.about, _settings(args, space), advice)
+        readings = readings_for(args, say)
+        space = args.space or ("preset" if args.strategy == "grid" else "paper")
+        layers, lists = layers_and_lists(readings, space, args.layers)
+        result = search(
+            readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
+            layers=layers, sweep=lists, strategy=args.strategy, objective=args.objective,
+            guard=guard, surrogate=readings.surrogate, top=args.top, seed=args.seed, budget=budget,
+        )  # fmt: skip
+        advice = _advice(result, readings)
+        show_result(result, readings.about, advice)
+        _write(out, result, readings.about, _settings(args, space), advice)
     return 0
 
 
@@ -202,9 +186,7 @@ def _guard(text: str) -> Union[float, str, None]:
 def _budget(args: argparse.Namespace) -> Any:
     from nac_openood.search import Budget
 
-    limits: dict[str, Optional[float]] = {
-        "points": args.budget_points,
-        "seconds": args.budget_seconds,
-        "restarts": args.restarts,
-    }
-    return Budget(**{k: v for k, v in limits.items() if v is not None})  # type: ignore[arg-type]
+    limits = {
+        "points": args.budget_points, "seconds": args.budget_seconds, "restarts": args.restarts
+    }  # fmt: skip
+    return Budget(**{name: limit for name, limit in limits.items() if limit is not None})

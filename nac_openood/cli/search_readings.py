@@ -63,7 +63,7 @@ def _collect(args: argparse.Namespace, say: Say) -> ReadingSet:
     return gather(
         NACDetector(net, config.layer_choice, fast=args.fast), *loaders,
         n_samples=options.number(args, "n_samples", config.n_samples or 1000, 1),
-        held_out=options.number(args, "held_out", HELD_OUT, 0),
+        n_held_out=options.number(args, "held_out", HELD_OUT, 0),
         folder=args.save_readings,
         names=names,
         about={**about, **about_network(net)},

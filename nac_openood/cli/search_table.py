@@ -22,10 +22,10 @@ def show_result(result: SearchResult, about: Mapping[str, Any], advice: Advice) 
     found, kept = SHOWN["FPR@95"], SHOWN["FPR@95_IN"]
     print(f"\n{'':12}{found.title:>11}{kept.title:>11}")
     print(f"{'':4}{'AUROC':>8}{found.note:>11}{kept.note:>11}{'guard':>8}  layers (weight)")
-    for place, candidate in enumerate(result.ranking[:_SHOWN], start=1):
+    for rank, candidate in enumerate(result.ranking[:_SHOWN], start=1):
         names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
         print(
-            f"{place:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
+            f"{rank:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
             f"{_share(candidate.guard):>8}  {names}"
         )
     print(f"\n{found}: {found.meaning}")

@@ -62,12 +62,12 @@ def add(commands: options.Commands) -> None:
     _add_access(parser)
     group = parser.add_argument_group("limits")
     defaults = {field.name: field.default for field in fields(Limits)}
-    for name, (metavar, told) in _LIMITS.items():
+    for name, (metavar, meaning) in _LIMITS.items():
         default: Any = defaults[name]
         group.add_argument(
             options.option(name), type=int if isinstance(default, int) else float, default=default,
             metavar=metavar,
-            help=f"{told} (default: {'unlimited' if default is None else '%(default)s'})",
+            help=f"{meaning} (default: {'unlimited' if default is None else '%(default)s'})",
         )  # fmt: skip
 
 
@@ -96,25 +96,19 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from nac_openood.serving.server import (
-        address_of,
-        check_extra,
-        listening_socket,
-        run_until_signal,
-        server,
-    )
+    from nac_openood.serving import server
 
-    check_extra()
+    server.check_extra()
     access, limits = _access(args), Limits(**{name: getattr(args, name) for name in _LIMITS})
     # before the network is loaded, which may take long
-    opened = listening_socket(args.host, args.port)
+    opened = server.listening_socket(args.host, args.port)
     with opened:
         judge = _judge(args)
-        serving = server(judge, limits=limits, access=access)
-        say(f"serving {args.detector} on {address_of(opened)} (Ctrl-C stops)")
+        serving = server.server(judge, limits=limits, access=access)
+        say(f"serving {args.detector} on {server.address_of(opened)} (Ctrl-C stops)")
         if access.token is not None:
             say("clients must send the token: Authorization: Bearer TOKEN")
-        run_until_signal(serving, opened, stopping=lambda: say("stopped"))
+        server.run_until_signal(serving, opened, stopping=lambda: say("stopped"))
     return 0
 
 

@@ -60,8 +60,8 @@ def run_digest(paths: Iterable[str], *more: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-class TableShard:
-    """Where a shard of `score` is written to: text that is marked with the batches it is of.
+class TableShard(io.StringIO):
+    """Where a shard of `score` is written to: text that is passed on with the batch it is of.
 
     Args:
         out: where it goes.
@@ -71,16 +71,9 @@ class TableShard:
     """
 
     def __init__(self, out: TextIO, shard: ShardOption, common: str, batch_size: int) -> None:
-        self._out, self._shard, self._batch_size = out, shard, batch_size
-        self._text, self._answers = io.StringIO(), 0
+        super().__init__()
+        self._out, self._shard, self._batch_size, self._answers = out, shard, batch_size, 0
         out.write(f"# nac-openood score, shard {shard.number}/{shard.of} of {common}\n")
-
-    def write(self, text: str) -> int:
-        """Take text; it is passed on with the rest of its batch."""
-        return self._text.write(text)
-
-    def flush(self) -> None:
-        """Nothing to do before the batch is whole."""
 
     def begin(self) -> None:
         """What was written so far is the header."""
@@ -107,7 +100,9 @@ class TableShard:
         self._out.flush()
 
     def _taken(self) -> str:
-        text, self._text = self._text.getvalue(), io.StringIO()
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
         return text
 
 

@@ -8,38 +8,33 @@ to a GPU that does not exist.
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 import sys
-import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
+from functools import partial
+from typing import Callable, Iterable, Iterator, Optional
 
-import numpy as np
 import torch
-from torch import overrides
 
 from nac_openood.errors import NACError
+from nac_openood.plugin import patches
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One change, why it is made, when it is needed and how it is undone.
+    """One change, why it is made and when it is needed.
 
     Attributes:
         name: its name in `apply_compat` and `remove_compat`.
         reason: what fails without it.
         needed: whether this machine needs it; called when patches are applied.
-        apply: makes the change and returns what `undo` needs.
-        undo: undoes the change, given what `apply` returned.
+        apply: makes the change, and registers with the stack it is given how to undo it.
     """
 
     name: str
     reason: str
     needed: Callable[[], bool]
-    apply: Callable[[], Any]
-    undo: Callable[[Any], None]
+    apply: Callable[[ExitStack], None]
 
 
 def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
@@ -55,10 +50,11 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
     new: list[str] = []
     try:
         for patch in PATCHES:
-            wanted = patch.needed() or (on_cpu and patch.name in _FOR_THE_CPU)
+            wanted = patch.needed() or (on_cpu and patch.needed is _no_gpu)
             if patch.name not in applied and wanted:
-                applied[patch.name] = patch.apply()
+                applied[patch.name] = ExitStack()
                 new.append(patch.name)
+                patch.apply(applied[patch.name])
     except BaseException:
         remove_compat(new)
         raise
@@ -76,7 +72,7 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
         )
     for patch in reversed(PATCHES):
         if patch.name in wanted and patch.name in applied:
-            patch.undo(applied.pop(patch.name))
+            applied.pop(patch.name).close()
 
 
 @contextmanager
@@ -93,182 +89,44 @@ def _no_gpu() -> bool:
     return not torch.cuda.is_available()
 
 
-# ---- names that NumPy dropped
-
-_SCTYPES = {
-    "int": [np.int8, np.int16, np.int32, np.int64],
-    "uint": [np.uint8, np.uint16, np.uint32, np.uint64],
-    "float": [np.float16, np.float32, np.float64, np.longdouble],
-    "complex": [np.complex64, np.complex128, np.clongdouble],
-    "others": [bool, object, bytes, str, np.void],
-}
-_ALIASES = {"float": float, "int": int, "product": np.prod}
-
-
-def _missing(names: Iterable[str]) -> list[str]:
-    """Those of `names` that NumPy lacks; NumPy 1.20 to 1.23 warn when asked."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [name for name in names if not hasattr(np, name)]
-
-
-def _add_to_numpy(values: Mapping[str, Any]) -> list[str]:
-    names = _missing(values)
-    for name in names:
-        setattr(np, name, values[name])
-    return names
-
-
-def _drop_from_numpy(names: list[str]) -> None:
-    for name in names:
-        delattr(np, name)
-
-
-# ---- no GPU
-
-
-def _on_cpu(device: Any) -> Any:
-    """Replace a CUDA device, however it is spelled, by the CPU; return anything else unchanged."""
-    if isinstance(device, torch.device):
-        return torch.device("cpu") if device.type == "cuda" else device
-    if isinstance(device, str):
-        return "cpu" if device.split(":")[0] == "cuda" else device
-    # torch reads a bare integer as the index of a GPU; booleans are not devices
-    return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
-
-
-class _CudaToCpu(overrides.TorchFunctionMode):
-    """Redirect calls of torch that ask for CUDA to the CPU, on this thread.
-
-    One mechanism instead of a patch per postprocessor: `.cuda()` and `.to()` of tensors and
-    modules and `device=` of every function of torch pass through here.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func is torch.device:
-            device = func(*args, **kwargs)
-            return func("cpu") if device.type == "cuda" else device
-        if func is torch.Tensor.to and len(args) > 1:
-            args = (args[0], _on_cpu(args[1]), *args[2:])
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": _on_cpu(kwargs["device"])}
-        return func(*args, **kwargs)
-
-
-def _enter_mode() -> _CudaToCpu:
-    mode = _CudaToCpu()
-    mode.__enter__()
-    return mode
-
-
-def _leave_mode(mode: _CudaToCpu) -> None:
-    """Remove `mode` from torch's stack, even from below modes that were entered after it."""
-    above = []
-    while overrides._len_torch_function_stack() > 0:
-        top = overrides._pop_mode()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        overrides._push_mode(other)
-
-
-class _CpuFloatTensor:
-    """Replaces `torch.cuda.FloatTensor`: makes CPU tensors, and no tensor is an instance of it."""
-
-    def __new__(cls, *args: Any) -> Any:
-        return torch.FloatTensor(*args)
-
-
-def _replace(owner: Any, name: str, value: Any) -> tuple[Any, str, Any, Any]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    return owner, name, value, original
-
-
-def _put_back(change: tuple[Any, str, Any, Any]) -> None:
-    owner, name, value, original = change
-    # a later replacement by somebody else is kept
-    if getattr(owner, name) is value:
-        setattr(owner, name, original)
-
-
-def _patch_load() -> tuple[Any, str, Any, Any]:
-    original = torch.load
-
-    @functools.wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        location = "cpu" if map_location is None else _on_cpu(map_location)
-        return original(f, location, *args, **kwargs)
-
-    return _replace(torch, "load", load)
-
-
-# ---- data loader workers
-
-
-def _workers_are_spawned() -> bool:
-    method = multiprocessing.get_start_method(allow_none=True)
-    # the first of the list is Python's default
-    return (method or multiprocessing.get_all_start_methods()[0]) != "fork"
-
-
-def _fork_workers() -> Optional[str]:
-    method = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    return method
-
-
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "numpy-sctypes",
         "imgaug 0.4.0, which OpenOOD imports, reads np.sctypes; NumPy 2 dropped it",
-        lambda: bool(_missing(["sctypes"])),
-        lambda: _add_to_numpy({"sctypes": _SCTYPES}),
-        _drop_from_numpy,
+        lambda: bool(patches.missing_in_numpy(["sctypes"])),
+        partial(patches.add_to_numpy, {"sctypes": patches.NUMPY_SCTYPES}),
     ),
     Patch(
         "numpy-aliases",
         "OpenOOD uses np.float (ECE evaluator), np.int (CutMix) and np.product (PatchCore)",
-        lambda: bool(_missing(_ALIASES)),
-        lambda: _add_to_numpy(_ALIASES),
-        _drop_from_numpy,
+        lambda: bool(patches.missing_in_numpy(patches.NUMPY_ALIASES)),
+        partial(patches.add_to_numpy, patches.NUMPY_ALIASES),
     ),
     Patch(
         "fork-workers",
         "OpenOOD's scripts have no __main__ guard: workers that are not forked run them again",
-        lambda: sys.platform == "linux" and _workers_are_spawned(),
-        _fork_workers,
-        lambda method: multiprocessing.set_start_method(method, force=True),
+        lambda: sys.platform == "linux" and patches.workers_are_spawned(),
+        patches.fork_workers,
     ),
     Patch(
         "cuda-to-cpu",
         "OpenOOD calls .cuda() and allocates on 'cuda' even if there is no GPU",
         _no_gpu,
-        _enter_mode,
-        _leave_mode,
+        patches.redirect_cuda,
     ),
     Patch(
         "cuda-float-tensor",
         "MDSEns and GMM use torch.cuda.FloatTensor, a type, which 'cuda-to-cpu' cannot redirect",
         _no_gpu,
-        lambda: _replace(torch.cuda, "FloatTensor", _CpuFloatTensor),
-        _put_back,
+        partial(patches.replace_attribute, torch.cuda, "FloatTensor", patches.CpuFloatTensor),
     ),
     Patch(
         "load-on-cpu",
         "checkpoints and pickled postprocessors saved on a GPU are loaded to that GPU",
         _no_gpu,
-        _patch_load,
-        _put_back,
+        patches.load_on_cpu,
     ),
 )
 
-_FOR_THE_CPU = frozenset({"cuda-to-cpu", "cuda-float-tensor", "load-on-cpu"})
-#: The patches that are applied now, and what `undo` needs of each.
-applied: dict[str, Any] = {}
+#: The patches that are applied now, and what undoes each of them.
+applied: dict[str, ExitStack] = {}

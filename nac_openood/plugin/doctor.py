@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable
+from typing import TYPE_CHECKING, Iterable, Iterator
 
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_tree
@@ -97,27 +97,29 @@ def examine(
         results_root: the folder with checkpoints, as `<run>/s<seed>/best.ckpt`.
         deep: also import OpenOOD's evaluation API in another process; takes some seconds.
     """
-    found = [*examine_platform(), examine_openood()]
-    found += [examine_dependency(dependency) for dependency in DEPENDENCIES]
+    found = [*examine_platform(), examine_openood(), *map(examine_dependency, DEPENDENCIES)]
     found.append(examine_pytorch_ood())
     if deep:
         found.append(examine_import())
     return [*found, *examine_data(data_root), examine_checkpoints(results_root)]
 
 
-def examine_platform() -> list[Check]:
+def examine_platform() -> Iterator[Check]:
     """Python, NumPy, torch and the GPU."""
-    found = [Check("python", OK, platform.python_version()), examine_numpy()]
+    yield Check("python", OK, platform.python_version())
+    yield examine_numpy()
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not fit
         detail = f"cannot be imported: {error}"
-        return [*found, Check("torch", MISSING, detail, f"{_PIP} torch torchvision")]
-    found.append(Check("torch", OK, str(torch.__version__)))
+        yield Check("torch", MISSING, detail, f"{_PIP} torch torchvision")
+        return
+    yield Check("torch", OK, str(torch.__version__))
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return [*found, Check("GPU", OK, ", ".join(names))]
-    return [*found, Check("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)]
+        yield Check("GPU", OK, ", ".join(names))
+    else:
+        yield Check("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)
 
 
 def examine_numpy() -> Check:
@@ -177,22 +179,20 @@ def examine_import(timeout: float = 300.0) -> Check:
     return Check(name, MISSING, lines[-1], fix)
 
 
-def examine_data(data_root: PathLike) -> list[Check]:
+def examine_data(data_root: PathLike) -> Iterator[Check]:
     """The data folders. OpenOOD downloads a missing one, many gigabytes, without asking."""
-    found = []
     for name in ("benchmark_imglist", "images_classic", "images_largescale"):
         folder = Path(data_root) / name
         inside = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
         if inside:
-            found.append(Check(f"data: {name}", OK, f"{folder}: {', '.join(inside)}"))
+            yield Check(f"data: {name}", OK, f"{folder}: {', '.join(inside)}")
             continue
         detail = f"{folder} {'is empty' if folder.is_dir() else 'does not exist'}"
         # ImageNet is large, and the CIFAR benchmarks do not need it
         large = name == "images_largescale"
         what = f"--contents datasets --datasets {'imagenet-1k' if large else 'cifar-10'}"
         fix = _download(f"{what} --save_dir {shlex.quote(str(data_root))}")
-        found.append(Check(f"data: {name}", WARNING if large else MISSING, detail, fix))
-    return found
+        yield Check(f"data: {name}", WARNING if large else MISSING, detail, fix)
 
 
 def examine_checkpoints(results_root: PathLike) -> Check:

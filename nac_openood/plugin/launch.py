@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import runpy
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Iterator, Optional, Sequence
+from typing import Optional, Sequence
 
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat as compat_patches
-from nac_openood.plugin.parallel import shared_evaluation
+from nac_openood.plugin.parallel import share_evaluation
 from nac_openood.plugin.register import register, unregister
 
 
@@ -39,9 +40,10 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
         # first, because OpenOOD cannot be imported on NumPy 2 without it
         if compat:
             restored.enter_context(compat_patches.compat())
-        restored.enter_context(_as_python_would(path, args))
-        restored.enter_context(_registered())
-        restored.enter_context(shared_evaluation())
+        _as_python_would(path, args, restored)
+        if register():  # unless the caller has done so already
+            restored.callback(unregister)
+        share_evaluation(restored)
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as stop:
@@ -78,10 +80,10 @@ def _existing(script: str) -> Path:
     )
 
 
-@contextmanager
-def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
-    """Set `sys.argv` and `sys.path` as `python path args...` does, until the block ends."""
-    argv, search = sys.argv, list(sys.path)
+def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
+    """Set `sys.argv` and `sys.path` as `python path args...` does, until `undo` is closed."""
+    undo.callback(setattr, sys, "argv", sys.argv)
+    undo.callback(operator.setitem, sys.path, slice(None), list(sys.path))
     sys.argv = [str(path), *args]
     if not getattr(sys.flags, "safe_path", False):  # python -P; the flag is new in 3.11
         sys.path.insert(0, str(path.resolve().parent))
@@ -89,22 +91,6 @@ def _as_python_would(path: Path, args: Sequence[str]) -> Iterator[None]:
     if root is not None and str(root) not in sys.path:
         # last, as OpenOOD's scripts do it themselves: an installed OpenOOD takes precedence
         sys.path.append(str(root))
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        sys.path[:] = search
-
-
-@contextmanager
-def _registered() -> Iterator[None]:
-    """Register NAC until the block ends, unless the caller has registered it already."""
-    changed = register()
-    try:
-        yield
-    finally:
-        if changed:
-            unregister()
 
 
 def _exit_code(stop: SystemExit) -> int:

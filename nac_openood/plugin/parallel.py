@@ -9,8 +9,8 @@ from __future__ import annotations
 import builtins
 import os
 import tempfile
-from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,34 +18,23 @@ import torch
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.dealing import over_batches
 from nac_openood.distributed import is_main, world
+from nac_openood.plugin.patches import replace_attribute
 
 
-@contextmanager
-def shared_evaluation() -> Iterator[None]:
-    """Until the block ends, passes of OpenOOD's evaluator are shared; alone, nothing changes."""
-    with ExitStack() as stack:
-        if world().size > 1:
-            from openood.evaluation_api.evaluator import Evaluator
-            from openood.postprocessors.base_postprocessor import BasePostprocessor
+def share_evaluation(undo: ExitStack) -> None:
+    """Share the passes of OpenOOD's evaluator until `undo` is closed; alone, change nothing."""
+    if world().size == 1:
+        return
+    from openood.evaluation_api.evaluator import Evaluator
+    from openood.postprocessors.base_postprocessor import BasePostprocessor
 
-            for owner, name, shared in (
-                (BasePostprocessor, "inference", _inference),
-                (Evaluator, "_classifier_inference", _classification),
-            ):
-                stack.enter_context(_replaced(owner, name, shared(getattr(owner, name))))
-            if not is_main():
-                stack.enter_context(_nothing_written())
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    for owner, name, shared in (
+        (BasePostprocessor, "inference", _inference),
+        (Evaluator, "_classifier_inference", _classification),
+    ):
+        replace_attribute(owner, name, shared(getattr(owner, name)), undo)
+    if not is_main():
+        _write_nothing(undo)
 
 
 def _inference(alone: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,10 +62,10 @@ def _shared(step: str, loader: Any, of: Callable[[Sequence[Any]], Any]) -> list[
     return list(over_batches(step, loader, work))
 
 
-@contextmanager
-def _nothing_written() -> Iterator[None]:
+def _write_nothing(undo: ExitStack) -> None:
     """Files that the script opens to write vanish, and it may create folders that exist."""
     opened, made = builtins.open, os.makedirs
+    elsewhere = undo.enter_context(tempfile.TemporaryDirectory())
 
     def open_elsewhere(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         if set(mode) & set("wax") and not isinstance(file, int) and file != os.devnull:
@@ -87,7 +76,5 @@ def _nothing_written() -> Iterator[None]:
     def make(name: Any, mode: int = 0o777, exist_ok: bool = True) -> None:
         made(name, mode, exist_ok=True)
 
-    with tempfile.TemporaryDirectory() as elsewhere, ExitStack() as stack:
-        stack.enter_context(_replaced(builtins, "open", open_elsewhere))
-        stack.enter_context(_replaced(os, "makedirs", make))
-        yield
+    replace_attribute(builtins, "open", open_elsewhere, undo)
+    replace_attribute(os, "makedirs", make, undo)

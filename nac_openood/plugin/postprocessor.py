@@ -9,7 +9,6 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from openood.postprocessors.base_postprocessor import BasePostprocessor
 from torch import Tensor, nn
 
 from nac_openood.core.rule import Rule
@@ -19,12 +18,19 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint
-from nac_openood.plugin.loaders import unaugmented
 from nac_openood.plugin.settings import plain, written
+from nac_openood.plugin.source import import_failure
 from nac_openood.plugin.sweep import SweepCache, sweep_arguments
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 from nac_openood.search.advice import Advice
 from nac_openood.search.recipe import advise_after_search, gather, search_settings
+
+try:
+    from openood.postprocessors.base_postprocessor import BasePostprocessor
+
+    from nac_openood.plugin.loaders import unaugmented
+except ImportError as error:
+    raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
 
 Inferred = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -106,7 +112,7 @@ class NACPostprocessor(BasePostprocessor):
     ) -> None:
         """Read everything once; then search here, or leave it to OpenOOD's sweep."""
         readings = gather(
-            reader, train, inside, outside, n_samples=settings.n_samples, held_out=_HELD_OUT
+            reader, train, inside, outside, n_samples=settings.n_samples, n_held_out=_HELD_OUT
         )
         if readings.surrogate:
             warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Optional
 
 from nac_openood.core.rules import RULES
 from nac_openood.detector.presets import CONFIG_ROOT
@@ -14,7 +15,8 @@ from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat
 from nac_openood.plugin.source import import_failure
 
-_undo: list[Callable[[], None]] = []
+#: What undoes `register`; None if it was not called.
+_undo: Optional[ExitStack] = None
 
 
 def register(compat: bool = False) -> bool:
@@ -35,28 +37,29 @@ def register(compat: bool = False) -> bool:
     Raises:
         NACError: OpenOOD or one of its dependencies cannot be imported.
     """
-    if _undo:
+    global _undo
+    if _undo is not None:
         return False
-    patches = apply_compat() if compat else ()
-    try:
-        _enter_tables()
-    except BaseException as error:
-        unregister()
-        remove_compat(patches)
-        if isinstance(error, ImportError):
+    with ExitStack() as undo:
+        if compat:
+            undo.callback(remove_compat, apply_compat())
+        try:
+            _enter_tables(undo)
+        except ImportError as error:
             raise NACError(import_failure(error)) from error
-        raise
-    _undo.insert(0, lambda: remove_compat(patches))
+        _undo = undo.pop_all()
     return True
 
 
 def unregister() -> None:
     """Undo `register`; does nothing if it was not called."""
-    while _undo:
-        _undo.pop()()
+    global _undo
+    if _undo is not None:
+        _undo.close()
+        _undo = None
 
 
-def _enter_tables() -> None:
+def _enter_tables(undo: ExitStack) -> None:
     import openood.evaluation_api.postprocessor as api
     import openood.postprocessors.utils as pipelines
 
@@ -65,11 +68,12 @@ def _enter_tables() -> None:
     names = [name for name in RULES if not _taken(api.postprocessors, name)]
     for name in names:
         api.postprocessors[name] = NACPostprocessor
-        _undo.append(functools.partial(api.postprocessors.pop, name, None))
+        undo.callback(api.postprocessors.pop, name, None)
     if names:
-        _replace_everywhere(api.get_postprocessor, _for_evaluator(api.get_postprocessor, names))
+        theirs = api.get_postprocessor
+        _replace_everywhere(theirs, _for_evaluator(theirs, names), undo)
         theirs = pipelines.get_postprocessor
-        _replace_everywhere(theirs, _for_pipelines(theirs, names, NACPostprocessor))
+        _replace_everywhere(theirs, _for_pipelines(theirs, names, NACPostprocessor), undo)
 
 
 def _taken(table: Mapping[str, Any], name: str) -> bool:
@@ -113,10 +117,10 @@ def _for_pipelines(
     return get_postprocessor
 
 
-def _replace_everywhere(original: Any, replacement: Any) -> None:
+def _replace_everywhere(original: Any, replacement: Any, undo: ExitStack) -> None:
     """Replace a function in every module of OpenOOD that imported it by name."""
     for module in [m for n, m in sys.modules.items() if n.split(".")[0] == "openood"]:
         for name, value in list(vars(module).items()):
             if value is original:
                 setattr(module, name, replacement)
-                _undo.append(functools.partial(setattr, module, name, original))
+                undo.callback(setattr, module, name, original)

@@ -25,14 +25,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.inputs import Inputs, shapes
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.search.advice import (
-    NAC_PLUS_TITLE,
-    REAL,
-    SURROGATE,
-    Advice,
-    Compared,
-    losing,
-)
+from nac_openood.search.advice import NAC_PLUS_TITLE, REAL, SURROGATE, Advice, Compared, losing
 from nac_openood.search.alternatives import Known, alternatives, reader_for
 from nac_openood.search.split import few_of
 from nac_openood.search.surrogate import SurrogateLoader, can_distort
@@ -162,8 +155,8 @@ def advise_on_readings(
     table = _compared(scores)
     if not table:
         notes = [f"nothing was compared, which needs {_LEAST} ID and {_LEAST} OOD samples"]
-    told = losing(title, table, against, searched=searched)
-    wrong += [] if told is None else [told]
+    behind = losing(title, table, against, searched=searched)
+    wrong += [] if behind is None else [behind]
     seconds = time.perf_counter() - began
     return Advice(title, against, n_id, n_ood, table, tuple(wrong), tuple(notes), seconds)
 
@@ -192,12 +185,12 @@ def _compared(scores: Mapping[str, list[Tensor]]) -> dict[str, Compared]:
 
 def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) -> list[str]:
     """Layers that cannot tell anything: by their counts, or by what they say of the samples."""
-    told = rule.saturated(inside)
+    found = rule.saturated(inside)
     suspected = rule.saturated(inside, certain=False)
     parts = [rule.parts(readings) for readings in (inside, outside)]
     for name in parts[0]:
         first, second = (_finite(part[name]) for part in parts)
-        if name in told or not min(len(first), len(second)):
+        if name in found or not min(len(first), len(second)):
             continue
         both = torch.cat([first, second])
         same = int(both.unique(return_counts=True)[1].max()) / len(both)
@@ -206,11 +199,11 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) ->
         if alone >= _CHANCE:
             continue
         if name in suspected:
-            told[name] = f"{suspected[name]}; {where}"
+            found[name] = f"{suspected[name]}; {where}"
         elif same >= _SAME:
             what = "layer" if name in rule.layers else "part"
-            told[name] = f"{what} '{name}' cannot tell samples apart: {where}"
-    return list(told.values())
+            found[name] = f"{what} '{name}' cannot tell samples apart: {where}"
+    return list(found.values())
 
 
 def _finite(scores: Tensor) -> Tensor:

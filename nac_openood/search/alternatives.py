@@ -19,7 +19,7 @@ from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.logit_scores import energy, msp
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import MIN_SAMPLES
-from nac_openood.core.reading import Probed, Reading, not_finite
+from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.fitting import fitted_on
 from nac_openood.detector.reader import LayerReader
@@ -136,16 +136,11 @@ def alternatives(
     if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
         found[NACPlus.title] = _plus(fit, id_val, known.early)
     if id_val.logits is not None:
-        found["energy"] = lambda readings: energy(_logits(readings))
-        found["MSP"] = lambda readings: msp(_logits(readings))
+        found["energy"] = lambda readings: energy(logits_in(readings))
+        found["MSP"] = lambda readings: msp(logits_in(readings))
     if fit is not None and known.head_input is not None:
         found["KNN"] = _knn(fit[known.head_input].activation, known.head_input)
     return found
-
-
-def _logits(readings: Readings) -> Tensor:
-    assert readings.logits is not None
-    return readings.logits
 
 
 def _knn(fitted: Tensor, layer: str) -> Score:
@@ -163,14 +158,14 @@ def _knn(fitted: Tensor, layer: str) -> Score:
 
 def _finite(readings: Readings, layers: Iterable[str]) -> Readings:
     """The samples without NaN and Inf, which no rule is fitted on."""
-    broken = not_finite(Reading(_logits(readings)), *(readings[name] for name in layers))
+    broken = not_finite(Reading(logits_in(readings)), *(readings[name] for name in layers))
     return readings.rows(~broken) if broken.any() else readings
 
 
 def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
     def only_early(readings: Readings) -> Probed:
         layers = {n: Reading(readings[n].activation / by) for n, by in early.items()}
-        return Probed(_logits(readings), layers)
+        return Probed(logits_in(readings), layers)
 
     fit, id_val = (_finite(readings, early) for readings in (fit, id_val))
     rule = NACPlus({name: LayoutConfig() for name in early})

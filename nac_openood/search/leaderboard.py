@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.errors import NACError
+from nac_openood.core.layer_config import whole_number
 from nac_openood.search.joint import Joint, Objective
 
 NEVER = float("-inf")
@@ -36,14 +36,12 @@ class Leaderboard:
         top: int,
         tell: Callable[[int], object] = lambda n: None,
     ) -> None:
-        if top < 1:
-            raise NACError(f"top must be at least 1, got {top}.")
         self.joint = joint
         self.evaluated = 0
         self.choice = np.empty((0, len(joint.sizes)), dtype=np.int64)
         self.values = np.empty(0)
         self.metric = metric
-        self._guard, self._top, self._tell = guard, top, tell
+        self._guard, self._top, self._tell = guard, whole_number("top", top, 1), tell
 
     @property
     def lowest(self) -> float:

@@ -44,12 +44,11 @@ def write_report(
         "guard": result.guard,
         "advice": None if advice is None else advice.to_dict(),
         "ranking": [
-            {"layers": {n: _plain(c) for n, c in entry.layers.items()}, **_numbers(entry)}
+            {"layers": {n: c.to_dict() for n, c in entry.layers.items()}, **_numbers(entry)}
             for entry in result.ranking
         ],
         "landscape": [
-            {"layer": p.layer, **_plain(p.config, weight=False), **_numbers(p)}
-            for p in result.landscape
+            {"layer": p.layer, **_without_weight(p.config), **_numbers(p)} for p in result.landscape
         ],
     }
     files.write_json(path, document)
@@ -92,8 +91,6 @@ def _numbers(entry: Any) -> dict[str, Optional[float]]:
     return {name: getattr(entry, name) for name in names if hasattr(entry, name)}
 
 
-def _plain(config: LayerConfig, *, weight: bool = True) -> dict[str, Any]:
-    settings = config.to_dict()
-    if not weight:  # it makes no difference to a layer by itself
-        del settings["weight"]
-    return settings
+def _without_weight(config: LayerConfig) -> dict[str, Any]:
+    """The settings of a layer by itself, to which its weight makes no difference."""
+    return {name: value for name, value in config.to_dict().items() if name != "weight"}

@@ -76,7 +76,7 @@ def set_up(
     ood_val: Optional[Iterable[Any]] = None,
     *,
     strategy: str = "grid",
-    held_out: int = HELD_OUT,
+    n_held_out: int = HELD_OUT,
     seed: int = 0,
     progress: Optional[bool] = None,
 ) -> Outcome:
@@ -92,7 +92,7 @@ def set_up(
         id_val: batches of ID validation data; needed for a search.
         ood_val: batches of OOD validation data; None makes surrogates of `id_val`.
         strategy: one of `nac_openood.search.STRATEGIES`.
-        held_out: how many other training samples to read for the guard.
+        n_held_out: how many other training samples to read for the guard.
         seed: random seed.
         progress: whether to show progress bars; None shows them on a terminal.
     """
@@ -102,16 +102,16 @@ def set_up(
         fitted = _calibrated(reader, id_val, progress)
         if id_val is None or isinstance(id_val, Iterator):  # which yields its batches only once
             return Outcome(fitted, None, None)
-        told = advise(
+        advice = advise(
             fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
             seed=seed, progress=progress,
         )  # fmt: skip
-        return Outcome(fitted, None, told)
+        return Outcome(fitted, None, advice)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
         reader, train, id_val, ood_val,
-        n_samples=config.n_samples, held_out=held_out, seed=seed, progress=progress,
+        n_samples=config.n_samples, n_held_out=n_held_out, seed=seed, progress=progress,
     )  # fmt: skip
     found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
     detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
@@ -171,7 +171,7 @@ def gather(
     ood_val: Optional[Iterable[Any]] = None,
     *,
     n_samples: Optional[int] = 1000,
-    held_out: int = HELD_OUT,
+    n_held_out: int = HELD_OUT,
     folder: Union[str, Path, None] = None,
     names: Optional[Mapping[str, str]] = None,
     about: Optional[Mapping[str, Any]] = None,
@@ -187,7 +187,7 @@ def gather(
         id_val: batches of ID validation data.
         ood_val: batches of OOD validation data; None makes surrogates of `id_val`.
         n_samples: size of the fitting subset; None takes all training samples.
-        held_out: how many other training samples to read for the guard.
+        n_held_out: how many other training samples to read for the guard.
         folder: where to write the readings, batch by batch; None keeps them in memory.
         names: names of the validation sets, by role, for reports.
         about: what else to note beside the readings.
@@ -204,7 +204,7 @@ def gather(
         "fit": train,
         "id_val": first,
         "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
-        "held_out": held_out_of(train, n_samples, held_out),
+        "held_out": held_out_of(train, n_samples, n_held_out),
     }
     if folder is None:
         _refuse_too_much(train, n_samples)

@@ -7,6 +7,7 @@ without it is not complete.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
@@ -71,7 +72,7 @@ class ReadingSet:
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
         again = "Read the network and save its readings again"
         noted = files.read_document(
-            folder / MANIFEST, _FORMAT, _manifest,
+            folder / MANIFEST, _FORMAT, partial(from_values, _Manifest),
             again=again, missing=f"{folder} holds no complete set of readings: {MANIFEST}, which "
             f"is written last, is missing. {again}",
         )  # fmt: skip
@@ -101,15 +102,6 @@ def write_manifest(folder: Path, roles: list[str], about: Mapping[str, Any]) -> 
 
 
 @dataclass(frozen=True)
-class _Manifest:
-    """Roles, origin, and the checksums of the files by role; early ones have none."""
-
-    roles: tuple[str, ...]
-    about: Mapping[str, Any]
-    checksums: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _OodVal:
     name: str = ""
     surrogate: bool = False
@@ -127,17 +119,22 @@ class _Origin:
     family: Optional[str] = None
 
 
-def _manifest(document: Mapping[str, Any]) -> _Manifest:
-    """What a manifest says, if it is one."""
-    found = from_values(_Manifest, document)
-    lacking = [role for role in _REQUIRED if role not in found.roles]
-    unknown = [role for role in found.roles if role not in (*_REQUIRED, "held_out")]
-    unknown += [role for role in found.checksums if role not in found.roles]
-    if lacking or unknown:
-        raise NACError(f"it does not name {lacking}" if lacking else f"unknown roles {unknown}")
-    noted = {f.name: found.about[f.name] for f in fields(_Origin) if f.name in found.about}
-    from_values(_Origin, noted, "about")
-    return found
+@dataclass(frozen=True)
+class _Manifest:
+    """Roles, origin, and the checksums of the files by role; early ones have none."""
+
+    roles: tuple[str, ...]
+    about: Mapping[str, Any]
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lacking = [role for role in _REQUIRED if role not in self.roles]
+        unknown = [role for role in self.roles if role not in (*_REQUIRED, "held_out")]
+        unknown += [role for role in self.checksums if role not in self.roles]
+        if lacking or unknown:
+            raise NACError(f"it does not name {lacking}" if lacking else f"unknown roles {unknown}")
+        noted = {f.name: self.about[f.name] for f in fields(_Origin) if f.name in self.about}
+        from_values(_Origin, noted, "about")
 
 
 def _refuse_strangers(folder: Path, found: Mapping[str, Readings]) -> None:

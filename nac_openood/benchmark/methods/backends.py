@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Callable, Iterable, Optional, Sequence, Union
+from typing import Callable, Iterable, Sequence, Union
 
 from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.pytorch_ood import library
@@ -75,39 +74,38 @@ def scorers(
     """
     baselines = any(row.rule is None and row.scorer is None for row in rows)
     backends = usable_backends(backend, say) if baselines else ()
-    return partial(_make, backends, own, None if opengan is None else Path(opengan))
+
+    def make(method: Method, checkpoint: Checkpoint) -> Scorer:
+        if method.scorer is not None:
+            return method.scorer()
+        if method.rule is not None:
+            return own(method)
+        if _backend_of(method, backends) == PYTORCH_OOD:
+            from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+
+            return PytorchOODScorer(method)
+        if method.name == _OPENGAN:
+            return _opengan(Path(opengan or Path(checkpoint.path).parent / _DISCRIMINATOR))
+        from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
+
+        return OpenOODScorer(method)
+
+    return make
 
 
-def _make(
-    backends: Sequence[str],
-    own: Callable[[Method], Scorer],
-    opengan: Optional[Path],
-    method: Method,
-    checkpoint: Checkpoint,
-) -> Scorer:
-    if method.scorer is not None:
-        return method.scorer()
-    if method.rule is not None:
-        return own(method)
+def _backend_of(method: Method, backends: Sequence[str]) -> str:
+    """The first of the backends that implements a method."""
     has = {OPENOOD: method.openood, PYTORCH_OOD: method.adapter is not None}
     if not any(has.values()):
         raise NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
-    backend = next((name for name in backends if has[name]), None)
-    if backend is None:
-        where = [name for name in has if has[name]]
-        raise Absent(
-            f"{method.title} is not in {' or '.join(_TITLES[b] for b in backends)}, only in "
-            f"{' and '.join(_TITLES[b] for b in where)}: pass `backend={where[0]!r}`."
-        )
-    if backend == PYTORCH_OOD:
-        from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
-
-        return PytorchOODScorer(method)
-    if method.name == _OPENGAN:
-        return _opengan(opengan or Path(checkpoint.path).parent / _DISCRIMINATOR)
-    from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
-
-    return OpenOODScorer(method)
+    for name in backends:
+        if has[name]:
+            return name
+    where = [name for name in has if has[name]]
+    raise Absent(
+        f"{method.title} is not in {' or '.join(_TITLES[b] for b in backends)}, only in "
+        f"{' and '.join(_TITLES[b] for b in where)}: pass `backend={where[0]!r}`."
+    )
 
 
 def _opengan(discriminator: Path) -> Scorer:

@@ -61,7 +61,7 @@ class NACScorer:
         used = {"layers": layers, "n_samples": config.n_samples}
         return Fit(
             used,
-            None if found is None else _told(found),
+            None if found is None else _search_note(found),
             None if advice is None else advice.to_dict(),
             0.0 if advice is None else advice.seconds,
         )
@@ -92,7 +92,7 @@ def _used_before(config: NACConfig, chosen: Mapping[str, Any]) -> NACConfig:
     return replace(config, layers=layers, search=False, sweep={})
 
 
-def _told(found: SearchResult) -> dict[str, Any]:
+def _search_note(found: SearchResult) -> dict[str, Any]:
     return {
         "strategy": found.strategy,
         "objective": found.objective,

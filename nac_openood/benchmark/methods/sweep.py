@@ -19,7 +19,7 @@ class BestPoint(NamedTuple):
     auroc: float
     points: int
 
-    def told(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         """As JSON values for `Fit.search`."""
         return {"objective": "auroc", "auroc": self.auroc, "points": self.points}
 

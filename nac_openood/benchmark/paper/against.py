@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.benchmark.paper.printed import PrintedValue
+from nac_openood.benchmark.paper.printed import with_printed
 from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
@@ -76,33 +76,14 @@ def against(
                 mine, paper = ours.get(dataset, {}), theirs.get(dataset, {})
                 for metric in _ordered(PRINTED_METRICS, mine):
                     if metric in mine or metric in paper:
-                        row = _row(mine.get(metric), paper.get(metric), method, dataset, metric)
-                        rows.append(row)
+                        value = paper.get(metric)
+                        mean, std = mine.get(metric, (None, None))
+                        numbers = with_printed(mean, std, value)
+                        derived = value is not None and value.derived
+                        rows.append(Against(method, dataset, metric, *numbers, derived))
     return rows
 
 
 def _ordered(known: Iterable[str], given: Iterable[str]) -> Iterator[str]:
     """The known names, then the other given ones, each in their order."""
     yield from dict.fromkeys((*known, *given))
-
-
-def _row(
-    ours: Optional[tuple[float, Optional[float]]],
-    theirs: Optional[PrintedValue],
-    method: str,
-    dataset: str,
-    metric: str,
-) -> Against:
-    mean, std = ours or (None, None)
-    paper = theirs.mean if theirs else None
-    return Against(
-        method=method,
-        dataset=dataset,
-        metric=metric,
-        measured=mean,
-        measured_std=std,
-        published=paper,
-        published_std=theirs.std if theirs else None,
-        difference=None if mean is None or paper is None else mean - paper,
-        derived=theirs is not None and theirs.derived,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional
 
-from nac_openood.benchmark.paper.printed import PrintedValue
+from nac_openood.benchmark.paper.printed import PrintedValue, with_printed
 from nac_openood.benchmark.paper.published import table
 from nac_openood.errors import NACError
 
@@ -103,13 +103,6 @@ def against_choice(
         for criterion, metrics in criteria.items():
             for metric, (mean, error) in metrics.items():
                 paper = printed.get(domain_name(domain), {}).get(criterion, {}).get(metric)
-                value = None if paper is None else paper.mean
-                known = mean is not None and value is not None
-                rows.append(
-                    AgainstChoice(
-                        domain, criterion, metric, mean, error, value,
-                        None if paper is None else paper.std,
-                        mean - value if known else None,  # type: ignore[operator]
-                    )
-                )  # fmt: skip
+                numbers = with_printed(mean, error, paper)
+                rows.append(AgainstChoice(domain, criterion, metric, *numbers))
     return rows

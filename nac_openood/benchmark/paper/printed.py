@@ -43,6 +43,19 @@ class PrintedValue:
         return cls(float(mean), float(std) if std else None, decimals)
 
 
+_Number = Optional[float]
+
+
+def with_printed(
+    mean: _Number, spread: _Number, printed: Optional[PrintedValue]
+) -> tuple[_Number, _Number, _Number, _Number, _Number]:
+    """A measured number and its deviation, the printed ones, and measured minus printed."""
+    if printed is None:
+        return mean, spread, None, None, None
+    difference = None if mean is None else mean - printed.mean
+    return mean, spread, printed.mean, printed.std, difference
+
+
 class PrintedCell(NamedTuple):
     """A value and its coordinates by axis."""
 

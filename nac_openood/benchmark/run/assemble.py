@@ -128,7 +128,7 @@ def _newest(out: Path) -> str:
 
 def _machine(study: Study, visited: Collection[tuple[str, str]]) -> dict[str, Any]:
     """Where the networks ran, which need not be the GPU that is there."""
-    setups = [cells.read_setup(cells.cell_folder(study.out, *place)) for place in visited]
+    setups = [cells.read_setup(cells.cell_folder(study.out, *pair)) for pair in visited]
     used = {setup.made_with.get("device") for setup in setups if setup is not None}
     on_gpu = "cuda" in used and torch.cuda.is_available()
     device = torch.cuda.get_device_name() if on_gpu else "CPU"

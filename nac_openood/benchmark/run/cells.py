@@ -10,7 +10,9 @@ file that is damaged, or was made with other data, settings or code, counts as m
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Type, TypeVar
 
@@ -19,7 +21,6 @@ import torch
 
 from nac_openood import files
 from nac_openood.benchmark.run.meter import Timing
-from nac_openood.benchmark.run.notes import ErrorNote, RunNote, SetupNote
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError, NACError
 from nac_openood.seals import sealed, unsealed
@@ -29,6 +30,65 @@ _KIND = "nac_openood scores"
 _VERSION = 1
 _LAYER = "layer."
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class AdviceNote:
+    """`nac_openood.search.advice.Advice` as JSON values."""
+
+    against: str
+    samples: tuple[int, int]
+    auroc: Mapping[str, float]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SetupNote:
+    """A method's `setup.json`.
+
+    Args:
+        made_with: all that the setup depends on; `implementation` says whose code ran.
+        hyperparameters: those in use.
+        search: what the search reports.
+        advice: how our method compares with simpler ones, as in `AdviceNote`.
+        seconds: how long it took.
+        peak_mb: peak memory.
+    """
+
+    made_with: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
+    search: Optional[Mapping[str, Any]]
+    advice: Optional[Mapping[str, Any]]
+    seconds: float
+    peak_mb: Optional[float]
+
+    def __post_init__(self) -> None:
+        if self.advice is not None:
+            from_values(AdviceNote, self.advice, "advice")
+        if not isinstance(self.made_with.get("implementation"), str):
+            raise NACError("'made_with' does not say whose code ran")
+        if not math.isfinite(self.seconds):
+            raise NACError(f"'seconds' must be finite, got {self.seconds!r}")
+
+
+@dataclass(frozen=True)
+class ErrorNote:
+    """A method's `error.json`: "failed" or "absent", and why."""
+
+    status: str
+    error: str
+
+    def __post_init__(self) -> None:
+        if self.status not in ("failed", "absent"):
+            raise NACError(f"'status' must be failed or absent, got {self.status!r}")
+
+
+@dataclass(frozen=True)
+class RunNote:
+    """A network's `run.json`: its accuracy in percent."""
+
+    accuracy: float
 
 
 def cell_folder(out: Path, run: str, method: str) -> Path:
@@ -55,11 +115,10 @@ def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
         scored = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
     except (FileError, KeyError, TypeError):  # TypeError: bfloat16, which NumPy does not have
         return None
-    shape = (len(scored.label),) if scored.label.ndim else ()
-    kinds = (scored.score, "f"), (scored.prediction, "iu"), (scored.label, "iu")
-    whole = shape and all(array.shape == shape for array in (*scored[:3], *layers.values()))
-    right = all(array.dtype.kind in kind for array, kind in kinds)
-    right = right and all(layer.dtype.kind == "f" for layer in layers.values())
+    kinds = {"f": (scored.score, *layers.values()), "iu": (scored.prediction, scored.label)}
+    right = all(array.dtype.kind in kind for kind, arrays in kinds.items() for array in arrays)
+    shapes = {array.shape for arrays in kinds.values() for array in arrays}
+    whole = len(shapes) == 1 and scored.score.ndim == 1
     return (scored, about) if whole and right and bool(np.isfinite(scored.score).all()) else None
 
 

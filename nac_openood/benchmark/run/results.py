@@ -7,6 +7,7 @@ Tables and pages are made from `Results` by `nac_openood.report`.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -16,7 +17,6 @@ from nac_openood import files
 from nac_openood.benchmark.paper.against import Against
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
-from nac_openood.benchmark.run.notes import AdviceNote
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.structure import from_values
@@ -152,6 +152,22 @@ class Results:
     notes: tuple[str, ...] = ()
     surrogates: bool = False
 
+    def __post_init__(self) -> None:
+        # a file may say what no comparison says
+        for each in self.sets:
+            if each.role not in _ROLES or each.images < 1:
+                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
+        for row in self.rows:
+            if row.status not in _STATUS:
+                raise NACError(f"a row has the status {row.status!r}")
+            if row.advice is not None:
+                from_values(cells.AdviceNote, row.advice, "advice")
+            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
+            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; NaN is neither
+                raise NACError(f"a metric of {row.method} is no percentage")
+        for number, entry in enumerate(self.paper):
+            from_values(Against, entry, f"paper[{number}]")
+
     def methods(self) -> dict[str, list[Row]]:
         """The rows of each method, in the order asked for."""
         found: dict[str, list[Row]] = {}
@@ -195,26 +211,6 @@ class Results:
         """The scores of a dataset, or None if there are none."""
         return cells.read_scores(self.folder, run, method, dataset)
 
-    def _check(self) -> None:
-        """Raise if a file says what no comparison says.
-
-        Raises:
-            NACError: naming what is wrong.
-        """
-        for each in self.sets:
-            if each.role not in _ROLES or each.images < 1:
-                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
-        for row in self.rows:
-            if row.status not in _STATUS:
-                raise NACError(f"a row has the status {row.status!r}")
-            if row.advice is not None:
-                from_values(AdviceNote, row.advice, "advice")
-            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
-            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; NaN is neither
-                raise NACError(f"a metric of {row.method} is no percentage")
-        for number, entry in enumerate(self.paper):
-            from_values(Against, entry, f"paper[{number}]")
-
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""
         content = {name: value for name, value in asdict(self).items() if name != "folder"}
@@ -229,13 +225,8 @@ class Results:
         """
         folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
         path = folder / RESULTS_FILE
-
-        def parse(content: dict[str, Any]) -> Results:
-            found = from_values(cls, content, folder=folder)
-            found._check()
-            return found
-
         return files.read_document(
-            path, _FORMAT, parse, kind=_KIND, again="Repeat the comparison",
+            path, _FORMAT, partial(from_values, cls, folder=folder), kind=_KIND,
+            again="Repeat the comparison",
             missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
         )  # fmt: skip

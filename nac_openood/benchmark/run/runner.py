@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
@@ -38,7 +37,7 @@ def run_study(study: Study, visited: set[tuple[str, str]], say: Say = lambda tex
             continue
         for number, method in enumerate(study.methods, start=1):
             step = f"[{number}/{len(study.methods)}] {method.title}"
-            _run_method(bench, method, partial(_say_of, say, step))
+            _run_method(bench, method, step, say)
             visited.add((run.name, method.name))
 
 
@@ -69,7 +68,7 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     return bench
 
 
-def _run_method(bench: Workbench, method: Method, say: Say) -> None:
+def _run_method(bench: Workbench, method: Method, step: str, say: Say) -> None:
     study, run = bench.study, bench.run
     try:
         with together(method.name):  # a method that fails in one process fails in all of them
@@ -77,17 +76,17 @@ def _run_method(bench: Workbench, method: Method, say: Say) -> None:
             pending = agreed("pending", lambda: bench.pending(job.folder, job.made_with))
             known = agreed("known setup", job.known_setup)
             done = not pending and known is not None
-            say(f"({job.scorer.implementation})" + (": done before" if done else ""))
+            say(f"{step} ({job.scorer.implementation})" + (": done before" if done else ""))
             if not done:
                 job.fill(pending, known)
             remove(job.folder / "error.json")
     except Absent as error:
-        say(f"is absent: {error}")
+        say(f"{step} is absent: {error}")
         _write_error(study, run, method, "absent", error)
     except FileError:  # a full disk: no other method would succeed
         raise
     except Exception as error:  # methods of others may raise anything
-        say(f"failed: {error_text(error)}")
+        say(f"{step} failed: {error_text(error)}")
         _write_error(study, run, method, "failed", error)
 
 
@@ -96,10 +95,6 @@ def _write_error(
 ) -> None:
     path = cells.cell_folder(study.out, run.name, method.name) / "error.json"
     cells.write_note(path, {"status": status, "error": error_text(error)})
-
-
-def _say_of(say: Say, step: str, text: str) -> None:
-    say(f"{step} {text}")
 
 
 class _Job:

@@ -103,9 +103,8 @@ class Study:
         """
         if not self.sets.near and not self.sets.far:
             raise NACError("expected at least one OOD test set: pass `near`, `far` or both.")
-        shifted = [name for name, role in self.sets.roles().items() if role == "csid"]
         known = {**self.fitting, **self.scored}
-        for name in ("train", "id_val", "test", *shifted):
+        for name in ("train", "id_val", "test", *self.sets.shifted):
             samples = known[name]
             assert isinstance(samples, Samples)
             samples.check_labels(self.sets.n_classes)

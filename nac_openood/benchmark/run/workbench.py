@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Mapping
@@ -24,7 +23,6 @@ from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
 
 
-@dataclass
 class Workbench:
     """One network of a study.
 
@@ -34,24 +32,20 @@ class Workbench:
         net: the network.
     """
 
-    study: Study
-    run: Checkpoint
-    net: nn.Module
-    _features: dict[str, Features] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        study = self.study
-        self.device = device_of(self.net)
+    def __init__(self, study: Study, run: Checkpoint, net: nn.Module) -> None:
+        self.study, self.run, self.net = study, run, net
+        self.device = device_of(net)
         self.samples = {**study.fitting, **study.scored}
         self.identity = {n: s.identity if study.reuse else "" for n, s in self.samples.items()}
         self._base = {
             "versions": versions(),
             "arch": study.arch,
-            "network": fingerprint(self.net),
+            "network": fingerprint(net),
             "device": self.device.type,
             "batch_size": study.batch_size,
         }
         self._warm = False
+        self._features: dict[str, Features] = {}
 
     def _warm_up(self) -> None:
         """Run two batches that are not timed: the first ones take longer than all others."""

@@ -43,8 +43,10 @@ class OpenOODScorer:
     def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
         """Fit and search; see `Scorer`."""
         with at_home(given):
+            from openood.evaluation_api.postprocessor import get_postprocessor
+
             self._given = given
-            self._processor = _postprocessor(self._configs, self.method, given)
+            self._processor = get_postprocessor(str(self._configs), self.method, given.id_name)
             self._net = self._wrapped(given)
             self._check_weights(given)
             id_loaders = {"train": OpenOODBatches(given.train), "val": OpenOODBatches(given.id_val)}
@@ -63,7 +65,7 @@ class OpenOODScorer:
         if self.method == "vim":
             wide = len(self._processor.u)
             lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
-        points, told = grid_points(lists), None
+        points, search = grid_points(lists), None
         if chosen is not None:
             point = dict(chosen)
         elif not self._processor.APS_mode or given.ood_val is None:
@@ -71,9 +73,9 @@ class OpenOODScorer:
         elif len(points) == 1:
             point = points[0]
         else:
-            point, told = self._best(given, points)
+            point, search = self._best(given, points)
         self._processor.set_hyperparam([point[name] for name in lists])
-        return Fit(point, told)
+        return Fit(point, search)
 
     def _settings(self, lists: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters that the config file names, which are used without a search."""
@@ -93,7 +95,7 @@ class OpenOODScorer:
         found = best_point(points, validate, title=self.method, progress=given.progress)
         if found is None:
             raise NACError("no hyperparameters rank any ID above any OOD validation sample.")
-        return found.point, found.told()
+        return found.point, found.note()
 
     def _inference(self, loader: Any) -> Scores:
         if world().size == 1:
@@ -158,13 +160,6 @@ class _Counted:
     def __next__(self) -> dict[str, Any]:
         batch = as_batch(next(self.batches))
         return {"data": batch.data, "label": batch.labels(), "data_aux": batch.data}
-
-
-def _postprocessor(configs: Path, method: str, given: Given) -> Any:
-    from openood.evaluation_api.postprocessor import get_postprocessor
-
-    _config(configs, method)
-    return get_postprocessor(str(configs), method, given.id_name)
 
 
 def _config(configs: Path, method: str) -> Path:

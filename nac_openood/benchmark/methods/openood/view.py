@@ -80,25 +80,22 @@ class NetworkView(nn.Module):
         self,
         x: Tensor,
         *,
-        entering: Optional[Mapping[str, nn.Module]] = None,
-        leaving: Optional[Mapping[str, nn.Module]] = None,
+        entering: Mapping[str, nn.Module] = {},
+        leaving: Mapping[str, nn.Module] = {},
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits, and what enters or leaves the given modules."""
         seen: dict[str, Tensor] = {}
 
-        # copies, for an operation in place further on would rewrite them
-        def keep_input(name: str, module: nn.Module, inputs: Any) -> None:
-            seen[name] = inputs[0].clone()
+        def keep(
+            name: str, module: nn.Module, inputs: Any, output: Optional[Tensor] = None
+        ) -> None:
+            # a copy, for an operation in place further on would rewrite it
+            seen[name] = (inputs[0] if output is None else output).clone()
 
-        def keep_output(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-            seen[name] = output.clone()
+        def kept(modules: Mapping[str, nn.Module]) -> list[tuple[nn.Module, Any]]:
+            return [(module, partial(keep, name)) for name, module in modules.items()]
 
-        output = run(
-            self.net,
-            x,
-            on_input=[(module, partial(keep_input, n)) for n, module in (entering or {}).items()],
-            on_output=[(module, partial(keep_output, n)) for n, module in (leaving or {}).items()],
-        )
+        output = run(self.net, x, on_input=kept(entering), on_output=kept(leaving))
         return logits_of(output, x), seen
 
     def _stage(self, name: str) -> nn.Module:

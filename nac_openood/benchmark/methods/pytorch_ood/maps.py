@@ -1,10 +1,9 @@
-"""Feature maps: inputs and outputs of modules in a pass, and passes with other maps."""
+"""Feature maps: stages of a network, and inputs and outputs of modules in a pass."""
 
 from __future__ import annotations
 
 from typing import Any, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.table import Absent
@@ -51,11 +50,6 @@ def outputs(
     return logits_of(run(net, x, on_output=[(module, observe) for module in modules]), x), found
 
 
-def logits_with(net: nn.Module, module: nn.Module, maps: Tensor, x: Tensor) -> Tensor:
-    """Logits of a pass in which `maps` replace the output of `module`."""
-    return logits_of(run(net, x, on_output=[(module, lambda *_: maps)]), x)
-
-
 def input_of(net: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
     """The input of `module` in a pass, which ends there."""
     found: list[Tensor] = []
@@ -66,8 +60,3 @@ def input_of(net: nn.Module, module: nn.Module, x: Tensor) -> Tensor:
 
     run(net, x, on_input=[(module, observe)])
     return found[0]
-
-
-def spatial_mean(maps: Tensor) -> Tensor:
-    """Maps `[batch, channels, ...]` as `[batch, channels]`."""
-    return torch.flatten(maps, 2).mean(dim=2)

@@ -81,7 +81,7 @@ class MDSEnsemble(OnNetwork):
             return outlier, self.plain(x)
 
     def _encode(self, x: Tensor) -> Tensor:
-        return maps.spatial_mean(maps.input_of(self.net, self.stage, x)).float()
+        return maps.input_of(self.net, self.stage, x).flatten(2).mean(dim=2).float()
 
 
 class RankFeat(OnNetwork):
@@ -110,4 +110,7 @@ class RankFeat(OnNetwork):
             return self.energy.predict_logits(fused / len(outputs)), logits
 
     def _rest(self, changed: Tensor) -> Tensor:
-        return maps.logits_with(self.net, self.stage, changed.to(self.x.dtype), self.x).float()
+        """Logits of a pass in which `changed` replaces the output of the stage."""
+        changed = changed.to(self.x.dtype)
+        output = run(self.net, self.x, on_output=[(self.stage, lambda *_: changed)])
+        return logits_of(output, self.x).float()
