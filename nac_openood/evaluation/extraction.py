@@ -139,7 +139,7 @@ def extract_checkpoint(
     reader = OneLayerReader(net, layer, layout)
     at = ""
     with Spool(path) as spool:
-        for role, name, samples in domains.samples():
+        for (role, name), samples in domains.samples.items():
             title = f"{role} {name}"
             if role != "train":
                 for flags in _predictions(net, samples, title):
