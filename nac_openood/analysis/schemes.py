@@ -12,10 +12,10 @@ from typing import Any, Mapping, Sequence
 from torch.utils.data import DataLoader
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.figures import BarGroups
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer, train_scheme
-from nac_openood.analysis.scores import main_group
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     beside,
@@ -23,6 +23,7 @@ from nac_openood.analysis.tabulate import (
     group_heads,
     metric_bars,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method
@@ -51,13 +52,13 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
         options.say(f"{scheme.title}: training for {options.epochs} epochs")
         results = _compared(data, name, options)
         found[name] = {m: _metrics(results, m) for m in _ROWS}
-        accuracy[name] = found[name]["nac"][main_group(data)]["ACC"]
+        accuracy[name] = found[name]["nac"][data.main_group]["ACC"]
     return Finding(
         "schemes",
         "Other training schemes",
-        _sentence(found, main_group(data)),
+        _sentence(found, data.main_group),
         [_table(data, found, accuracy, options)],
-        [_bars(found, main_group(data))],
+        [_bars(found, data.main_group)],
         [
             record
             for scheme, rows in found.items()
@@ -113,8 +114,9 @@ def _metrics(results: Results, method: str) -> dict[str, dict[str, float]]:
 def _table(
     data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
 ) -> DataTable:
-    columns = [ColumnHead("Training", number=False), ColumnHead("Detector", number=False),
-               ColumnHead("ID accuracy"), *group_heads(data)]  # fmt: skip
+    columns = [
+        *text_heads("Training", "Detector"), ColumnHead("ID accuracy"), *group_heads(data)
+    ]  # fmt: skip
     rows: list[Sequence[Entry]] = []
     ours = []
     paper = {n: beside(data, options.against, "Table 3", "method", training=n) for n in SCHEMES}

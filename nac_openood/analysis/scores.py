@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.benchmark.run.metrics import FAR, NEAR, metrics_by_set
+from nac_openood.benchmark.run.metrics import metrics_by_set
 from nac_openood.core.coverage import combine
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.readings import Readings
@@ -77,16 +77,3 @@ def set_metrics(
 ) -> dict[str, dict[str, float]]:
     """The metrics of every OOD set and their means, in percent, from scores of all test sets."""
     return metrics_by_set(scores, data.roles, data.accuracy)
-
-
-def groups(data: AnalysisData) -> list[str]:
-    """The means that there are: "nearood", "farood" or both."""
-    return [
-        *([NEAR] if data.names("near") else []),
-        *([FAR] if data.names("far") else []),
-    ]
-
-
-def main_group(data: AnalysisData) -> str:
-    """The mean that the paper's ablations are about: far OOD, or near if there is no far set."""
-    return FAR if data.names("far") else NEAR

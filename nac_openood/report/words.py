@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.benchmark.run.results import Value
@@ -103,6 +103,15 @@ def quantity(value: Optional[float]) -> str:
 def percent(fraction: Any) -> str:
     """A fraction as percent."""
     return f"{100 * fraction:.2f} %" if is_number(fraction) else NOTHING
+
+
+def alt_text(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[float]]]]]) -> str:
+    """A figure in words: `title. row: column 1.00, other column 2.00; next row: ...`."""
+    listed = [
+        f"{name}: " + ", ".join(f"{what} {value:.2f}" for what, value in pairs if value is not None)
+        for name, pairs in rows
+    ]
+    return f"{title}. {'; '.join(listed)}."
 
 
 def ordinal(rank: int) -> str:

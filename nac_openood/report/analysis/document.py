@@ -16,14 +16,14 @@ from nac_openood.report.blocks import (
     Cards,
     Cell,
     Column,
+    Document,
+    Headline,
     Line,
     Pictures,
     Section,
     Table,
 )
-from nac_openood.report.document import Document
 from nac_openood.report.sections.about import about_section
-from nac_openood.report.sections.headline import Headline
 from nac_openood.report.words import NOTHING, count, set_title, settings
 
 _ROLES = {
@@ -41,7 +41,8 @@ _SEVERAL = (
 
 def analysis_document(findings: Sequence[Finding], about: About) -> Document:
     """Everything there is to show; pictures are not drawn yet."""
-    return Document(_headline(findings, about), [*map(_section, findings), _about(about)])
+    sections = [*map(_section, findings), _about(about)]
+    return Document(_headline(findings, about), sections, about.versions["nac_openood"])
 
 
 def _headline(findings: Sequence[Finding], about: About) -> Headline:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from nac_openood.analysis.finding import (
+from nac_openood.analysis.figures import (
     BarGroups,
     Densities,
-    Density,
     Figure,
     Lines,
     Matrix,
@@ -29,6 +28,8 @@ from nac_openood.report.figures.canvas import (
     name_rows,
     write_value,
 )
+from nac_openood.report.figures.distributions import draw_density
+from nac_openood.report.words import alt_text
 
 _COLORS = (OUR_COLOR, *OTHERS)
 _LINES_SIZE = (420, 300)
@@ -65,11 +66,10 @@ def _lines(figure: Lines) -> Picture:
             columnspacing=1.2, handlelength=2.4, borderaxespad=0.2,
         )  # fmt: skip
 
-    listed = "; ".join(
-        f"{s.name}: " + ", ".join(f"{p[0]:g} {p[1]:.2f}" for p in s.points if p[1] is not None)
-        for s in figure.series
+    alt = alt_text(
+        figure.title, ((s.name, [(f"{p[0]:g}", p[1]) for p in s.points]) for s in figure.series)
     )
-    return Picture(figure.title, f"{figure.title}. {listed}.", (width, height), paint)
+    return Picture(figure.title, alt, (width, height), paint)
 
 
 def _line(axis: Any, series: Series, number: int) -> None:
@@ -109,11 +109,8 @@ def _bars(figure: BarGroups) -> Picture:
         if many > 1:
             _bar_key(axis, figure.names)
 
-    listed = "; ".join(
-        f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(figure.names, vs) if v is not None)
-        for name, vs in figure.rows
-    )
-    return Picture(figure.title, f"{figure.title}. {listed}.", (_BAR_WIDTH, height), paint)
+    alt = alt_text(figure.title, ((name, zip(figure.names, row)) for name, row in figure.rows))
+    return Picture(figure.title, alt, (_BAR_WIDTH, height), paint)
 
 
 def _bar(axis: Any, value: Any, row: int, place: int, many: int, origin: float, color: str) -> None:
@@ -138,17 +135,16 @@ def _bar_key(axis: Any, names: Sequence[str]) -> None:
 def _densities(figure: Densities) -> Picture:
     columns, rows = len(figure.columns), len(figure.rows)
     left, top, bottom = 104, 48, 40
-    width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
+    size = width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
 
     def paint(canvas: Any) -> None:
         for r, (title, panels) in enumerate(figure.rows):
             for c, panel in enumerate(panels):
                 low = height - top - _PANEL[1] * (r + 1) + 26
                 box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 24, _PANEL[1] - 48)
-                axis = canvas.add_axes(
-                    (box[0] / width, box[1] / height, box[2] / width, box[3] / height)
-                )
-                _density(axis, panel)
+                axis = canvas.add_axes([side / whole for side, whole in zip(box, size * 2)])
+                draw_density(axis, panel, ticks=3)
+                axis.set_title(panel.note, fontsize=9.5, pad=3, loc="left")
                 if r == 0:
                     center = (box[0] + box[2] / 2) / width
                     canvas.text(
@@ -167,22 +163,7 @@ def _densities(figure: Densities) -> Picture:
         for column, panel in zip(figure.columns, panels)
     )
     alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
-    return Picture(figure.title, alt, (width, height), paint)
-
-
-def _density(axis: Any, panel: Density) -> None:
-    filled = {"color": ID_COLOR, "fill": True, "alpha": 0.35, "lw": 0}
-    axis.stairs(panel.inside, panel.edges, **filled)
-    axis.stairs(panel.inside, panel.edges, color=ID_COLOR, lw=1.1)
-    axis.stairs(panel.outside, panel.edges, color=OOD_COLOR, ls="--", lw=1.4)
-    axis.set_xlim(panel.edges[0], panel.edges[-1])
-    axis.set_ylim(bottom=0)
-    axis.set_yticks([])
-    axis.locator_params(axis="x", nbins=3)
-    axis.tick_params(labelsize=9)
-    axis.spines["left"].set_visible(False)
-    if panel.note:
-        axis.set_title(panel.note, fontsize=9.5, pad=3, loc="left")
+    return Picture(figure.title, alt, size, paint)
 
 
 def _key(canvas: Any, figure: Densities, width: float, height: float) -> None:

@@ -54,8 +54,7 @@ def write_analysis_page(folder: Path) -> Path:
     from nac_openood.report.page import render
 
     about, findings = _findings(folder)
-    content = render(analysis_document(findings, about), about.versions["nac_openood"])
-    return files.write_text(folder / "report.html", content)
+    return files.write_text(folder / "report.html", render(analysis_document(findings, about)))
 
 
 def finding_text(found: Finding) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.analysis.finding import Lines, Series
+from nac_openood.analysis.figures import Lines, Series
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import CRITERIA

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterator, Sequence
 
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Headline, Tile
 from nac_openood.report.order import Standing, measured_groups
-from nac_openood.report.words import (
-    SHOWN,
-    count,
-    ordinal,
-    quantity,
-    set_title,
-    value_text,
-)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number in large print: `small` follows it, `below` are lines under it."""
-
-    name: str
-    value: str
-    small: str
-    below: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Headline:
-    """Title, verdict and facts; `tiles` holds a title and tiles for each of our methods."""
-
-    title: str
-    arch: str
-    verdict: str
-    facts: Sequence[str]
-    notes: Sequence[str]
-    tiles: Sequence[tuple[str, Sequence[Tile]]]
-    topic: str = "Out-of-distribution detection"
+from nac_openood.report.words import SHOWN, count, ordinal, quantity, set_title, value_text
 
 
 def headline(results: Results, order: Sequence[Standing]) -> Headline:

@@ -73,10 +73,12 @@ def _blocks(results: Results, sample: RunScores, aurocs: LayerAurocs) -> Iterato
 
 
 def _finding(aurocs: LayerAurocs) -> str:
-    found = strongest(aurocs)
-    if found is None:
+    """How all layers together compare with the best single layer by mean AUROC."""
+    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items()}
+    together = means.pop(COMBINED, None)
+    if together is None or not means:
         return ""
-    name, alone, together = found
+    name, alone = max(means.items(), key=lambda pair: pair[1])
     side = "above" if together >= alone else "below"
     return (
         f"All layers together reach {together:.2f} % AUROC on average over the OOD datasets, "
@@ -112,16 +114,6 @@ def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
                 value = 100 * float(auroc(inside, outside))
                 found.setdefault(layer or COMBINED, {})[dataset] = value
     return found
-
-
-def strongest(aurocs: LayerAurocs) -> Optional[tuple[str, float, float]]:
-    """The best single layer by mean AUROC: its name, its mean, and that of all layers together."""
-    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items() if v}
-    together = means.pop(COMBINED, None)
-    if together is None or not means:
-        return None
-    best = max(means, key=lambda layer: means[layer])
-    return best, means[best], together
 
 
 def auroc_picture(aurocs: LayerAurocs) -> Picture:

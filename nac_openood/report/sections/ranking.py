@@ -8,13 +8,7 @@ from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Block, Bullets, Cell, Column, Line, Section, Table
 from nac_openood.report.order import Standing, measured_groups, ood_sets
-from nac_openood.report.words import (
-    NOTHING,
-    SHOWN,
-    Metric,
-    capital,
-    set_title,
-)
+from nac_openood.report.words import NOTHING, SHOWN, Metric, capital, set_title
 
 _NAME = Column("Method", "name")
 
