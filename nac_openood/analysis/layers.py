@@ -58,7 +58,7 @@ def layers(data: AnalysisData, options: Options) -> Finding:
             ranked_bars(metric, f"{GROUP_NAMES[group]} {metric} by layers", shown, paths[-1:])
             for metric in TABLE_METRICS
         ],
-        [r for chosen, line in found.items() for r in records_of(line, layers=chosen)],
+        records_of(found, "layers"),
         {"best": best.split("+"), "all": found[paths[-1]]},
         [FPR_NOTE, *paper.notes],
     )

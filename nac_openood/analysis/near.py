@@ -45,7 +45,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
             ranked_bars(metric, f"Near-OOD {metric}, mean over sets", shown, ours)
             for metric in TABLE_METRICS
         ],
-        [r for name, line in found.items() for r in records_of(line, method=name)],
+        records_of(found, "method"),
         {"problems": {each.method.name: each.problem for each in tried if each.problem}},
         [
             FPR_NOTE,
@@ -66,7 +66,7 @@ def _table(
     for each in order:
         entries = metric_entries(found[each.method.name], names)
         rows.append([each.method.title, *entries, *paper.entries(each.method.name)])
-    ours = [place for place, each in enumerate(order) if each.method.rule is not None]
+    ours = [row for row, each in enumerate(order) if each.method.rule is not None]
     return DataTable("", [*text_heads("Method"), *heads, *paper.heads()], rows, ours)
 
 

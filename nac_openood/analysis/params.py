@@ -73,12 +73,12 @@ def params(data: AnalysisData, options: Options) -> Finding:
     shown = {p: [q for q in points if q.layer == deepest and q.parameter == p] for p in PARAMETERS}
     tables = [_table(data, p, found, papers[p]) for p, found in shown.items()]
     figures = [_figure(data, p, found, papers[p]) for p, found in shown.items()]
-    records = [
-        record
-        for point in points
-        for layers, found in (("alone", point.alone), ("all", point.together))
-        for record in records_of(found, **_at(point), layers=layers)
-    ]
+    lines = {
+        (p.layer, p.parameter.name, p.value, p.config.full_count, layers): found
+        for p in points
+        for layers, found in (("alone", p.alone), ("all", p.together))
+    }
+    records = records_of(lines, "layer", "parameter", "value", "full_count", "layers")
     used = next(point for point in points if point.config == data.settings[point.layer])
     notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     notes += [note for paper in papers.values() for note in paper.notes]
@@ -101,16 +101,6 @@ def _measured(data: AnalysisData, options: Options) -> list[_Point]:
         for layer, found in wanted.items()
         for parameter, value, config in found
     ]  # fmt: skip
-
-
-def _at(point: _Point) -> dict[str, Any]:
-    """The coordinates of a point in the CSV file."""
-    return {
-        "layer": point.layer,
-        "parameter": point.parameter.name,
-        "value": point.value,
-        "full_count": point.config.full_count,
-    }
 
 
 def _changes(

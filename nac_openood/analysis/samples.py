@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 over the number of training samples that NAC is fitted on."""
     sizes = _sizes(data, options)
     found: dict[tuple[int, str], list[Metrics]] = {}
-    records: list[dict[str, Any]] = []
+    lines: dict[tuple[int, float, str, int], Metrics] = {}
     draws = [(n, repeat) for n in sizes for repeat in range(_repeats(data, n, options))]
     for n, repeat in bar(draws, "samples", options.progress):
         rng = np.random.RandomState([options.seed, n, repeat])
@@ -48,12 +48,13 @@ def samples(data: AnalysisData, options: Options) -> Finding:
         for way, settings in both.items():
             line = scores.metrics(settings)
             found.setdefault((n, way), []).append(line)
-            records += records_of(line, samples=n, share=sizes[n], way=way, repeat=repeat)
+            lines[n, sizes[n], way, repeat] = line
     group, table = data.main_group, _table(data, sizes, found)
     figures = [_figure(found, sizes, group, metric) for metric in TABLE_METRICS]
     return Finding(
         "samples", "Number of training samples", _sentence(found, sizes, group), [table], figures,
-        records, {"training_samples": len(data.train_rows), "repeats": options.repeats},
+        records_of(lines, "samples", "share", "way", "repeat"),
+        {"training_samples": len(data.train_rows), "repeats": options.repeats},
         [
             FPR_NOTE,
             "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "

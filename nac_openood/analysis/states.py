@@ -56,11 +56,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
     group = data.main_group
     tables = [_forms_table(data, found, settings)]
     tables += [_parts_table(data, parts, paper)] if parts else []
-    records = [
-        *(r for (f, w), line in found.items() for r in records_of(line, state=f, layers=w)),
-        *(r for n, (_, line) in parts.items()
-          for r in records_of(line, state=n, layers=data.head_input)),
-    ]  # fmt: skip
+    of_parts = {(name, data.head_input): line for name, (_, line) in parts.items()}
     return Finding(
         "states", "What the neuron state is made of", _sentence(found, parts, group), tables,
         [
@@ -68,7 +64,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
             coverage_figure(data, options, settings, scores),
             _bars(data, found, group),
         ],
-        records,
+        records_of({**found, **of_parts}, "state", "layers"),
         {"settings": {f: {n: c.to_dict() for n, c in s.items()} for f, s in settings.items()}},
         [*notes, *(paper.notes if parts else [])],
     )  # fmt: skip

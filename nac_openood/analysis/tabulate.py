@@ -53,11 +53,21 @@ def group_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
     return metric_entries(found, data.groups)
 
 
-def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
-    """A record for every OOD set and mean, with the coordinates `at`."""
+def records_of(found: Mapping[Any, Metrics], *axes: str) -> list[dict[str, Any]]:
+    """A record for every OOD set and mean of all metrics.
+
+    Args:
+        found: metrics by their coordinate on the axis, or coordinates on several axes.
+        axes: names of the axes.
+    """
     return [
-        {**at, "dataset": name, **{m: line[m] for m in METRICS if m in line}}
-        for name, line in found.items()
+        {
+            **dict(zip(axes, at if isinstance(at, tuple) else (at,))),
+            "dataset": name,
+            **{m: line[m] for m in METRICS if m in line},
+        }
+        for at, metrics in found.items()
+        for name, line in metrics.items()
     ]
 
 
@@ -125,21 +135,14 @@ def beside(data: AnalysisData, against: Optional[str], name: str, axis: str, **a
     """
     if against is None:
         return Beside()
-    cells = [
-        cell
-        for cell in table(name).cells()
-        if cell.value is not None
-        and at.items() <= cell.at.items()
-        and cell.at["metric"] in PRINTED_METRICS
-    ]
-    places = list(dict.fromkeys((c.at["benchmark"], c.at["architecture"]) for c in cells))
-    place = (data.id_name, data.arch)
-    same = place in places
-    place = place if same else places[0]
-    rows: dict[str, dict[str, PrintedValue]] = {}
-    for cell in cells:
-        if (cell.at["benchmark"], cell.at["architecture"]) == place and cell.value is not None:
+    known: dict[tuple[str, str], dict[str, dict[str, PrintedValue]]] = {}
+    for cell in table(name).cells():
+        wanted = at.items() <= cell.at.items() and cell.at["metric"] in PRINTED_METRICS
+        if wanted and cell.value is not None:
+            rows = known.setdefault((cell.at["benchmark"], cell.at["architecture"]), {})
             rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
+    same = (data.id_name, data.arch) in known
+    benchmark = (data.id_name, data.arch) if same else next(iter(known))
     what = "the same benchmark" if same else "another benchmark, so only trends can be compared"
-    note = f"Paper: {name}, {' with '.join(place)} ({what}); means over its OOD sets."
-    return Beside([note], rows)
+    note = f"Paper: {name}, {' with '.join(benchmark)} ({what}); means over its OOD sets."
+    return Beside([note], known[benchmark])

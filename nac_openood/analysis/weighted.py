@@ -55,7 +55,7 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     return Finding(
         "weighted", "Weighted layers", _sentence(found, weights, data.main_group), tables,
         [_bars(data, found, metric) for metric in TABLE_METRICS],
-        [record for way, line in found.items() for record in records_of(line, weights=way)],
+        records_of(found, "weights"),
         {"weights": weights, "candidates": tried},
         [
             FPR_NOTE,

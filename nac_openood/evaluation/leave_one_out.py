@@ -12,13 +12,11 @@ import numpy as np
 from torch import nn
 
 from nac_openood import files
-from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import standard_error
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking
 from nac_openood.evaluation.runs import TrainingRun, split_domains
-from nac_openood.evaluation.space import Space
 from nac_openood.progress import Say
 from nac_openood.search.output import versions
 
@@ -142,12 +140,8 @@ def rank_runs(
     load: Callable[[str], nn.Module],
     *,
     out: Union[str, Path],
-    layer: str = AUTO,
-    space: Space = "all",
-    batch_size: int = 100,
-    workers: int = 0,
-    progress: Optional[bool] = None,
     say: Say = lambda text: None,
+    **options: Any,
 ) -> RankedRuns:
     """Rank the checkpoints of every run, with splits seeded by its trial.
 
@@ -168,12 +162,9 @@ def rank_runs(
         domains: datasets of all domains by name, in sorted order.
         load: makes a network, on its device, from the path of a checkpoint.
         out: folder of the readings and rankings, `out/<target>/trial_<number>`.
-        layer: as in `coverage_integral`.
-        space: as in `rank_checkpoints`.
-        batch_size: samples per batch.
-        workers: number of processes that load samples.
-        progress: whether to show progress bars; None shows them on a terminal.
         say: is told what is going on.
+        options: other settings of `rank_checkpoints`: `layer`, `space`, `batch_size`, `workers` and
+            `progress`.
     """
     for run in runs:  # before the long part
         split_domains(domains, run.target, run.trial)
@@ -183,8 +174,7 @@ def rank_runs(
         ranking = rank_checkpoints(
             {each.name: each.path for each in run.checkpoints},
             **split_domains(domains, run.target, run.trial),
-            load=load, layer=layer, space=space, out=Path(out) / run.name,
-            batch_size=batch_size, workers=workers, progress=progress, say=say,
+            load=load, out=Path(out) / run.name, say=say, **options,
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
     return with_notes(RankedRuns(tuple(ranked)))

@@ -63,8 +63,8 @@ def rc_by_volume(
             continue
         found: dict[str, list[float]] = {criterion: [] for criterion in scores}
         for _ in range(draws if share < 1 else 1):
-            parts = [_drawn(flags, size, rng) for flags, size in zip(correct, sizes)]
-            accuracies = np.mean([part.mean(axis=1) for part in parts], axis=0)
+            rows = [rng.choice(f.shape[1], n, replace=False) for f, n in zip(correct, sizes)]
+            accuracies = np.mean([f[:, r].mean(axis=1) for f, r in zip(correct, rows)], axis=0)
             for criterion, values in scores.items():
                 rc = rank_correlation(values, accuracies)
                 if rc is not None:
@@ -73,7 +73,3 @@ def rc_by_volume(
             mean, std = (float(np.mean(rcs)), float(np.std(rcs))) if rcs else (None, None)
             points.append(VolumePoint(criterion, share, sum(sizes), mean, std, len(rcs)))
     return points
-
-
-def _drawn(flags: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    return flags[:, rng.choice(flags.shape[1], size, replace=False)]

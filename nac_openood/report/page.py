@@ -31,10 +31,4 @@ def render(content: Document) -> str:
         return svg(picture, f"picture-{next(numbers)}")
 
     templates.filters.update(svg=draw, ordinal=ordinal, kind=lambda block: type(block).__name__)
-    return templates.get_template("page.html").render(
-        document=content, style=_asset("style.css"), script=_asset("page.js")
-    )
-
-
-def _asset(name: str) -> Markup:
-    return Markup((_ASSETS / name).read_text(encoding="utf-8"))
+    return templates.get_template("page.html").render(document=content)

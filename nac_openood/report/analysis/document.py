@@ -91,15 +91,15 @@ def table_block(table: DataTable) -> Table:
     columns = [
         Column(
             head.title,
-            "name" if place == 0 else "number" if head.number else "text",
+            "name" if column == 0 else "number" if head.number else "text",
             head.group,
             better=head.better,
         )
-        for place, head in enumerate(table.columns)
+        for column, head in enumerate(table.columns)
     ]
     lines = [
-        Line([_cell(entry) for entry in row], ours=place in table.ours)
-        for place, row in enumerate(table.rows)
+        Line([_cell(entry) for entry in row], ours=number in table.ours)
+        for number, row in enumerate(table.rows)
     ]
     return Table(table.title, columns, lines)
 

@@ -63,13 +63,17 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
 def _curves(axis: Any, shown: Shown, dataset: str) -> None:
     count = {True: 0, False: 0}  # ours are solid blue first, the others have colors of their own
     for standing, sample in shown:
-        place = count[standing.ours]
+        index = count[standing.ours]
         count[standing.ours] += 1
-        dash = DASHES[place % len(DASHES)]
+        dash = DASHES[index % len(DASHES)]
         look = {"color": OUR_COLOR, "ls": dash, "lw": 2.2, "zorder": 4}
         if not standing.ours:
-            place %= len(OTHERS)
-            look = {"color": OTHERS[place], "ls": DASHES[1 + place % (len(DASHES) - 1)], "lw": 1.5}
+            index %= len(OTHERS)
+            look = {
+                "color": OTHERS[index],
+                "ls": DASHES[1 + index % (len(DASHES) - 1)],
+                "lw": 1.5,
+            }
         if dataset in sample.outside:
             auroc = sample.aurocs.get(dataset)
             label = standing.title if auroc is None else f"{auroc:.1f}  {standing.title}"

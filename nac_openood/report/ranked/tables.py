@@ -78,12 +78,12 @@ def checkpoints_table(run: RankedRun) -> Table:
     if ranking.has_test:
         columns.append(Column("Test, %", better="higher"))
     lines = []
-    for place, each in enumerate(ranking.order(), start=1):
-        cells = [Cell(str(place)), Cell(each.name), Cell(f"{each.coverage:.5f}"),
+    for rank, each in enumerate(ranking.order(), start=1):
+        cells = [Cell(str(rank)), Cell(each.name), Cell(f"{each.coverage:.5f}"),
                  Cell(f"{100 * each.val:.2f}")]  # fmt: skip
         if each.test is not None:
             cells.append(Cell(f"{100 * each.test:.2f}"))
-        lines.append(Line(cells, ours=place == 1))
+        lines.append(Line(cells, ours=rank == 1))
     return Table(run.name if run.target else "", columns, lines, sortable=True)
 
 
