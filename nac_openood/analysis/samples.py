@@ -38,10 +38,12 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     sizes = _sizes(data, options)
     found: dict[tuple[int, str], list[Metrics]] = {}
     lines: dict[tuple[int, float, str, int], Metrics] = {}
-    draws = [(n, repeat) for n in sizes for repeat in range(_repeats(data, n, options))]
+    everything = len(data.train_rows)  # of which all draws are the same
+    repeats = {n: 1 if n >= everything else options.repeats for n in sizes}
+    draws = [(n, repeat) for n in sizes for repeat in range(repeats[n])]
     for n, repeat in bar(draws, "samples", options.progress):
         rng = np.random.RandomState([options.seed, n, repeat])
-        rows = np.sort(rng.permutation(len(data.train_rows))[:n])
+        rows = np.sort(rng.permutation(everything)[:n])
         scores = TestScores(data, data.train.rows(rows))
         both = {way: _settings(data, n, scaled) for way, scaled in _WAYS.items()}
         scores.prepare({name: [both[way][name] for way in both] for name in data.layers})
@@ -54,7 +56,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     return Finding(
         "samples", "Number of training samples", _sentence(found, sizes, group), [table], figures,
         records_of(lines, "samples", "share", "way", "repeat"),
-        {"training_samples": len(data.train_rows), "repeats": options.repeats},
+        {"training_samples": everything, "repeats": options.repeats},
         [
             FPR_NOTE,
             "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
@@ -74,11 +76,6 @@ def _sizes(data: AnalysisData, options: Options) -> dict[int, float]:
     if options.repeats < 1:
         raise NACError(f"`repeats` must be at least 1, got {options.repeats}.")
     return {max(1, round(share * total)): share for share in sorted(options.shares)}
-
-
-def _repeats(data: AnalysisData, n: int, options: Options) -> int:
-    """All draws of all samples are the same."""
-    return 1 if n >= len(data.train_rows) else options.repeats
 
 
 def _settings(data: AnalysisData, n: int, scaled: bool) -> dict[str, LayerConfig]:

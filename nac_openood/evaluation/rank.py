@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
@@ -200,12 +200,9 @@ class _Reader:
 
     def _known(self, path: Path, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
         """Readings of an earlier call, if they were made with the same and are of all samples."""
-        if not path.is_file():
-            return None
-        try:
+        with suppress(FileError):
             found = CheckpointReadings.load(path)
-        except FileError:
-            return None
-        read = {role: {n: len(c) for n, c in sets.items()} for role, sets in found.correct.items()}
-        same = dict(found.made_with) == dict(made_with) and read == self.domains.sizes()
-        return found if same else None
+            read = {r: {n: len(c) for n, c in sets.items()} for r, sets in found.correct.items()}
+            if dict(found.made_with) == dict(made_with) and read == self.domains.sizes():
+                return found
+        return None

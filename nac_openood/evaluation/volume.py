@@ -42,27 +42,25 @@ def rc_by_volume(
     correct: Sequence[np.ndarray],
     *,
     shares: Sequence[float] = SHARES,
-    draws: int = _DRAWS,
-    seed: int = 0,
 ) -> list[VolumePoint]:
-    """RC of each criterion with test accuracy on random parts of the test data.
+    """RC of each criterion with test accuracy on 20 random parts of the test data per share.
+
+    All checkpoints are tested on the same samples.
 
     Args:
         scores: what each criterion says of each checkpoint.
         correct: for each target domain, `[checkpoints, samples]`, 1 where the prediction is right.
         shares: which shares of the test data to look at; those of fewer than ten samples are left
             out, unless they are all there is.
-        draws: random draws per share; all checkpoints are tested on the same samples.
-        seed: random seed.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     points = []
     for share in shares:
         sizes = [max(1, round(share * flags.shape[1])) for flags in correct]
         if sum(sizes) < _FEWEST and share < 1:
             continue
         found: dict[str, list[float]] = {criterion: [] for criterion in scores}
-        for _ in range(draws if share < 1 else 1):
+        for _ in range(_DRAWS if share < 1 else 1):
             rows = [rng.choice(f.shape[1], n, replace=False) for f, n in zip(correct, sizes)]
             accuracies = np.mean([f[:, r].mean(axis=1) for f, r in zip(correct, rows)], axis=0)
             for criterion, values in scores.items():
