@@ -130,6 +130,6 @@ def one_line(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def settings(hyperparameters: Mapping[str, Any]) -> str:
+def settings_text(hyperparameters: Mapping[str, Any]) -> str:
     """`K = 50, alpha = 0.1`, or `none`."""
     return ", ".join(f"{k} = {one_line(v)}" for k, v in hyperparameters.items()) or "none"

@@ -24,7 +24,7 @@ from nac_openood.report.blocks import (
     Table,
 )
 from nac_openood.report.sections.about import about_section
-from nac_openood.report.words import NOTHING, count, set_title, settings
+from nac_openood.report.words import NOTHING, count, set_title, settings_text
 
 _ROLES = {
     "fit": "fitting subset",
@@ -120,7 +120,7 @@ def _about(about: About) -> Section:
         (_ROLES.get(name, set_title(name)), count(n, "sample")) for name, n in about.samples.items()
     ]
     used = [
-        (layer, settings({k: v for k, v in given.items() if k != "layout"}))
+        (layer, settings_text({k: v for k, v in given.items() if k != "layout"}))
         for layer, given in about.settings.items()
     ]
     versions = list(about.versions.items())

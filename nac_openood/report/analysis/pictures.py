@@ -108,27 +108,30 @@ def _bar_key(axis: Any, names: Sequence[str]) -> None:
 def _densities(figure: Densities) -> Picture:
     columns, rows = len(figure.columns), len(figure.rows)
     left, top, bottom = 104, 48, 40
-    size = width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
+    width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
+    room = {
+        "left": (left + 8) / width, "right": 1 - 22 / width, "wspace": 24 / (_PANEL[0] - 24),
+        "top": 1 - (top + 22) / height, "bottom": (bottom + 26) / height,
+        "hspace": 48 / (_PANEL[1] - 48),
+    }  # fmt: skip
 
     def paint(drawing: Any) -> None:
-        for r, (title, panels) in enumerate(figure.rows):
-            for c, panel in enumerate(panels):
-                low = height - top - _PANEL[1] * (r + 1) + 26
-                box = (left + _PANEL[0] * c + 8, low, _PANEL[0] - 24, _PANEL[1] - 48)
-                axis = drawing.add_axes([side / whole for side, whole in zip(box, size * 2)])
-                draw_density(axis, panel, ticks=3)
+        large: Any = {"fontsize": 11}
+        grid = drawing.subplots(rows, columns, squeeze=False, gridspec_kw=room)
+        for axes, (title, panels) in zip(grid, figure.rows):
+            for axis, panel in zip(axes, panels):
+                keys = draw_density(axis, panel, ticks=3)
                 axis.set_title(panel.note, fontsize=9.5, pad=3, loc="left")
-                if r == 0:
-                    center = (box[0] + box[2] / 2) / width
-                    drawing.text(
-                        center, 1 - 38 / height, figure.columns[c], ha="center", fontsize=11
-                    )
-            middle = (height - top - _PANEL[1] * (r + 0.5)) / height
-            drawing.text(4 / width, middle, title, va="center", fontsize=11, wrap=False)
-        drawing.text(
-            (left + width) / 2 / width, 6 / height, figure.x_label, ha="center", fontsize=11
-        )
-        _key(drawing, figure, width, height)
+            at = ("figure points", "axes fraction")
+            axes[0].annotate(title, (4, 0.5), xycoords=at, va="center", **large)
+        for axis, title in zip(grid[0], figure.columns):
+            at = ("axes fraction", "figure fraction")
+            axis.annotate(title, (0.5, 1 - 38 / height), xycoords=at, ha="center", **large)
+        drawing.text((left + width) / 2 / width, 6 / height, figure.x_label, ha="center", **large)
+        drawing.legend(
+            keys, (figure.inside, figure.outside), loc="upper left", ncols=2, borderaxespad=0,
+            bbox_to_anchor=(4 / width, 1 - 2 / height), **large,
+        )  # fmt: skip
 
     listed = "; ".join(
         f"{title}, {column}: {panel.note}"
@@ -136,21 +139,7 @@ def _densities(figure: Densities) -> Picture:
         for column, panel in zip(figure.columns, panels)
     )
     alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
-    return Picture(figure.title, alt, size, paint)
-
-
-def _key(drawing: Any, figure: Densities, width: float, height: float) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    keys = [
-        Patch(facecolor=canvas.ID_COLOR, alpha=0.45, label=figure.inside),
-        Line2D([], [], color=canvas.OOD_COLOR, ls="--", lw=1.6, label=figure.outside),
-    ]
-    drawing.legend(
-        handles=keys, loc="upper left", ncols=2, fontsize=11, borderaxespad=0,
-        bbox_to_anchor=(4 / width, 1 - 2 / height), bbox_transform=drawing.transFigure,
-    )  # fmt: skip
+    return Picture(figure.title, alt, (width, height), paint)
 
 
 _DRAWN: Mapping[str, Callable[[Any], Picture]] = {

@@ -44,16 +44,17 @@ def distribution_picture(shown: Shown, dataset: str) -> Picture:
     return Picture(title, alt, (_WIDTH, height), paint)
 
 
-def draw_density(axis: Any, panel: Density, ticks: int) -> None:
-    """ID samples filled, OOD samples as a dashed line."""
-    axis.stairs(panel.inside, panel.edges, color=ID_COLOR, fill=True, alpha=0.35, lw=0)
+def draw_density(axis: Any, panel: Density, ticks: int) -> tuple[Any, Any]:
+    """ID samples filled, OOD samples as a dashed line; returns both for a legend."""
+    inside = axis.stairs(panel.inside, panel.edges, color=ID_COLOR, fill=True, alpha=0.35, lw=0)
     axis.stairs(panel.inside, panel.edges, color=ID_COLOR, lw=1.2)
-    axis.stairs(panel.outside, panel.edges, color=OOD_COLOR, ls="--", lw=1.6)
+    outside = axis.stairs(panel.outside, panel.edges, color=OOD_COLOR, ls="--", lw=1.6)
     axis.set_xlim(panel.edges[0], panel.edges[-1])
     axis.set_ylim(bottom=0)
     axis.set_yticks([])
     axis.locator_params(axis="x", nbins=ticks)
     axis.spines["left"].set_visible(False)
+    return inside, outside
 
 
 def _densities(axis: Any, sample: RunScores, dataset: str) -> None:

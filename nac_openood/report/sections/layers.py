@@ -22,7 +22,7 @@ from nac_openood.report.blocks import (
 from nac_openood.report.figures import canvas
 from nac_openood.report.figures.sample import RunScores, finite, sample_of
 from nac_openood.report.order import Standing, ood_sets
-from nac_openood.report.words import set_title
+from nac_openood.report.words import alt_text, set_title
 
 LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
@@ -138,12 +138,9 @@ def auroc_picture(aurocs: LayerAurocs) -> Picture:
         axis.legend(loc="lower left", bbox_to_anchor=(-0.27, 1), ncols=5, columnspacing=1.2,
                     handletextpad=0.2)  # fmt: skip
 
-    listed = "; ".join(
-        f"{layer}: " + ", ".join(f"{set_title(n)} {v:.1f} %" for n, v in values.items())
-        for layer, values in aurocs.items()
-    )
     title = "AUROC of each layer alone and of all layers together"
-    return Picture(title, f"{title}. {listed}.", (500, height), paint)
+    listed = ((k, [(set_title(n), v) for n, v in row.items()]) for k, row in aurocs.items())
+    return Picture(title, alt_text(f"{title}, in percent", listed), (500, height), paint)
 
 
 def _look(i: int, layer: str) -> dict[str, Any]:

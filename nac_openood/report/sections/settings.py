@@ -16,7 +16,7 @@ from nac_openood.report.words import (
     one_line,
     percent,
     quantity,
-    settings,
+    settings_text,
 )
 
 #: What a search tells: its key, the text and how to write the number.
@@ -39,7 +39,7 @@ def hyperparameters(results: Results, order: Sequence[Standing]) -> Optional[Sec
             if row.method == s.method and s.ours:
                 blocks += _ours(row, runs)
             elif row.method == s.method:
-                texts = (row.title, runs, settings(row.hyperparameters), _search(row.search))
+                texts = (row.title, runs, settings_text(row.hyperparameters), _search(row.search))
                 others.append(Line(list(map(Cell, texts))))
     if others:
         titles = (("Method", "name"), ("Runs", "text"), ("In use", "code"), ("Search", "text"))
@@ -68,7 +68,7 @@ def _ours(row: Row, runs: str) -> Iterator[Block]:
     flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}
     yield Heading(f"{row.title}, {runs}")
     search, advice = row.search or {}, row.advice or {}
-    told = [_search(search), _guard(search), f"settings: {settings(flat)}" if flat else ""]
+    told = [_search(search), _guard(search), f"settings: {settings_text(flat)}" if flat else ""]
     told += [_compared(advice), *advice.get("warnings", []), *advice.get("notes", [])]
     yield from (f"{capital(text)}." for text in told if text)
     for name, entries in nested.items():
