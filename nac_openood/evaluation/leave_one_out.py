@@ -166,14 +166,13 @@ def rank_runs(
         options: other settings of `rank_checkpoints`: `layer`, `space`, `batch_size`, `workers` and
             `progress`.
     """
-    for run in runs:  # before the long part
-        split_domains(domains, run.target, run.trial)
+    # all of them before the long part
+    splits: list[Any] = [split_domains(domains, run.target, run.trial) for run in runs]
     ranked = []
-    for number, run in enumerate(runs, start=1):
+    for number, (run, roles) in enumerate(zip(runs, splits), start=1):
         say(f"run {number} of {len(runs)}: {run.name}")
         ranking = rank_checkpoints(
-            {each.name: each.path for each in run.checkpoints},
-            **split_domains(domains, run.target, run.trial),
+            {each.name: each.path for each in run.checkpoints}, **roles,
             load=load, out=Path(out) / run.name, say=say, **options,
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
