@@ -11,7 +11,7 @@ from nac_openood.report.words import NOTHING, is_number, metric, set_title
 
 
 class PaperRow(NamedTuple):
-    """What two numbers are about: three texts, and whether it is highlighted.
+    """A row: three texts that say what it is about, its numbers, and whether to highlight it.
 
     `numbers` has `measured`, `published` and `difference`.
     """

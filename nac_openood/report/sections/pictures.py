@@ -42,10 +42,8 @@ def distributions(results: Results, order: Sequence[Standing]) -> Optional[Secti
     shown = _samples(results, [*_best(worked, others=1), *msp])
     title = "Score distributions"
     if not shown:
-        known = worked and ood_sets(results)
-        return (
-            Section("scores", title, [Pictures("panels", [], text=_NO_SCORES)]) if known else None
-        )
+        nothing = Pictures("panels", [], text=_NO_SCORES)
+        return Section("scores", title, [nothing]) if worked and ood_sets(results) else None
     text = (
         f"{_runs(shown)} Histograms are scaled to the same area: the less the two overlap, the "
         "better the method tells ID from OOD."
