@@ -28,13 +28,11 @@ _FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
 class Summary(NamedTuple):
     """Mean over trials times 100, as the paper prints it, and its standard error.
 
-    `mean` is None where nothing is defined, `error` where there are fewer than two trials; `runs`
-    is how many runs have a value.
+    `mean` is None where nothing is defined, `error` where there are fewer than two trials.
     """
 
     mean: Optional[float]
     error: Optional[float]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -99,14 +97,14 @@ class RankedRuns:
         """Test accuracy of the checkpoints that a criterion chooses."""
         return self._summary(target, lambda ranking: ranking.accuracy(criterion))
 
-    def measured(self) -> dict[str, dict[str, dict[str, tuple[Optional[float], Optional[float]]]]]:
-        """(mean, standard error) by target domain and average, criterion and metric."""
+    def measured(self) -> dict[str, dict[str, dict[str, Summary]]]:
+        """By target domain and average, criterion and metric."""
         found: dict[str, Any] = {}
         for target in (*self.targets, AVERAGE):
             for criterion in CRITERIA:
-                numbers = {"ACC": self.accuracy(criterion, target)[:2]}
+                numbers = {"ACC": self.accuracy(criterion, target)}
                 if criterion != "oracle":
-                    numbers = {"RC": self.rc(criterion, target)[:2], **numbers}
+                    numbers = {"RC": self.rc(criterion, target), **numbers}
                 found.setdefault(target, {})[criterion] = numbers
         return found
 
@@ -115,13 +113,11 @@ class RankedRuns:
             rows = [value(run.ranking) for run in self.runs if run.target == target]
             known = [100 * row for row in rows if row is not None]
             mean = float(np.mean(known)) if known else None
-            return Summary(mean, standard_error(known), len(known))
+            return Summary(mean, standard_error(known))
         # the mean over domains of means over trials, as in the paper
-        parts = [self._summary(name, value) for name in self.targets]
-        means = [part.mean for part in parts if part.mean is not None]
-        whole = len(means) == len(parts) and means
-        average = float(np.mean(means)) if whole else None
-        return Summary(average, None, sum(part.runs for part in parts))
+        means = [self._summary(name, value).mean for name in self.targets]
+        known = [mean for mean in means if mean is not None]
+        return Summary(float(np.mean(known)) if len(known) == len(means) else None, None)
 
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
