@@ -10,10 +10,9 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
-from nac_openood.analysis.about import About
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.figures import BarGroups, Densities, Density, Lines, Series
-from nac_openood.analysis.finding import ColumnHead, DataTable, Finding
+from nac_openood.analysis.finding import About, ColumnHead, DataTable, Finding
 from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores

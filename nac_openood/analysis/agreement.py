@@ -12,7 +12,7 @@ from nac_openood.analysis.figures import BarGroups, Matrix
 from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.gallery import disputed
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.reading_scores import BySet, Decisions, scores_on_readings
+from nac_openood.analysis.scores import BySet, Decisions, scores_on_readings
 from nac_openood.analysis.tabulate import text_heads
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation

@@ -8,7 +8,7 @@ from typing import Mapping, Optional
 
 import numpy as np
 
-from nac_openood.analysis.about import About, ValidationData
+from nac_openood.analysis.finding import About, ValidationData
 from nac_openood.benchmark.run.metrics import FAR, NEAR
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig

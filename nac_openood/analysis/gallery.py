@@ -8,7 +8,7 @@ import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.finding import Example, Examples
-from nac_openood.analysis.reading_scores import Decisions
+from nac_openood.analysis.scores import Decisions
 from nac_openood.search.advice import NAC_TITLE
 from nac_openood.sources.decoding import png_url, small_png
 

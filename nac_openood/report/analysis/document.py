@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Sequence
 
-from nac_openood.analysis.about import About
-from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
+from nac_openood.analysis.finding import About, DataTable, Entry, Examples, Finding
 from nac_openood.benchmark.run.results import Value
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from nac_openood import files
-from nac_openood.analysis.about import About
-from nac_openood.analysis.finding import Finding
+from nac_openood.analysis.finding import About, Finding
 from nac_openood.analysis.table import KINDS
 from nac_openood.errors import FileError
 from nac_openood.report.analysis.document import analysis_document, table_block
