@@ -14,8 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
-import jinja2
 import yaml
+from templates import rendered
 
 from nac_openood.analysis import table
 from nac_openood.files import write_json
@@ -175,16 +175,11 @@ _AGAINST = {
 
 def page(findings: Mapping[str, Mapping[str, Finding]]) -> str:
     """The page as Markdown."""
-    source = (HERE / "analyses.md.j2").read_text(encoding="utf-8")
-    # what is written is Markdown, so nothing is escaped as HTML
-    template = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
     printed = yaml.safe_load((HERE / "analyses_paper.yml").read_text(encoding="utf-8"))
-    return template.from_string(source).render(
-        findings=findings, kinds=KINDS, sources=SOURCES, table=markdown, printed=printed,
-        figures=figures, about={name: kind.help for name, kind in table.KINDS.items()},
+    return rendered(
+        "analyses.md.j2", findings=findings, kinds=KINDS, sources=SOURCES, table=markdown,
+        printed=printed, figures=figures,
+        about={name: kind.help for name, kind in table.KINDS.items()},
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple
 
-import jinja2
 import torch
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from fuzz_case import GOOD, HANG, SECONDS, Target, attempt  # noqa: E402
 from fuzz_targets import TARGETS  # noqa: E402
+from templates import rendered  # noqa: E402
 
 from nac_openood.search.output import versions  # noqa: E402
 
@@ -103,10 +103,8 @@ def run(kind: type[Target], first: int, cases: int) -> Tally:
 
 def render(tallies: list[Tally], total: Counter[str], first: int, requested: int) -> str:
     """The page of the docs."""
-    template = (ROOT / "scripts" / "robustness.md.j2").read_text(encoding="utf-8")
-    known = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined)
-    return known.from_string(template).render(
-        tallies=tallies, total=total, first=first, requested=requested,
+    return rendered(
+        "robustness.md.j2", tallies=tallies, total=total, first=first, requested=requested,
         cases=sum(total.values()), seconds=sum(tally.seconds for tally in tallies),
         versions=versions(), limit=SECONDS,
     )  # fmt: skip

@@ -33,11 +33,20 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.core.rules import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
-from nac_openood.report.blocks import Block, Bullets, Cell, Column, Facts, Line, Section, Table
-from nac_openood.report.document import Document
+from nac_openood.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Facts,
+    Headline,
+    Line,
+    Section,
+    Table,
+)
 from nac_openood.report.markdown import render_markdown
 from nac_openood.report.order import standings
-from nac_openood.report.sections.headline import Headline
 from nac_openood.report.sections.paper import against_paper
 from nac_openood.sources.small_networks import CifarResNet18
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
-import jinja2
 import numpy as np
+from templates import rendered
 
 from nac_openood.benchmark.paper.generalization import published_choice
 from nac_openood.benchmark.paper.printed import PrintedValue
@@ -38,10 +37,9 @@ def page(figures: Figures) -> str:
     rankings, runs = figures["rankings"], figures["runs"]
     seconds = [run["cpu_seconds"] for run in runs]
     known = {name: [one for one in rankings if one["target"] == name] for name in TARGETS}
-    source = Path(__file__).with_name("pacs_study.md.j2").read_text(encoding="utf-8")
-    # what is written is Markdown, so nothing is escaped as HTML
-    template = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    return template.from_string(source).render(
+    return rendered(
+        "pacs_study.md.j2",
+        trim=False,
         n_runs=len(runs),
         minutes=f"{sum(seconds) / 60:.0f}",
         each=f"{np.mean(seconds) / 60:.1f}",

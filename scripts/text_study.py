@@ -26,9 +26,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-import jinja2
 import numpy as np
 import torch
+from templates import rendered
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -220,10 +220,6 @@ def _metrics(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 def page(told: Mapping[str, Any]) -> str:
     """docs/text.md from the figures."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
     runs = told["runs"]
     means = {
         (name, method, metric): float(
@@ -237,9 +233,9 @@ def page(told: Mapping[str, Any]) -> str:
     best_of = {name: max(found, key=found.__getitem__) for name, found in auc.items()}
     behind = {name: max(found.values()) - found["NAC+"] for name, found in auc.items()}
     saturated = sum(any("cannot tell samples apart" in w for w in r["warnings"]) for r in runs)
-    return environment.get_template("text_study.md.j2").render(
-        told=told, runs=runs, methods=METHODS, means=means, wins=_wins(runs), epochs=EPOCHS,
-        best_of=best_of, behind=behind, saturated=saturated,
+    return rendered(
+        "text_study.md.j2", told=told, runs=runs, methods=METHODS, means=means,
+        wins=_wins(runs), epochs=EPOCHS, best_of=best_of, behind=behind, saturated=saturated,
         width=WIDTH, depth=DEPTH, vocabulary=VOCABULARY, longest=LONGEST,
     )  # fmt: skip
 

@@ -21,9 +21,9 @@ import time
 import urllib.request
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from PIL import Image
+from templates import rendered
 
 from nac_openood.demo.embedded_images import digits, patches, photograph
 
@@ -143,10 +143,8 @@ def run(folder: Path) -> dict[str, str]:
 
 def page(said: dict[str, str]) -> str:
     """The page as Markdown."""
-    template = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     files = {f.name: f.read_text(encoding="utf-8").strip() for f in FILES.iterdir() if f.is_file()}
-    source = (HERE / "transcript.md.j2").read_text(encoding="utf-8")
-    return template.from_string(source).render(said=said, files=files)
+    return rendered("transcript.md.j2", trim=False, said=said, files=files)
 
 
 def main() -> None:

@@ -21,8 +21,9 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.report.analysis.write import write_analysis_page, write_finding
 from nac_openood.report.csv_file import results_csv
-from nac_openood.report.markdown import markdown
-from nac_openood.report.page import page
+from nac_openood.report.document import document
+from nac_openood.report.markdown import render_markdown
+from nac_openood.report.page import render
 from nac_openood.report.ranked.write import ranked_summary, write_ranked_page, write_ranked_tables
 from nac_openood.report.terminal import summary_table
 
@@ -97,8 +98,9 @@ class Reports(Target):
     def tables(self, out: Path, *, whole: bool = False) -> Any:
         results = Results.load(out)
         if whole:
-            page(results)
-        return summary_table(results), markdown(results), results_csv(results), told(results)
+            render(document(results))
+        text = render_markdown(document(results))
+        return summary_table(results), text, results_csv(results), told(results)
 
     def case(self, rng: Random, place: Path) -> Any:
         out = shutil.copytree(self.folder / "out", place / "out")

@@ -10,18 +10,9 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
-from nac_openood.analysis.about import About
 from nac_openood.analysis.api import analyze
-from nac_openood.analysis.finding import (
-    BarGroups,
-    ColumnHead,
-    DataTable,
-    Densities,
-    Density,
-    Finding,
-    Lines,
-    Series,
-)
+from nac_openood.analysis.figures import BarGroups, Densities, Density, Lines, Series
+from nac_openood.analysis.finding import About, ColumnHead, DataTable, Finding
 from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
@@ -157,7 +148,7 @@ def test_another_network_is_read_again(net, tmp_path, monkeypatch):
 def test_surrogates_are_labelled(net, tmp_path):
     few = replace(few_sets(), far={}, ood_val=None)
     data = prepared(net, tmp_path, sets=few)
-    assert data.surrogate
+    assert data.fitting.surrogate
     assert "surrogates" in data.about().ood_val.name
 
 

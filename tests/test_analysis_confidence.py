@@ -20,7 +20,7 @@ from nac_openood.analysis.confidence import typical
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.mixtures import ALL_SAMPLES, FIFTH, PLAIN, confident
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.reading_scores import ID_VAL, scores_on_readings
+from nac_openood.analysis.scores import ID_VAL, scores_on_readings
 from nac_openood.core.ranking import threshold_at
 from nac_openood.detector.detector import NACDetector
 from nac_openood.report.analysis.document import analysis_document

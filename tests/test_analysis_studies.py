@@ -13,10 +13,11 @@ from compare_toy import Toy
 from sklearn.metrics import roc_auc_score
 
 from nac_openood.analysis.api import analyze
+from nac_openood.analysis.figures import Density
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.params import bound_of
 from nac_openood.analysis.scores import TestScores
-from nac_openood.analysis.state_figures import density, telling_neuron
+from nac_openood.analysis.state_figures import telling_neuron
 from nac_openood.analysis.state_parts import PARTS
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.core.ranking import auroc
@@ -212,7 +213,7 @@ def states(data):
 def test_the_parts_of_the_state_make_the_gradient(data):
     from nac_openood.analysis.state_parts import _readings
 
-    weight = torch.from_numpy(data.head.get_fc()[0])
+    weight = torch.from_numpy(data.bench.head.get_fc()[0])
     read = data.scored["photos"]
     for name, expected in (
         ("dg*(p-u)", read["avgpool"].gradient),
@@ -276,5 +277,5 @@ def test_what_cannot_be_shown(data, options, told, monkeypatch):
 
 
 def test_densities_of_equal_values():
-    found = density(np.ones(5), np.ones(3), note="n")
+    found = Density.of(np.ones(5), np.ones(3), note="n")
     assert sum(found.inside) == sum(found.outside) == 1 and found.note == "n"

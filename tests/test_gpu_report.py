@@ -9,7 +9,7 @@ from report_example import build
 from script_module import SCRIPTS, script_module
 
 from nac_openood.detector.readings import Readings
-from nac_openood.report.document import Document
+from nac_openood.report.blocks import Document
 from nac_openood.report.markdown import render_markdown
 
 gpu_report = script_module("gpu_report")

@@ -26,12 +26,13 @@ from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report.blocks import Picture
 from nac_openood.report.csv_file import results_csv
+from nac_openood.report.document import document
 from nac_openood.report.figures.canvas import svg
 from nac_openood.report.figures.roc import roc_points
 from nac_openood.report.figures.sample import sample_of
-from nac_openood.report.markdown import markdown
+from nac_openood.report.markdown import render_markdown
 from nac_openood.report.order import Standing, standings
-from nac_openood.report.page import page
+from nac_openood.report.page import render
 from nac_openood.report.sections.headline import verdict
 from nac_openood.report.sections.layers import COMBINED, layer_aurocs
 from nac_openood.report.terminal import summary_table
@@ -42,6 +43,14 @@ pytestmark = pytest.mark.usefixtures("drawn_once")
 FEW = ("msp", "knn", "nac", "gram")
 TWO = (SETS[0], SETS[2], SETS[4])  # pictures take their time: a near and a far set will do
 VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+def page(results: Results) -> str:
+    return render(document(results))
+
+
+def markdown(results: Results) -> str:
+    return render_markdown(document(results))
 
 
 class Seen(HTMLParser):

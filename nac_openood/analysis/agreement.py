@@ -8,16 +8,21 @@ from typing import Mapping, Optional, Sequence
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.disagreement import Decisions, decide, percentiles
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding, Matrix
+from nac_openood.analysis.figures import BarGroups, Matrix
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.gallery import disputed
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.reading_scores import BySet, scores_on_readings
+from nac_openood.analysis.scores import BySet, Decisions, scores_on_readings
+from nac_openood.analysis.tabulate import text_heads
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.search.advice import NAC_TITLE
 
 _KEPT = 0.95
+
+#: Which samples each method rejects, `[samples]` by method.
+_Rejected = Mapping[str, np.ndarray]
+
 _NOTES = (
     "A method rejects a sample if its score is below the threshold that keeps 95 % of the ID "
     "validation samples. Rank correlations are Spearman's, over the OOD samples of all sets "
@@ -31,25 +36,25 @@ def agreement(data: AnalysisData, options: Options) -> Finding:
     if len(scores) < 2:
         raise NACError("agreement needs two methods: read the logits, too.")
     inside, outside = data.names("id", "csid"), data.names("near", "far")
-    decisions = {method: decide(by_set, _KEPT) for method, by_set in scores.items()}
+    decisions = {method: Decisions.keeping(_KEPT, by_set) for method, by_set in scores.items()}
+    id_rejected = {method: own.rejected(inside) for method, own in decisions.items()}
+    ood_rejected = {method: own.rejected(outside) for method, own in decisions.items()}
     correlations = {
         "OOD samples": _correlations(scores, outside),
         "ID test samples": _correlations(scores, inside),
     }
-    pairs = _pairs(decisions, inside, outside)
+    by_set = {m: {n: _percent(own.rejected([n])) for n in outside} for m, own in decisions.items()}
+    pairs = _pairs(id_rejected, ood_rejected)
     return Finding(
         "agreement",
         "Agreement between methods",
-        _sentence(decisions, correlations["OOD samples"], outside),
-        [_alone(decisions, inside, outside), _pair_table(pairs), _counts(decisions, data)],
-        [
-            *(_matrix(over, found) for over, found in correlations.items()),
-            _found_by(decisions, outside),
-        ],
+        _sentence(ood_rejected, correlations["OOD samples"]),
+        [_alone(id_rejected, ood_rejected), _pair_table(pairs), _counts(decisions, data)],
+        [*(_matrix(over, found) for over, found in correlations.items()), _found_by(ood_rejected)],
         pairs,
-        {"rank_correlation": correlations, "rejected_by": _rejected_by(decisions, outside)},
+        {"rank_correlation": correlations, "rejected_by": by_set},
         _NOTES,
-        gallery=disputed(data, decisions, percentiles(scores)),
+        gallery=disputed(data, decisions),
     )
 
 
@@ -61,19 +66,16 @@ def _correlations(
     return {a: {b: rank_correlation(joined[a], joined[b]) for b in joined} for a in joined}
 
 
-def _pairs(
-    decisions: Mapping[str, Decisions], inside: Sequence[str], outside: Sequence[str]
-) -> list[dict[str, object]]:
+def _pairs(id_rejected: _Rejected, ood_rejected: _Rejected) -> list[dict[str, object]]:
     """For every two methods, the shares of samples in percent that they decide differently."""
     found: list[dict[str, object]] = []
-    for first, second in combinations(decisions, 2):
-        a, b = (decisions[m].rejected(outside) for m in (first, second))
-        c, d = (decisions[m].rejected(inside) for m in (first, second))
+    for first, second in combinations(ood_rejected, 2):
+        a, b = ood_rejected[first], ood_rejected[second]
         found.append({
             "first": first, "second": second,
             "ood_both": _percent(a & b), "ood_first_only": _percent(a & ~b),
             "ood_second_only": _percent(b & ~a), "ood_neither": _percent(~a & ~b),
-            "id_different": _percent(c != d),
+            "id_different": _percent(id_rejected[first] != id_rejected[second]),
         })  # fmt: skip
     return found
 
@@ -81,33 +83,28 @@ def _pairs(
 def _pair_table(pairs: Sequence[Mapping[str, object]]) -> DataTable:
     group = "OOD samples rejected by"
     columns = [
-        ColumnHead("First method", number=False), ColumnHead("Second method", number=False),
-        ColumnHead("both", group), ColumnHead("first only", group),
-        ColumnHead("second only", group), ColumnHead("neither", group),
+        *text_heads("First method", "Second method"),
+        *(ColumnHead(title, group) for title in ("both", "first only", "second only", "neither")),
         ColumnHead("ID decided differently"),
-    ]  # fmt: skip
+    ]
     rows: list[list[Entry]] = [list(pair.values()) for pair in pairs]  # type: ignore[arg-type]
     return DataTable("Decisions of two methods, % of the samples", columns, rows)
 
 
-def _alone(
-    decisions: Mapping[str, Decisions], inside: Sequence[str], outside: Sequence[str]
-) -> DataTable:
+def _alone(id_rejected: _Rejected, ood_rejected: _Rejected) -> DataTable:
     """What each method rejects, and which OOD samples it finds that no other method does."""
     rows: list[list[Entry]] = []
-    for method, own in decisions.items():
-        others = [d for m, d in decisions.items() if m != method]
-        mine = own.rejected(outside)
-        theirs = np.array([d.rejected(outside) for d in others])
+    for method, mine in ood_rejected.items():
+        theirs = np.array([other for m, other in ood_rejected.items() if m != method])
         found, missed = mine & ~theirs.any(axis=0), ~mine & theirs.all(axis=0)
-        shares = [own.rejected(inside), mine, found, missed]
+        shares = [id_rejected[method], mine, found, missed]
         rows.append([method, *(_percent(share) for share in shares)])
     columns = [
-        ColumnHead("Method", number=False), ColumnHead("ID rejected", better="lower"),
+        *text_heads("Method"), ColumnHead("ID rejected", better="lower"),
         ColumnHead("OOD rejected", better="higher"), ColumnHead("OOD found by it alone"),
         ColumnHead("OOD missed by it alone", better="lower"),
     ]  # fmt: skip
-    ours = [number for number, method in enumerate(decisions) if method.startswith(NAC_TITLE)]
+    ours = [number for number, method in enumerate(ood_rejected) if method.startswith(NAC_TITLE)]
     return DataTable("What each method rejects, % of the samples", columns, rows, ours)
 
 
@@ -115,27 +112,20 @@ def _counts(decisions: Mapping[str, Decisions], data: AnalysisData) -> DataTable
     """By set, how many methods reject a sample."""
     numbers = range(len(decisions) + 1)
     heads = [ColumnHead(str(n), "Rejected by so many methods") for n in numbers]
-    columns = [ColumnHead("Set", number=False), *heads]
     rows: list[list[Entry]] = []
     for name in data.names("id", "csid", "near", "far"):
         votes = np.sum([d.rejected([name]) for d in decisions.values()], axis=0)
         rows.append([name, *(_percent(votes == n) for n in numbers)])
-    return DataTable("How many methods reject a sample, % of the samples", columns, rows)
+    title = "How many methods reject a sample, % of the samples"
+    return DataTable(title, [*text_heads("Set"), *heads], rows)
 
 
-def _rejected_by(
-    decisions: Mapping[str, Decisions], outside: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    return {m: {n: _percent(d.rejected([n])) for n in outside} for m, d in decisions.items()}
-
-
-def _found_by(decisions: Mapping[str, Decisions], outside: Sequence[str]) -> BarGroups:
+def _found_by(ood_rejected: _Rejected) -> BarGroups:
     """The OOD samples that NAC or another method finds."""
-    mine = decisions[NAC_TITLE].rejected(outside)
+    mine = ood_rejected[NAC_TITLE]
     rows = []
-    for method, other in decisions.items():
+    for method, theirs in ood_rejected.items():
         if method != NAC_TITLE:
-            theirs = other.rejected(outside)
             shares = [mine & theirs, mine & ~theirs, theirs & ~mine]
             rows.append((method, [_percent(share) for share in shares]))
     names = ["both", "NAC only", "the other only"]
@@ -154,16 +144,15 @@ def _percent(which: np.ndarray) -> float:
 
 
 def _sentence(
-    decisions: Mapping[str, Decisions],
-    correlations: Mapping[str, Mapping[str, Optional[float]]],
-    outside: Sequence[str],
+    ood_rejected: _Rejected, correlations: Mapping[str, Mapping[str, Optional[float]]]
 ) -> str:
     near = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
-    votes = np.sum([d.rejected(outside) for d in decisions.values()], axis=0)
-    disputed_share = _percent((votes > 0) & (votes < len(decisions)))
+    votes = np.sum(list(ood_rejected.values()), axis=0)
+    n_methods = len(ood_rejected)
+    disputed_share = _percent((votes > 0) & (votes < n_methods))
     text = (
         f"At thresholds that keep 95 % of the ID validation data, {disputed_share:.1f} % of the "
-        f"OOD samples are rejected by some of the {len(decisions)} methods and accepted by others"
+        f"OOD samples are rejected by some of the {n_methods} methods and accepted by others"
     )
     if not near:
         return f"{text}."

@@ -84,7 +84,7 @@ def prepare_analysis(
         )  # fmt: skip
         study.check()
         bench = Workbench(study, run, net)
-        return extract_data(bench, config=config, search=search, most_train=most_train, say=say)
+        return extract_data(bench, config, search=search, most_train=most_train, say=say)
 
 
 def analyze(

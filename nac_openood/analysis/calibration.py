@@ -10,7 +10,8 @@ from typing import Optional, Sequence
 
 from nac_openood.analysis.calibration_error import equal_mass_bins
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
+from nac_openood.analysis.figures import Lines, Series
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.mixtures import (
     ALL_SAMPLES,
     CONSTANT,
@@ -25,6 +26,7 @@ from nac_openood.analysis.mixtures import (
     mixtures,
 )
 from nac_openood.analysis.options import Options
+from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
 from nac_openood.search.advice import NAC_TITLE
 
@@ -74,8 +76,7 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
 
 def _table(found: Sequence[Mixture], metric: str, mixed: str) -> DataTable:
     methods = list(found[0].errors)
-    columns = [ColumnHead("ID test data with", number=False),
-               *(ColumnHead(m, better="lower") for m in methods)]  # fmt: skip
+    heads = [ColumnHead(method, better="lower") for method in methods]
     rows: list[list[Entry]] = [
         [m.name or _ID_ALONE, *(m.errors[method][metric] for method in methods)]
         for m in found
@@ -83,7 +84,8 @@ def _table(found: Sequence[Mixture], metric: str, mixed: str) -> DataTable:
     ]
     means = [mean_error(found, mixed, m, metric) for m in methods]
     rows.append(["Mean over OOD sets", *means])
-    return DataTable(f"{metric} calibration error, {mixed}", columns, rows)
+    title = f"{metric} calibration error, {mixed}"
+    return DataTable(title, [*text_heads("ID test data with"), *heads], rows)
 
 
 def _levels(known: Confident) -> DataTable:
@@ -94,17 +96,15 @@ def _levels(known: Confident) -> DataTable:
         inside = known.pick(values, None)
         parts = [inside[hits], inside[~hits], *(values[name] for name in known.outside)]
         rows.append([method, *(100 * float(p.mean()) if len(p) else None for p in parts)])
-    heads = ["ID, right", "ID, wrong", *known.outside]
-    columns = [ColumnHead("Method", number=False), *(ColumnHead(h) for h in heads)]
-    return DataTable("Mean confidence, %", columns, rows)
+    heads = [ColumnHead(title) for title in ("ID, right", "ID, wrong", *known.outside)]
+    return DataTable("Mean confidence, %", [*text_heads("Method"), *heads], rows)
 
 
 def _against(found: Sequence[Mixture]) -> DataTable:
     """The paper's numbers, and what was measured on sets of the same names."""
     paper, here = "Paper: cifar10 with resnet18_32x32", "Measured, all samples"
     columns = [
-        ColumnHead("OOD set", number=False),
-        ColumnHead("Error", number=False),
+        *text_heads("OOD set", "Error"),
         *(ColumnHead(title, group, "lower") for group in (here, paper) for title in _TITLES),
     ]
     measured = {m.name: m.errors for m in found if m.mixed == ALL_SAMPLES}

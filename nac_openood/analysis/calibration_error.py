@@ -55,12 +55,12 @@ def equal_mass_bins(
     confidence, correct = _checked(confidence, correct)
     if size < 1:
         raise NACError(f"`size` must be at least 1, got {size}.")
-    values, place = np.unique(confidence, return_inverse=True)
-    shared = np.bincount(place, correct) / np.bincount(place)
-    order = np.argsort(place, kind="stable")
+    values, index = np.unique(confidence, return_inverse=True)
+    shared = np.bincount(index, correct) / np.bincount(index)
+    order = np.argsort(index, kind="stable")
     starts = [i * size for i in range(max(1, len(order) // size))]
     parts = [order[a:b] for a, b in zip(starts, [*starts[1:], len(order)])]
-    return [Bin(len(p), values[place[p]].mean(), shared[place[p]].mean()) for p in parts]
+    return [Bin(len(p), values[index[p]].mean(), shared[index[p]].mean()) for p in parts]
 
 
 def rms_error(bins: Sequence[Bin]) -> float:

@@ -101,7 +101,7 @@ class LogisticMap:
         return cls(center, scale, float(found.x[0]), float(found.x[1]))
 
 
-def typical(score: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+def typical(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
     """From 0 to 1: how far a score is from being unusual among ID validation data.
 
     `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
@@ -110,7 +110,7 @@ def typical(score: np.ndarray, held_out: np.ndarray) -> np.ndarray:
 
     Args:
         score: `[samples]`; higher means more in-distribution.
-        held_out: scores of ID validation data, at least 16.
+        id_val: scores of ID validation data, at least 16.
     """
-    p = PValues(held_out)(torch.as_tensor(np.asarray(score, float)))
+    p = PValues(id_val)(torch.as_tensor(np.asarray(score, float)))
     return (p / _UNUSUAL).clamp(max=1.0).numpy()

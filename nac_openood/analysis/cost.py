@@ -9,9 +9,10 @@ from typing import Any, Mapping, Sequence
 
 from nac_openood.analysis.contestants import Contestant, Workload, contestants, workload
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.figures import BarGroups
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.tabulate import printed_entry
+from nac_openood.analysis.tabulate import printed_entry, text_heads
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
 from nac_openood.benchmark.run.results import Value
@@ -39,8 +40,8 @@ def cost(data: AnalysisData, options: Options) -> Finding:
         found[FORWARD].append(_forward(data, work))
         for method in everyone:
             found.setdefault(method.name, []).append(_trial(data, work, method))
-    summary = {name: _summary(trials, found[FORWARD]) for name, trials in found.items()}
     records = _records(found)
+    summary = {name: _summary([r for r in records if r["method"] == name]) for name in found}
     disturbed = sum(r["disturbed"] for r in records)
     return Finding(
         "cost",
@@ -115,37 +116,30 @@ def _records(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str,
     ]  # fmt: skip
 
 
-def _summary(
-    trials: Sequence[Mapping[str, Any]], forward: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means and standard deviations over trials; memory is the largest of the trials."""
     found: dict[str, Any] = {}
-    for key in ("setup_seconds", "inference_seconds"):
-        if key in trials[0]:
+    for key in ("setup_seconds", "inference_seconds", "ratio"):
+        if trials[0][key] is not None:
             found[key] = Value.of([trial[key] for trial in trials])
-    seconds = [(t["inference_seconds"], f["inference_seconds"]) for t, f in zip(trials, forward)]
-    found["ratio"] = Value.of([mine / plain for mine, plain in seconds])
     for key in ("setup_mb", "inference_mb"):
-        known = [trial[key] for trial in trials if trial.get(key) is not None]
-        found[key] = max(known) if known else None
-    found["setup_samples"] = trials[0].get("setup_samples")
+        known = [trial[key] for trial in trials if trial[key] is not None]
+        found[key] = max(known, default=None)
+    found["setup_samples"] = trials[0]["setup_samples"]
     return found
 
 
 def _table(summary: _Summary, work: Workload, options: Options) -> DataTable:
     inference = f"Inference, {work.n_test} samples"
     columns = [
-        ColumnHead("Method", number=False), ColumnHead("samples", "Set-up"),
+        *text_heads("Method"), ColumnHead("samples", "Set-up"),
         ColumnHead("seconds", "Set-up", "lower"), ColumnHead("MB", "Set-up", "lower"),
         ColumnHead("seconds", inference, "lower"), ColumnHead("x forward", inference, "lower"),
         ColumnHead("MB", inference, "lower"),
     ]  # fmt: skip
     if options.against:
         paper = "Paper, Table 14: imagenet with resnet50"
-        columns += [
-            ColumnHead("set-up s", paper, "lower"),
-            ColumnHead("inference s", paper, "lower"),
-        ]
+        columns += [ColumnHead(title, paper, "lower") for title in ("set-up s", "inference s")]
     rows: list[list[Entry]] = []
     for name, s in summary.items():
         samples = None if s["setup_samples"] is None else str(s["setup_samples"])

@@ -8,14 +8,13 @@ from typing import Mapping, Optional
 
 import numpy as np
 
-from nac_openood.analysis.about import About, ValidationData
+from nac_openood.analysis.finding import About, ValidationData
+from nac_openood.benchmark.run.metrics import FAR, NEAR
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.network.head import Head
-from nac_openood.search.alternatives import Known
 from nac_openood.search.result import SearchResult
 from nac_openood.search.stored import ReadingSet
 
@@ -73,14 +72,14 @@ class AnalysisData:
         return list(self.settings)
 
     @property
-    def known(self) -> Known:
-        """Which layers are the head's input and NAC+'s, and over how many positions they sum."""
-        return self.fitting.known
+    def groups(self) -> list[str]:
+        """The means over OOD sets that there are: "nearood", "farood" or both."""
+        return [group for role, group in (("near", NEAR), ("far", FAR)) if self.names(role)]
 
     @property
-    def surrogate(self) -> bool:
-        """Whether the OOD validation set is made of surrogates of ID validation images."""
-        return self.fitting.surrogate
+    def main_group(self) -> str:
+        """The mean that the paper's ablations are about: far OOD, or near without a far set."""
+        return self.groups[-1]
 
     @cached_property
     def train(self) -> Readings:
@@ -97,22 +96,13 @@ class AnalysisData:
         return 100 * right / sum(each.n_samples for each in read)
 
     @property
-    def head(self) -> Head:
-        """The linear head; `get_fc()` gives its weight `[classes, D]` and bias `[classes]`.
-
-        Raises:
-            NACError: if the network does not end in a linear layer.
-        """
-        return self.bench.head
-
-    @property
     def head_input(self) -> str:
         """The layer whose output the head is given.
 
         Raises:
             NACError: if it was not read.
         """
-        name = self.known.head_input
+        name = self.fitting.known.head_input
         if name is None:
             raise NACError(
                 f"none of the layers that were read, {list(self.fitting.fit)}, is what the linear "

@@ -10,6 +10,7 @@ pass goes on where it stopped.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Optional
@@ -41,29 +42,21 @@ MOST_TRAIN = 50_000
 
 
 def extract_data(
-    bench: Workbench,
-    *,
-    config: Optional[NACConfig] = None,
-    search: bool = True,
-    most_train: int = MOST_TRAIN,
-    say: Say = lambda text: None,
+    bench: Workbench, config: Optional[NACConfig], *, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
     """Read whatever was not read before, and choose the settings of NAC as `compare` does.
 
     Args:
         bench: the network and the datasets; its study must have `search=True`, since the OOD
             validation set is read in any case. Readings go into its folder.
-        config: NAC's settings and sweep; None takes those shipped for the data and the network,
-            or automatic layers and the paper's search space where there are none.
+        config: as in `prepare_analysis`, like the other arguments.
         search: whether to search the settings; otherwise those of `config` are used.
         most_train: how many training samples to read at most.
         say: is told what is going on.
     """
     config = config or preset_or_auto(bench.net, bench.study.sets.id_name)
-    folder, progress = bench.study.out, bench.study.progress
-    reader = NACDetector(bench.net, _plain(config).layer_choice)
-    made_with = bench.made_with(NACScorer(_plain(config), strategy="read"))
-    fitting = _fitting(bench, reader, folder / "fitting", config, made_with, say)
+    network, folder = _Pass(bench, config, say), bench.study.out
+    fitting = network.fitting(folder / "fitting")
     train: Any = bench.loader("train", "network")
     n_fit = config.n_samples
     rows = [_rows(fitting_loader(train, n_fit)), _rows(held_out_of(train, n_fit, HELD_OUT))]
@@ -71,74 +64,61 @@ def extract_data(
     more = None
     if len(rest):
         loader = loader_like(train, Subset(train.dataset, rest.tolist()))
-        note = {"made_with": made_with, "images": bench.identity["train"], "n": len(rest)}
-        title = "other training samples"
-        more = _read(reader, loader, folder / "training", note, title, say, progress)
-    make_folder(folder / "test")
+        note = {"images": bench.identity["train"], "n": len(rest)}
+        more = network.read(folder / "training", loader, note, "other training samples")
+    tests = make_folder(folder / "test")
     scored = {}
     for name in bench.study.scored:
-        note = {"made_with": made_with, "images": bench.identity[name]}
-        where, loader = folder / "test" / name, bench.loader(name, "network")
-        scored[name] = _read(reader, loader, where, note, f"test set {name}", say, progress)
+        loader, note = bench.loader(name, "network"), {"images": bench.identity[name]}
+        scored[name] = network.read(tests / name, loader, note, f"test set {name}")
     settings, found = _settings(bench, config, fitting, search, say)
     return AnalysisData(
         bench, fitting, more, np.concatenate([*rows, rest]), scored, config, settings, found
     )
 
 
-def _plain(config: NACConfig) -> NACConfig:
-    """The layers to read, with gradients, whatever their settings are."""
-    layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
-    return NACConfig(layers, n_samples=config.n_samples)
+class _Pass:
+    """The pass over the network: each part of it reads a dataset, or finds that it was read."""
 
+    def __init__(self, bench: Workbench, config: NACConfig, say: Say) -> None:
+        self._study, self._given, self._say = bench.study, bench.given("network"), say
+        # the layers to read, with gradients, whatever their settings are
+        layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
+        self._config = NACConfig(layers, n_samples=config.n_samples)
+        self._reader = NACDetector(bench.net, self._config.layer_choice)
+        self._made_with = bench.made_with(NACScorer(self._config, strategy="read"))
 
-def _fitting(
-    bench: Workbench,
-    reader: NACDetector,
-    folder: Path,
-    config: NACConfig,
-    made_with: Mapping[str, Any],
-    say: Say,
-) -> ReadingSet:
-    """Fitting subset, validation sets and held-out samples, read as the recipe reads them."""
-    try:
-        kept = ReadingSet.load(folder)
-        if kept.about.get("made_with") == made_with:
-            say("readings of the fitting and validation data: made before")
-            return kept
-    except FileError:
-        pass
-    given, study = bench.given("network"), bench.study
-    return gather(
-        reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
-        n_samples=config.n_samples, n_held_out=HELD_OUT, folder=folder,
-        about={"made_with": dict(made_with)}, seed=study.seed, say=say, progress=study.progress,
-    )  # fmt: skip
+    def fitting(self, folder: Path) -> ReadingSet:
+        """Fitting subset, validation sets and held-out samples, read as the recipe reads them."""
+        with suppress(FileError):
+            kept = ReadingSet.load(folder)
+            if kept.about.get("made_with") == self._made_with:
+                self._say("readings of the fitting and validation data: made before")
+                return kept
+        given, study = self._given, self._study
+        return gather(
+            self._reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
+            n_samples=self._config.n_samples, n_held_out=HELD_OUT, folder=folder,
+            about={"made_with": self._made_with}, seed=study.seed, say=self._say,
+            progress=study.progress,
+        )  # fmt: skip
 
-
-def _read(
-    reader: NACDetector,
-    loader: Iterable[Any],
-    where: Path,
-    note: Mapping[str, Any],
-    title: str,
-    say: Say,
-    progress: Optional[bool],
-) -> Readings:
-    """The readings in a file, if its note is the same, else those of a pass."""
-    # names of sets may have dots, so no `with_suffix`
-    path, about = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
-    if cells.read_note(about) == {**note, "checksum": checksum_in(path)}:
-        try:
-            return Readings.load(path)
-        except FileError:
-            pass
-    say(f"reading {title}")
-    remove(about)
-    found = reader.read_loader(loader, save_to=path, progress=progress)
-    note = {**note, "checksum": checksum_in(path)}
-    cells.write_note(about, note)  # last: without it the file counts as missing
-    return found
+    def read(
+        self, where: Path, loader: Iterable[Any], note: Mapping[str, Any], title: str
+    ) -> Readings:
+        """The readings in a file, if its note is the same, else those of a pass."""
+        # names of sets may have dots, so no `with_suffix`
+        path, about = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
+        note = {"made_with": self._made_with, **note}
+        if cells.read_note(about) == {**note, "checksum": checksum_in(path)}:
+            with suppress(FileError):
+                return Readings.load(path)
+        self._say(f"reading {title}")
+        remove(about)
+        found = self._reader.read_loader(loader, save_to=path, progress=self._study.progress)
+        note = {**note, "checksum": checksum_in(path)}
+        cells.write_note(about, note)  # last: without it the file counts as missing
+        return found
 
 
 def _rows(loader: Any) -> np.ndarray:

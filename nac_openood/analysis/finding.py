@@ -1,13 +1,13 @@
-"""What a study found: a sentence, tables, figures and numbers, all of them JSON values."""
+"""What a study found, as JSON values: a sentence, tables, figures and numbers, and about what."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from nac_openood import files
-from nac_openood.analysis.about import About
+from nac_openood.analysis.figures import Figure, figure_of
 from nac_openood.errors import NACError
 from nac_openood.structure import checked, from_values
 
@@ -45,93 +45,6 @@ class DataTable:
 
 
 @dataclass(frozen=True)
-class Series:
-    """A line: points are (x, y, standard deviation or None); `printed` marks the paper's."""
-
-    name: str
-    points: Sequence[Sequence[Optional[float]]]
-    printed: bool = False
-
-
-@dataclass(frozen=True)
-class _Figure:
-    """What all figures have: `key` is its name in files, unique in a finding."""
-
-    key: str
-    title: str
-
-
-@dataclass(frozen=True)
-class Lines(_Figure):
-    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
-
-    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
-    """
-
-    type: ClassVar[str] = "lines"
-    x_label: str
-    y_label: str
-    series: Sequence[Series]
-    log_x: bool = False
-    mark: Optional[float] = None
-    diagonal: bool = False
-
-
-@dataclass(frozen=True)
-class BarGroups(_Figure):
-    """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
-
-    The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
-    """
-
-    type: ClassVar[str] = "bars"
-    x_label: str
-    names: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Optional[float]]]]
-    origin: float = 0.0
-    end: float = 100.0
-    ours: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Density:
-    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is written above."""
-
-    edges: Sequence[float]
-    inside: Sequence[float]
-    outside: Sequence[float]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Densities(_Figure):
-    """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
-
-    type: ClassVar[str] = "densities"
-    x_label: str
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Density]]]
-    inside: str = "ID"
-    outside: str = "OOD"
-
-
-@dataclass(frozen=True)
-class Matrix(_Figure):
-    """Numbers in colored squares: each row has a name and a value for every column, or None."""
-
-    type: ClassVar[str] = "matrix"
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Optional[float]]]]
-    limits: Sequence[float] = (0.0, 1.0)
-
-
-Figure = Union[Lines, BarGroups, Densities, Matrix]
-_FIGURES: Mapping[str, Type[Any]] = {
-    kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)
-}
-
-
-@dataclass(frozen=True)
 class Example:
     """A sample to look at.
 
@@ -154,6 +67,57 @@ class Examples:
 
     title: str
     samples: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """The OOD validation set; `surrogate` if it is made of ID validation data."""
+
+    name: str
+    surrogate: bool
+
+
+@dataclass(frozen=True)
+class About:
+    """Which network and data a finding is about.
+
+    Args:
+        id_name: name of the in-distribution data.
+        arch: name of the architecture.
+        accuracy: ID accuracy in percent.
+        roles: "id", "csid", "near" or "far" by test set.
+        samples: number of samples by set, of the test sets and those that NAC is fitted on.
+        ood_val: the OOD validation set.
+        settings: those of NAC by layer.
+        searched: whether they were searched.
+        made_with: what readings depend on; `versions` are those of the libraries.
+        command: the command that repeats the analysis.
+        training_samples: how many were read.
+    """
+
+    id_name: str
+    arch: str
+    accuracy: float
+    roles: Mapping[str, str]
+    samples: Mapping[str, int]
+    ood_val: ValidationData
+    settings: Mapping[str, Mapping[str, Any]]
+    searched: bool
+    made_with: Mapping[str, Any]
+    command: str
+    training_samples: int = 0
+
+    def __post_init__(self) -> None:
+        if "nac_openood" not in self.versions or not set(self.roles) <= set(self.samples):
+            raise NACError("it names no version of nac_openood, or a set without samples")
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the libraries."""
+        found: Mapping[str, str] = checked(
+            Mapping[str, str], self.made_with.get("versions"), "versions"
+        )
+        return found
 
 
 @dataclass(frozen=True)
@@ -198,8 +162,8 @@ class Finding:
         """
         known = dict(document)
         figures = checked(Sequence[Mapping[str, Any]], known.pop("figures", None), "figures")
-        found = from_values(cls, known, figures=[_figure(figure) for figure in figures])
-        _check_shapes(found)
+        found = from_values(cls, known, figures=list(map(figure_of, figures)))
+        _check_tables(found)
         return found
 
     def save(self, folder: Path) -> Path:
@@ -217,38 +181,11 @@ class Finding:
         return files.read_document(path, _FORMAT, cls.from_dict, missing=missing, again=again)
 
 
-def _check_shapes(found: Finding) -> None:
-    """Raise if a row is longer or shorter than its table or figure."""
+def _check_tables(found: Finding) -> None:
+    """Raise if a row is longer or shorter than its table."""
     for table in found.tables:
         pairs = [e for row in table.rows for e in row if isinstance(e, (list, tuple))]
         if any(len(row) != len(table.columns) for row in table.rows):
             raise NACError(f"a row of the table '{table.title}' has not one entry per column")
         if any(len(pair) != 2 for pair in pairs):
             raise NACError(f"an entry of the table '{table.title}' is no mean with its deviation")
-    for figure in found.figures:
-        whole = True
-        if isinstance(figure, Lines):
-            points = [point for line in figure.series for point in line.points]
-            whole = bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
-        elif isinstance(figure, BarGroups):
-            whole = all(len(values) == len(figure.names) for _, values in figure.rows)
-        elif isinstance(figure, Matrix):
-            rows = [values for _, values in figure.rows]
-            whole = len(figure.limits) == 2 and all(len(r) == len(figure.columns) for r in rows)
-        else:
-            panels = [panel for _, row in figure.rows for panel in row]
-            whole = all(len(row) == len(figure.columns) for _, row in figure.rows) and all(
-                len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels
-            )
-        rows_there = isinstance(figure, Lines) or bool(figure.rows)
-        if not whole or not rows_there:
-            raise NACError(f"the figure '{figure.key}' has no rows, or rows of different lengths")
-
-
-def _figure(document: Mapping[str, Any]) -> Figure:
-    rest = {name: value for name, value in document.items() if name != "type"}
-    kind = document.get("type")
-    if kind not in list(_FIGURES):
-        raise NACError(f"there is no figure of type {kind!r}")
-    found: Figure = from_values(_FIGURES[kind], rest, "figures")
-    return found

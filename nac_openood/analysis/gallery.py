@@ -7,20 +7,15 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.disagreement import Decisions
 from nac_openood.analysis.finding import Example, Examples
+from nac_openood.analysis.scores import Decisions
 from nac_openood.search.advice import NAC_TITLE
 from nac_openood.sources.decoding import png_url, small_png
 
 _MOST = 8  # samples per group
 
-#: Percentiles among ID validation samples by method and set, `[samples]` each.
-Percentiles = Mapping[str, Mapping[str, np.ndarray]]
 
-
-def disputed(
-    data: AnalysisData, decisions: Mapping[str, Decisions], percentiles: Percentiles
-) -> list[Examples]:
+def disputed(data: AnalysisData, decisions: Mapping[str, Decisions]) -> list[Examples]:
     """Samples on which NAC decides unlike most other methods, the clearest ones first."""
     inside, outside = data.names("id", "csid"), data.names("near", "far")
     titles = {
@@ -31,34 +26,34 @@ def disputed(
     }
     found = []
     for title, (sets, rejects) in titles.items():
-        samples = _chosen(decisions, percentiles, sets, rejects)
+        samples = _chosen(decisions, sets, rejects)
         if samples:
-            found.append(Examples(title, [_example(data, percentiles, *at) for at in samples]))
+            found.append(Examples(title, [_example(data, decisions, *at) for at in samples]))
     return found
 
 
 def _chosen(
-    decisions: Mapping[str, Decisions],
-    percentiles: Percentiles,
-    sets: Sequence[str],
-    rejects: bool,
+    decisions: Mapping[str, Decisions], sets: Sequence[str], rejects: bool
 ) -> list[tuple[str, int]]:
-    """(set, row) of samples that NAC rejects (or accepts) against most others."""
-    others = [method for method in decisions if method != NAC_TITLE]
+    """(set, row) of samples that NAC rejects (or accepts) and most others do not."""
+    nac = decisions[NAC_TITLE]
+    others = [other for method, other in decisions.items() if method != NAC_TITLE]
     candidates: list[tuple[float, str, int]] = []
     for name in sets:
-        mine = decisions[NAC_TITLE].rejected([name]) == rejects
-        against = np.mean([decisions[m].rejected([name]) != rejects for m in others], axis=0) > 0.5
-        gap = np.mean([percentiles[m][name] for m in others], axis=0) - percentiles[NAC_TITLE][name]
+        mine = nac.rejected([name]) == rejects
+        alone = np.mean([other.rejected([name]) != rejects for other in others], axis=0) > 0.5
+        gap = np.mean([other.percentiles(name) for other in others], axis=0) - nac.percentiles(name)
         gap = gap if rejects else -gap
-        candidates += [(float(gap[row]), name, int(row)) for row in np.flatnonzero(mine & against)]
+        candidates += [(float(gap[row]), name, int(row)) for row in np.flatnonzero(mine & alone)]
     candidates.sort(key=lambda each: (-each[0], each[1], each[2]))
     return [(name, row) for _, name, row in candidates[:_MOST]]
 
 
-def _example(data: AnalysisData, percentiles: Percentiles, name: str, row: int) -> Example:
+def _example(
+    data: AnalysisData, decisions: Mapping[str, Decisions], name: str, row: int
+) -> Example:
     samples = data.bench.study.scored[name]
-    shares = {method: float(by_set[name][row]) for method, by_set in percentiles.items()}
+    shares = {method: float(own.percentiles(name)[row]) for method, own in decisions.items()}
     picture = samples.picture(row)
     image = None if picture is None else png_url(small_png(picture))
     return Example(name, samples.sample_name(row), shares, image)

@@ -79,7 +79,7 @@ def _scores(
 
 def _plus(data: AnalysisData) -> dict[str, np.ndarray]:
     given = data.fitting
-    rules = alternatives(given.fit, given.id_val, data.known)
+    rules = alternatives(given.fit, given.id_val, given.known)
     if "NAC+" not in rules:
         raise NACError(
             f"NAC+ needs the ends of the early stages, which are not among the layers that were "
@@ -95,7 +95,7 @@ def _plus(data: AnalysisData) -> dict[str, np.ndarray]:
 def _given(data: AnalysisData, size: int, options: Options) -> Given:
     sets, fitting = data.bench.study.sets, data.fitting
     return Given(
-        data.head, sets.id_name, sets.n_classes, _batches(data, data.train, size),
+        data.bench.head, sets.id_name, sets.n_classes, _batches(data, data.train, size),
         _batches(data, fitting.id_val, size), _batches(data, fitting.ood_val, size),
         std=sets.std, seed=options.seed, progress=options.progress,
     )  # fmt: skip

@@ -10,12 +10,7 @@ import numpy as np
 from nac_openood.analysis.calibration_error import equal_mass_bins, mad_error, rms_error
 from nac_openood.analysis.confidence import LogisticMap, temperature_of, typical
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.reading_scores import (
-    ID_VAL,
-    correct,
-    scored_sets,
-    scores_on_readings,
-)
+from nac_openood.analysis.scores import ID_VAL, correct, scored_sets, scores_on_readings
 from nac_openood.core.logit_scores import msp
 from nac_openood.errors import NACError
 from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import DataTable, Entry, Finding
 from nac_openood.analysis.methods import MethodScores, feature_methods, method_scores
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, set_metrics
@@ -14,10 +14,11 @@ from nac_openood.analysis.tabulate import (
     TABLE_METRICS,
     Beside,
     beside,
-    metric_bars,
     metric_entries,
     metric_heads,
+    ranked_bars,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.methods.table import NAC
 from nac_openood.benchmark.run.metrics import NEAR
@@ -35,11 +36,16 @@ def near(data: AnalysisData, options: Options) -> Finding:
     found = {each.method.name: set_metrics(data, each.scores) for each in worked}
     order = sorted(worked, key=lambda each: -found[each.method.name][NEAR]["AUROC"])
     paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
+    shown = {each.method.title: found[each.method.name][NEAR] for each in order}
+    ours = [each.method.title for each in order if each.method.rule is not None]
     return Finding(
         "near", "Near-OOD detection", _sentence(order, found),
         [_table(data, order, found, paper)],
-        [_bars(order, found, metric) for metric in TABLE_METRICS],
-        [r for name, line in found.items() for r in records_of(line, method=name)],
+        [
+            ranked_bars(metric, f"Near-OOD {metric}, mean over sets", shown, ours)
+            for metric in TABLE_METRICS
+        ],
+        records_of(found, "method"),
         {"problems": {each.method.name: each.problem for each in tried if each.problem}},
         [
             FPR_NOTE,
@@ -60,16 +66,8 @@ def _table(
     for each in order:
         entries = metric_entries(found[each.method.name], names)
         rows.append([each.method.title, *entries, *paper.entries(each.method.name)])
-    ours = [place for place, each in enumerate(order) if each.method.rule is not None]
-    columns = [ColumnHead("Method", number=False), *heads, *paper.heads()]
-    return DataTable("", columns, rows, ours)
-
-
-def _bars(order: Sequence[MethodScores], found: Mapping[str, Metrics], metric: str) -> BarGroups:
-    rows = [(each.method.title, [found[each.method.name][NEAR][metric]]) for each in order]
-    rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
-    ours = [each.method.title for each in order if each.method.rule is not None]
-    return metric_bars(metric, f"Near-OOD {metric}, mean over sets", [metric], rows, ours)
+    ours = [row for row, each in enumerate(order) if each.method.rule is not None]
+    return DataTable("", [*text_heads("Method"), *heads, *paper.heads()], rows, ours)
 
 
 def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
+from nac_openood.analysis.figures import Lines, Series
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import Metrics, TestScores, main_group
+from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     Beside,
@@ -20,6 +21,7 @@ from nac_openood.analysis.tabulate import (
     metric_entries,
     metric_heads,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.core.bins import MIN_BINS
@@ -67,26 +69,22 @@ def params(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 while one parameter of one layer changes."""
     points = _measured(data, options)
     deepest = data.layers[0]
-    papers = {p.name: beside(data, options.against, p.table, p.axis) for p in PARAMETERS}
+    papers = {p: beside(data, options.against, p.table, p.axis) for p in PARAMETERS}
     shown = {p: [q for q in points if q.layer == deepest and q.parameter == p] for p in PARAMETERS}
-    group = main_group(data)
-    tables = [
-        _table(p, found, data.settings[deepest], papers[p.name], group, data)
-        for p, found in shown.items()
-    ]
-    figures = [_figure(p, q, papers[p.name], group, data) for p, q in shown.items()]
-    records = [
-        record
-        for point in points
-        for layers, found in (("alone", point.alone), ("all", point.together))
-        for record in records_of(found, **_at(point), layers=layers)
-    ]
+    tables = [_table(data, p, found, papers[p]) for p, found in shown.items()]
+    figures = [_figure(data, p, found, papers[p]) for p, found in shown.items()]
+    lines = {
+        (p.layer, p.parameter.name, p.value, p.config.full_count, layers): found
+        for p in points
+        for layers, found in (("alone", p.alone), ("all", p.together))
+    }
+    records = records_of(lines, "layer", "parameter", "value", "full_count", "layers")
     used = next(point for point in points if point.config == data.settings[point.layer])
     notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     notes += [note for paper in papers.values() for note in paper.notes]
     return Finding(
-        "params", "Parameters alpha, r and M", _sentence(shown, group, deepest),
-        [*tables, _sensitivity(data, points, group)], figures, records,
+        "params", "Parameters alpha, r and M", _sentence(shown, data.main_group, deepest),
+        [*tables, _sensitivity(data, points)], figures, records,
         {"default": used.together}, notes,
     )  # fmt: skip
 
@@ -103,16 +101,6 @@ def _measured(data: AnalysisData, options: Options) -> list[_Point]:
         for layer, found in wanted.items()
         for parameter, value, config in found
     ]  # fmt: skip
-
-
-def _at(point: _Point) -> dict[str, Any]:
-    """The coordinates of a point in the CSV file."""
-    return {
-        "layer": point.layer,
-        "parameter": point.parameter.name,
-        "value": point.value,
-        "full_count": point.config.full_count,
-    }
 
 
 def _changes(
@@ -149,15 +137,11 @@ def _count(r: float, n: int, n_bins: int) -> int:
 
 
 def _table(
-    parameter: Parameter,
-    points: Sequence[_Point],
-    used: LayerConfig,
-    paper: Beside,
-    group: str,
-    data: AnalysisData,
+    data: AnalysisData, parameter: Parameter, points: Sequence[_Point], paper: Beside
 ) -> DataTable:
+    deepest, group = data.layers[0], data.main_group
     counted = [ColumnHead("O*")] if parameter.name == "bound" else []
-    heads = metric_heads([f"{data.layers[0]} alone", "All layers"])
+    heads = metric_heads([f"{deepest} alone", "All layers"])
     rows: list[list[Entry]] = []
     for point in points:
         value = f"{point.value:g}"
@@ -165,20 +149,15 @@ def _table(
         for found in (point.alone, point.together):
             row += metric_entries(found, [group])
         rows.append([*row, *paper.entries(value)])
-    first = ColumnHead(parameter.symbol, number=False)
-    ours = [place for place, point in enumerate(points) if point.config == used]
-    columns = [first, *counted, *heads, *paper.heads()]
+    ours = [row for row, point in enumerate(points) if point.config == data.settings[deepest]]
+    columns = [*text_heads(parameter.symbol), *counted, *heads, *paper.heads()]
     return DataTable(f"{parameter.title}: {GROUP_WORDS[group]}", columns, rows, ours)
 
 
 def _figure(
-    parameter: Parameter,
-    points: Sequence[_Point],
-    paper: Beside,
-    group: str,
-    data: AnalysisData,
+    data: AnalysisData, parameter: Parameter, points: Sequence[_Point], paper: Beside
 ) -> Lines:
-    deepest = data.layers[0]
+    deepest, group = data.layers[0], data.main_group
     alone = Series(f"{deepest} alone", [(p.value, p.alone[group]["AUROC"]) for p in points])
     together = Series("all layers", [(p.value, p.together[group]["AUROC"]) for p in points])
     printed = []
@@ -192,8 +171,9 @@ def _figure(
     )  # fmt: skip
 
 
-def _sensitivity(data: AnalysisData, points: Sequence[_Point], group: str) -> DataTable:
+def _sensitivity(data: AnalysisData, points: Sequence[_Point]) -> DataTable:
     """How much each parameter of each layer matters to all layers together."""
+    group = data.main_group
     rows: list[list[Entry]] = []
     for layer in data.layers:
         for parameter in PARAMETERS:
@@ -205,11 +185,8 @@ def _sensitivity(data: AnalysisData, points: Sequence[_Point], group: str) -> Da
                 layer, parameter.symbol, f"{used.value:g}", used.together[group]["AUROC"],
                 min(by_value.values()), by_value[best], f"{best:g}",
             ])  # fmt: skip
-    heads = [
-        ColumnHead("Layer", number=False), ColumnHead("Parameter", number=False),
-        ColumnHead("In use"), ColumnHead("AUROC in use"), ColumnHead("Lowest"),
-        ColumnHead("Highest"), ColumnHead("Best value"),
-    ]  # fmt: skip
+    numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
+    heads = [*text_heads("Layer", "Parameter"), *map(ColumnHead, numbers)]
     title = f"Every layer: {GROUP_WORDS[group]} AUROC of all layers while one parameter changes"
     return DataTable(title, heads, rows)
 

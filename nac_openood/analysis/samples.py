@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding, Lines, Series
+from nac_openood.analysis.figures import Lines, Series
+from nac_openood.analysis.finding import DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
+from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     METRIC_KEYS,
     TABLE_METRICS,
     metric_heads,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.benchmark.run.results import Value
@@ -27,29 +29,34 @@ from nac_openood.progress import bar
 #: Whether O* stays as it is, or is scaled with the number of samples, which keeps the paper's r.
 _WAYS = {"O* kept": False, "r kept": True}
 
+#: The metrics of all draws, by number of samples and way.
+_Found = Mapping[tuple[int, str], Sequence[Metrics]]
+
 
 def samples(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 over the number of training samples that NAC is fitted on."""
     sizes = _sizes(data, options)
     found: dict[tuple[int, str], list[Metrics]] = {}
-    records: list[dict[str, Any]] = []
-    draws = [(n, repeat) for n in sizes for repeat in range(_repeats(data, n, options))]
+    lines: dict[tuple[int, float, str, int], Metrics] = {}
+    everything = len(data.train_rows)  # of which all draws are the same
+    repeats = {n: 1 if n >= everything else options.repeats for n in sizes}
+    draws = [(n, repeat) for n in sizes for repeat in range(repeats[n])]
     for n, repeat in bar(draws, "samples", options.progress):
         rng = np.random.RandomState([options.seed, n, repeat])
-        rows = np.sort(rng.permutation(len(data.train_rows))[:n])
+        rows = np.sort(rng.permutation(everything)[:n])
         scores = TestScores(data, data.train.rows(rows))
         both = {way: _settings(data, n, scaled) for way, scaled in _WAYS.items()}
         scores.prepare({name: [both[way][name] for way in both] for name in data.layers})
         for way, settings in both.items():
             line = scores.metrics(settings)
             found.setdefault((n, way), []).append(line)
-            records += records_of(line, samples=n, share=sizes[n], way=way, repeat=repeat)
-    group = main_group(data)
-    table = _table(data, sizes, found)
+            lines[n, sizes[n], way, repeat] = line
+    group, table = data.main_group, _table(data, sizes, found)
     figures = [_figure(found, sizes, group, metric) for metric in TABLE_METRICS]
     return Finding(
         "samples", "Number of training samples", _sentence(found, sizes, group), [table], figures,
-        records, {"training_samples": len(data.train_rows), "repeats": options.repeats},
+        records_of(lines, "samples", "share", "way", "repeat"),
+        {"training_samples": everything, "repeats": options.repeats},
         [
             FPR_NOTE,
             "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
@@ -71,11 +78,6 @@ def _sizes(data: AnalysisData, options: Options) -> dict[int, float]:
     return {max(1, round(share * total)): share for share in sorted(options.shares)}
 
 
-def _repeats(data: AnalysisData, n: int, options: Options) -> int:
-    """All draws of all samples are the same."""
-    return 1 if n >= len(data.train_rows) else options.repeats
-
-
 def _settings(data: AnalysisData, n: int, scaled: bool) -> dict[str, LayerConfig]:
     if not scaled:
         return dict(data.settings)
@@ -90,31 +92,17 @@ def _summary(lines: Sequence[Metrics], group: str, metric: str) -> Value:
     return Value.of([line[group][metric] for line in lines])
 
 
-def _table(
-    data: AnalysisData,
-    sizes: Mapping[int, float],
-    found: Mapping[tuple[int, str], Sequence[Metrics]],
-) -> DataTable:
-    heads = metric_heads(f"{GROUP_NAMES[g]}, {way}" for way in _WAYS for g in groups(data))
-    rows: list[list[Entry]] = [
-        [f"{n:,} ({100 * share:g} %)"]
-        + [
-            _summary(found[n, way], g, m)
-            for way in _WAYS
-            for g in groups(data)
-            for m in TABLE_METRICS
-        ]
-        for n, share in sizes.items()
-    ]
-    return DataTable("", [ColumnHead("Training samples", number=False), *heads], rows)
+def _table(data: AnalysisData, sizes: Mapping[int, float], found: _Found) -> DataTable:
+    columns = [(way, group) for way in _WAYS for group in data.groups]
+    heads = metric_heads(f"{GROUP_NAMES[group]}, {way}" for way, group in columns)
+    rows: list[list[Entry]] = []
+    for n, share in sizes.items():
+        means = [_summary(found[n, way], g, m) for way, g in columns for m in TABLE_METRICS]
+        rows.append([f"{n:,} ({100 * share:g} %)", *means])
+    return DataTable("", [*text_heads("Training samples"), *heads], rows)
 
 
-def _figure(
-    found: Mapping[tuple[int, str], Sequence[Metrics]],
-    sizes: Mapping[int, float],
-    group: str,
-    metric: str,
-) -> Lines:
+def _figure(found: _Found, sizes: Mapping[int, float], group: str, metric: str) -> Lines:
     series = [
         Series(way, [(n, *_summary(found[n, way], group, metric)) for n in sizes]) for way in _WAYS
     ]
@@ -124,9 +112,7 @@ def _figure(
     )  # fmt: skip
 
 
-def _sentence(
-    found: Mapping[tuple[int, str], Sequence[Metrics]], sizes: Mapping[int, float], group: str
-) -> str:
+def _sentence(found: _Found, sizes: Mapping[int, float], group: str) -> str:
     least, most = min(sizes), max(sizes)
     told = []
     for way in _WAYS:

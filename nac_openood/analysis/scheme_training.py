@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import warnings
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pkgutil import resolve_name
-from typing import Any, Iterator, Mapping, NamedTuple, Union
+from typing import Any, Mapping, NamedTuple, Union
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.network.head import head_of
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.plugin.source import openood_ready
 from nac_openood.progress import bar
 
 
@@ -108,7 +109,8 @@ def train_scheme(
         NACError: OpenOOD is not installed.
     """
     scheme = SCHEMES[name]
-    with _openood(seed):
+    with openood_ready(on_cpu=True), kept_random_state(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OpenOOD's are not ours
         kind = resolve_name(f"openood.networks.{scheme.network}")
         size = (backbone.feature_size,) if name == "godin" else ()
         net: nn.Module = kind(backbone, *size, n_classes)
@@ -128,16 +130,3 @@ def _config(n_classes: int, epochs: int) -> Any:
         num_classes=n_classes, baseline=False,
         optimizer=Config(**_OPTIMIZER, num_epochs=epochs), trainer=Config(**_TRAINER),
     )  # fmt: skip
-
-
-@contextmanager
-def _openood(seed: int) -> Iterator[None]:
-    """OpenOOD importable, on the CPU, seeded; its warnings are not ours."""
-    from nac_openood.plugin.source import openood_ready
-
-    with ExitStack() as stack:
-        stack.enter_context(openood_ready(on_cpu=True))
-        stack.enter_context(kept_random_state(seed))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        yield

@@ -12,10 +12,11 @@ from typing import Any, Mapping, Sequence
 from torch.utils.data import DataLoader
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.figures import BarGroups
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer, train_scheme
-from nac_openood.analysis.scores import main_group
+from nac_openood.analysis.scores import Metrics
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     beside,
@@ -23,6 +24,7 @@ from nac_openood.analysis.tabulate import (
     group_heads,
     metric_bars,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method
@@ -37,33 +39,27 @@ _NATIVE = "native"
 _BATCH = 64  # samples per training step
 _ROWS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
 
-#: Percent by scheme, method, set and metric.
-SchemeMetrics = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+#: What was measured by scheme and method.
+SchemeMetrics = Mapping[tuple[str, str], Metrics]
 
 
 def schemes(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of a scheme's own detector, NAC and NAC+ on its network."""
     with openood_ready():  # refuse before training
         pass
-    found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    accuracy: dict[str, float] = {}
+    found: dict[tuple[str, str], Metrics] = {}
     for name, scheme in SCHEMES.items():
         options.say(f"{scheme.title}: training for {options.epochs} epochs")
         results = _compared(data, name, options)
-        found[name] = {m: _metrics(results, m) for m in _ROWS}
-        accuracy[name] = found[name]["nac"][main_group(data)]["ACC"]
+        found.update({(name, method): _metrics(results, method) for method in _ROWS})
+    accuracy = {name: found[name, "nac"][data.main_group]["ACC"] for name in SCHEMES}
     return Finding(
         "schemes",
         "Other training schemes",
-        _sentence(found, main_group(data)),
+        _sentence(found, data.main_group),
         [_table(data, found, accuracy, options)],
-        [_bars(found, main_group(data))],
-        [
-            record
-            for scheme, rows in found.items()
-            for method, line in rows.items()
-            for record in records_of(line, scheme=scheme, method=method)
-        ],
+        [_bars(found, data.main_group)],
+        records_of(found, "scheme", "method"),
         {"accuracy": accuracy, "epochs": options.epochs},
         [
             f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
@@ -102,37 +98,37 @@ def _compared(data: AnalysisData, name: str, options: Options) -> Results:
     )  # fmt: skip
 
 
-def _metrics(results: Results, method: str) -> dict[str, dict[str, float]]:
+def _metrics(results: Results, method: str) -> Metrics:
     """What was measured, in percent by set and metric."""
     row = next(row for row in results.rows if row.method == method)
     if row.status != "ok":
         raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
-    return {name: dict(line) for name, line in row.metrics.items()}
+    return row.metrics
 
 
 def _table(
     data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
 ) -> DataTable:
-    columns = [ColumnHead("Training", number=False), ColumnHead("Detector", number=False),
-               ColumnHead("ID accuracy"), *group_heads(data)]  # fmt: skip
+    columns = [
+        *text_heads("Training", "Detector"), ColumnHead("ID accuracy"), *group_heads(data)
+    ]  # fmt: skip
     rows: list[Sequence[Entry]] = []
     ours = []
     paper = {n: beside(data, options.against, "Table 3", "method", training=n) for n in SCHEMES}
     first = next(iter(paper.values()))
-    for name, methods in found.items():
-        for method, line in methods.items():
-            key = "baseline" if method == _NATIVE else method
-            rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
-                         *group_entries(data, line), *paper[name].entries(key)])  # fmt: skip
-            if method != _NATIVE:
-                ours.append(len(rows) - 1)
+    for (name, method), line in found.items():
+        key = "baseline" if method == _NATIVE else method
+        rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
+                     *group_entries(data, line), *paper[name].entries(key)])  # fmt: skip
+        if method != _NATIVE:
+            ours.append(len(rows) - 1)
     return DataTable("", [*columns, *first.heads()], rows, ours)
 
 
 def _bars(found: SchemeMetrics, group: str) -> BarGroups:
     rows = [
-        (SCHEMES[name].title, [methods[m][group]["AUROC"] for m in _ROWS])
-        for name, methods in found.items()
+        (scheme.title, [found[name, method][group]["AUROC"] for method in _ROWS])
+        for name, scheme in SCHEMES.items()
     ]
     title = f"{GROUP_NAMES[group]} AUROC by training scheme"
     return metric_bars("AUROC", title, list(_ROWS.values()), rows)
@@ -140,9 +136,7 @@ def _bars(found: SchemeMetrics, group: str) -> BarGroups:
 
 def _sentence(found: SchemeMetrics, group: str) -> str:
     told = []
-    for name, methods in found.items():
-        own, nac = (methods[m][group]["AUROC"] for m in (_NATIVE, "nac"))
-        told.append(
-            f"{SCHEMES[name].title} {own:.2f} % with its own detector, {nac:.2f} % with NAC"
-        )
+    for name, scheme in SCHEMES.items():
+        own, nac = (found[name, method][group]["AUROC"] for method in (_NATIVE, "nac"))
+        told.append(f"{scheme.title} {own:.2f} % with its own detector, {nac:.2f} % with NAC")
     return f"{GROUP_NAMES[group]} AUROC: {'; '.join(told)}."

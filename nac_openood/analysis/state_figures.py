@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Mapping, Optional, Sequence
+from typing import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import Densities, Density
+from nac_openood.analysis.figures import Densities, Density
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.state_forms import STATE_FORMS
@@ -22,7 +22,6 @@ from nac_openood.errors import NACError
 
 #: Values of alpha to show.
 SHOWN_STEEPNESS = (1.0, 10.0, 100.0, 1000.0, 3000.0)
-_BINS = 40
 
 Settings = Mapping[str, Mapping[str, LayerConfig]]
 
@@ -60,7 +59,7 @@ def neuron_figure(
         for point in points:
             inside, out = (_states(data.scored[n], layer, point, neuron) for n in ("test", outside))
             fpr = scores.metrics({layer: point})[outside]["FPR@95"]
-            panels.append(density(inside, out, note=f"FPR@95 {fpr:.1f} %"))
+            panels.append(Density.of(inside, out, note=f"FPR@95 {fpr:.1f} %"))
         rows.append((title, panels))
     return Densities(
         "neuron",
@@ -82,7 +81,7 @@ def coverage_figure(
         for chosen in (*columns, settings[form]):
             found = scores.scores(chosen)
             fpr = scores.metrics(chosen)[outside]["FPR@95"]
-            panels.append(density(found["test"], found[outside], note=f"FPR@95 {fpr:.1f} %"))
+            panels.append(Density.of(found["test"], found[outside], note=f"FPR@95 {fpr:.1f} %"))
         rows.append((title, panels))
     return Densities(
         "coverage", "Coverage of test samples, by layer",
@@ -95,20 +94,3 @@ def _states(readings: Readings, layer: str, config: LayerConfig, neuron: int) ->
     """States of one neuron, `[samples]`."""
     parts: list[Tensor] = [states_of(part[layer], config)[:, neuron] for part in readings.batches()]
     return torch.cat(parts).double().numpy()
-
-
-def density(inside: np.ndarray, outside: np.ndarray, note: Optional[str] = None) -> Density:
-    """Shares of both samples in common bins over the middle 99 percent of them.
-
-    Values beyond the outermost bins count in these.
-    """
-    both = np.concatenate([inside, outside])
-    low, high = np.quantile(both, [0.005, 0.995])
-    if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
-        low, high = low - 0.01, high + 0.01
-    edges = np.linspace(low, high, _BINS + 1)
-    shares: list[Sequence[float]] = []
-    for values in (inside, outside):
-        counts = np.histogram(values.clip(low, high), edges)[0]
-        shares.append((counts / max(1, counts.sum())).tolist())
-    return Density(edges.tolist(), shares[0], shares[1], note or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Mapping
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.options import Options
@@ -17,19 +17,17 @@ STATE_FORMS = {
     "gradient": "gradient dKL/dz",
     "output*gradient": "z times dKL/dz",
 }
-#: All values of alpha in the paper's space: readings of different forms have different scales.
-STEEPNESS: Sequence[float] = (*PAPER_SPACE["steepness"], *PAPER_SPACE["steepness_deepest"])
+#: The paper's space, with all of its values of alpha: readings of different forms have different
+#: scales.
+_SWEEP = {
+    "n_bins": PAPER_SPACE["n_bins"],
+    "full_count": PAPER_SPACE["full_count"],
+    "steepness": (*PAPER_SPACE["steepness"], *PAPER_SPACE["steepness_deepest"]),
+}
 
 
 def chosen_settings(
-    fit: Readings,
-    id_val: Readings,
-    ood_val: Readings,
-    layer: str,
-    state: str,
-    options: Options,
-    *,
-    steepness: Optional[Sequence[float]] = None,
+    fit: Readings, id_val: Readings, ood_val: Readings, layer: str, state: str, options: Options
 ) -> LayerConfig:
     """The settings with the best AUROC on validation data out of the paper's space.
 
@@ -43,15 +41,9 @@ def chosen_settings(
         layer: the only layer to look at.
         state: one of `nac_openood.core.states.STATES`.
         options: for the seed and the progress bar.
-        steepness: values of alpha to try; None takes all of the paper's.
     """
-    sweep: dict[str, Any] = {
-        "n_bins": PAPER_SPACE["n_bins"],
-        "full_count": PAPER_SPACE["full_count"],
-        "steepness": tuple(steepness or STEEPNESS),
-    }
     found = search(
-        fit, id_val, ood_val, layers={layer: LayerConfig(state=state)}, sweep={layer: sweep},
+        fit, id_val, ood_val, layers={layer: LayerConfig(state=state)}, sweep={layer: _SWEEP},
         strategy="grid", guard=None, seed=options.seed, progress=options.progress,
     )  # fmt: skip
     return found.layers[layer]

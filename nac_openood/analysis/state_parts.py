@@ -71,7 +71,7 @@ def part_metrics(data: AnalysisData, options: Options) -> dict[str, tuple[LayerC
     Raises:
         NACError: if the network has no linear head, or its input was not read.
     """
-    weight = torch.from_numpy(data.head.get_fc()[0])
+    weight = torch.from_numpy(data.bench.head.get_fc()[0])
     layer = data.head_input
     found: dict[str, tuple[LayerConfig, Metrics]] = {}
     for name in PARTS:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Mapping, Optional
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.figures import BarGroups
+from nac_openood.analysis.finding import DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import Metrics, TestScores, main_group
+from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.state_figures import coverage_figure, neuron_figure
 from nac_openood.analysis.state_forms import STATE_FORMS, settings_by_form
 from nac_openood.analysis.state_parts import part_metrics
@@ -19,6 +20,7 @@ from nac_openood.analysis.tabulate import (
     group_heads,
     metric_bars,
     records_of,
+    text_heads,
 )
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.core.layer_config import LayerConfig
@@ -51,14 +53,10 @@ def states(data: AnalysisData, options: Options) -> Finding:
         parts = part_metrics(data, options)
     except NACError as error:
         notes.append(f"The parts of the state cannot be told apart here: {error}")
-    group = main_group(data)
+    group = data.main_group
     tables = [_forms_table(data, found, settings)]
     tables += [_parts_table(data, parts, paper)] if parts else []
-    records = [
-        *(r for (f, w), line in found.items() for r in records_of(line, state=f, layers=w)),
-        *(r for n, (_, line) in parts.items()
-          for r in records_of(line, state=n, layers=data.head_input)),
-    ]  # fmt: skip
+    of_parts = {(name, data.head_input): line for name, (_, line) in parts.items()}
     return Finding(
         "states", "What the neuron state is made of", _sentence(found, parts, group), tables,
         [
@@ -66,7 +64,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
             coverage_figure(data, options, settings, scores),
             _bars(data, found, group),
         ],
-        records,
+        records_of({**found, **of_parts}, "state", "layers"),
         {"settings": {f: {n: c.to_dict() for n, c in s.items()} for f, s in settings.items()}},
         [*notes, *(paper.notes if parts else [])],
     )  # fmt: skip
@@ -83,10 +81,7 @@ def _forms_table(
             if form == "output*gradient":
                 ours.append(len(rows))
             rows.append([layer, title, _told(used), *group_entries(data, found[form, layer])])
-    heads = [
-        ColumnHead("Layer", number=False), ColumnHead("State", number=False),
-        ColumnHead("alpha, M, O*", number=False), *group_heads(data),
-    ]  # fmt: skip
+    heads = [*text_heads("Layer", "State", "alpha, M, O*"), *group_heads(data)]
     return DataTable("Output, gradient and their product", heads, rows, ours)
 
 
@@ -99,10 +94,7 @@ def _parts_table(data: AnalysisData, parts: Parts, paper: Beside) -> DataTable:
         [name, _told(used), *group_entries(data, line), *paper.entries(name)]
         for name, (used, line) in parts.items()
     ]
-    heads = [
-        ColumnHead("Parts", number=False), ColumnHead("alpha, M, O*", number=False),
-        *group_heads(data), *paper.heads(),
-    ]  # fmt: skip
+    heads = [*text_heads("Parts", "alpha, M, O*"), *group_heads(data), *paper.heads()]
     title = f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u"
     return DataTable(title, heads, rows, ours=[len(rows) - 1])
 

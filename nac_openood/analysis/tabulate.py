@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, Entry
-from nac_openood.analysis.scores import Metrics, groups
+from nac_openood.analysis.figures import BarGroups, NamedRow
+from nac_openood.analysis.finding import ColumnHead, Entry
+from nac_openood.analysis.scores import Metrics
 from nac_openood.benchmark.paper.printed import PrintedValue
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, METRICS
@@ -21,6 +22,11 @@ FPR_NOTE = (
     "FPR@95 is the share of ID samples rejected when 95 % of the OOD samples are found, as in "
     "OpenOOD. All numbers are percent on test data; means are over the OOD sets."
 )
+
+
+def text_heads(*titles: str) -> list[ColumnHead]:
+    """Headings of columns of texts."""
+    return [ColumnHead(title, number=False) for title in titles]
 
 
 def metric_heads(titles: Iterable[str]) -> list[ColumnHead]:
@@ -39,33 +45,48 @@ def metric_entries(found: Metrics, names: Iterable[str]) -> list[Entry]:
 
 def group_heads(data: AnalysisData) -> list[ColumnHead]:
     """Headings of AUROC and FPR@95 of the near and far means."""
-    return metric_heads(GROUP_NAMES[group] for group in groups(data))
+    return metric_heads(GROUP_NAMES[group] for group in data.groups)
 
 
 def group_entries(data: AnalysisData, found: Metrics) -> list[Entry]:
     """The entries below `group_heads`."""
-    return metric_entries(found, groups(data))
+    return metric_entries(found, data.groups)
 
 
-def records_of(found: Metrics, **at: Any) -> list[dict[str, Any]]:
-    """A record for every OOD set and mean, with the coordinates `at`."""
+def records_of(found: Mapping[Any, Metrics], *axes: str) -> list[dict[str, Any]]:
+    """A record for every OOD set and mean of all metrics.
+
+    Args:
+        found: metrics by their coordinate on the axis, or coordinates on several axes.
+        axes: names of the axes.
+    """
     return [
-        {**at, "dataset": name, **{m: line[m] for m in METRICS if m in line}}
-        for name, line in found.items()
+        {
+            **dict(zip(axes, at if isinstance(at, tuple) else (at,))),
+            "dataset": name,
+            **{m: line[m] for m in METRICS if m in line},
+        }
+        for at, metrics in found.items()
+        for name, line in metrics.items()
     ]
 
 
 def metric_bars(
-    metric: str,
-    title: str,
-    names: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[Optional[float]]]],
-    ours: Sequence[str] = (),
+    metric: str, title: str, names: Sequence[str], rows: Sequence[NamedRow]
 ) -> BarGroups:
     """Bars of AUROC or FPR@95; for the arguments see `BarGroups`."""
     hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
     label = f"{metric}, % ({hint})"
-    return BarGroups(METRIC_KEYS[metric], title, label, names, rows, origin, ours=ours)
+    return BarGroups(METRIC_KEYS[metric], title, label, names, rows, origin)
+
+
+def ranked_bars(
+    metric: str, title: str, found: Mapping[str, Mapping[str, float]], ours: Sequence[str]
+) -> BarGroups:
+    """Bars of AUROC or FPR@95, best first, of metrics by row; `ours` are highlighted."""
+    rows = [(name, [line[metric]]) for name, line in found.items()]
+    rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
+    return replace(metric_bars(metric, title, [metric], rows), ours=ours)
 
 
 @dataclass(frozen=True)
@@ -114,21 +135,14 @@ def beside(data: AnalysisData, against: Optional[str], name: str, axis: str, **a
     """
     if against is None:
         return Beside()
-    cells = [
-        cell
-        for cell in table(name).cells()
-        if cell.value is not None
-        and at.items() <= cell.at.items()
-        and cell.at["metric"] in PRINTED_METRICS
-    ]
-    places = list(dict.fromkeys((c.at["benchmark"], c.at["architecture"]) for c in cells))
-    place = (data.id_name, data.arch)
-    same = place in places
-    place = place if same else places[0]
-    rows: dict[str, dict[str, PrintedValue]] = {}
-    for cell in cells:
-        if (cell.at["benchmark"], cell.at["architecture"]) == place and cell.value is not None:
+    known: dict[tuple[str, str], dict[str, dict[str, PrintedValue]]] = {}
+    for cell in table(name).cells():
+        wanted = at.items() <= cell.at.items() and cell.at["metric"] in PRINTED_METRICS
+        if wanted and cell.value is not None:
+            rows = known.setdefault((cell.at["benchmark"], cell.at["architecture"]), {})
             rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
+    same = (data.id_name, data.arch) in known
+    benchmark = (data.id_name, data.arch) if same else next(iter(known))
     what = "the same benchmark" if same else "another benchmark, so only trends can be compared"
-    note = f"Paper: {name}, {' with '.join(place)} ({what}); means over its OOD sets."
-    return Beside([note], rows)
+    note = f"Paper: {name}, {' with '.join(benchmark)} ({what}); means over its OOD sets."
+    return Beside([note], known[benchmark])

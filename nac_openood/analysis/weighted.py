@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Mapping
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import BarGroups, ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.figures import BarGroups
+from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
 from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import Metrics, TestScores, groups, main_group
+from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
     FPR_NOTE,
     TABLE_METRICS,
@@ -16,8 +17,9 @@ from nac_openood.analysis.tabulate import (
     metric_bars,
     metric_heads,
     records_of,
+    text_heads,
 )
-from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS, NEAR
+from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.search.result import SearchResult
@@ -43,21 +45,17 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     found = dict(zip(_WAYS, (scores.metrics(equal), scores.metrics(best))))
     weights = {name: used.weight for name, used in best.items()}
     paper = beside(data, options.against, "Table 17", "weights", dataset=FAR)
-    group = main_group(data)
-    table = _table(data, found)
-    chosen = DataTable(
-        "Weights", [ColumnHead("Layer", number=False), ColumnHead("Weight")],
-        [[name, f"{weight:g}"] for name, weight in weights.items()],
-    )  # fmt: skip
-    tables = [table, chosen]
+    chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
+    heads = [*text_heads("Layer"), ColumnHead("Weight")]
+    tables = [_table(data, found), DataTable("Weights", heads, chosen)]
     if paper.rows:
         rows: list[list[Entry]] = [[way, *paper.entries(way)] for way in paper.rows]
-        heads = [ColumnHead("Weights", number=False), *paper.heads()]
+        heads = [*text_heads("Weights"), *paper.heads()]
         tables.append(DataTable("Published", heads, rows))
     return Finding(
-        "weighted", "Weighted layers", _sentence(found, weights, group), tables,
+        "weighted", "Weighted layers", _sentence(found, weights, data.main_group), tables,
         [_bars(data, found, metric) for metric in TABLE_METRICS],
-        [record for way, line in found.items() for record in records_of(line, weights=way)],
+        records_of(found, "weights"),
         {"weights": weights, "candidates": tried},
         [
             FPR_NOTE,
@@ -83,14 +81,13 @@ def _searched(data: AnalysisData, equal: dict[str, LayerConfig], options: Option
 def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
     """A row for each OOD set and mean."""
     heads = metric_heads([*_WAYS, "Difference"])
-    names = [n for n in next(iter(found.values())) if n not in (NEAR, FAR)] + groups(data)
     rows: list[list[Entry]] = []
-    for name in names:
+    for name in (*data.names("near", "far"), *data.groups):
         numbers = [[found[way][name][metric] for metric in TABLE_METRICS] for way in _WAYS]
         gain = [f"{b - a:+.2f}" for a, b in zip(*numbers)]
         title = f"{GROUP_WORDS[name]} mean" if name in GROUP_WORDS else name
         rows.append([title, *numbers[0], *numbers[1], *gain])
-    return DataTable("", [ColumnHead("OOD set", number=False), *heads], rows)
+    return DataTable("", [*text_heads("OOD set"), *heads], rows)
 
 
 def _bars(data: AnalysisData, found: Mapping[str, Metrics], metric: str) -> BarGroups:

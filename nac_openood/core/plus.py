@@ -240,7 +240,7 @@ class NACPlus(Rule):
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Replace counts and moments by sums over shards."""
         for layer in self.layers:
-            own = _below(f"{layer}/", sums)
+            own = below(f"{layer}/", sums)
             if own:
                 self.evidence[layer] = LayerEvidence.of_sums(own)
         self._broken = sums.get("broken", 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterable, Mapping, Optional, Type
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type
 
 import torch
 from torch import Tensor

@@ -49,8 +49,8 @@ def run_rank_demo(
     folder = make_folder(out)
     domains = digit_domains(say)
     for target in domains:
-        place = folder / "runs" / target / f"trial_{seed}"
-        _train(place, domains, target, seed=seed, steps=steps, progress=progress, say=say)
+        run_folder = folder / "runs" / target / f"trial_{seed}"
+        _train(run_folder, domains, target, seed=seed, steps=steps, progress=progress, say=say)
     runs = [run for run in find_runs(folder / "runs", list(domains)) if run.trial == seed]
     ranked = rank_runs(
         runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from nac_openood.demo.embedded import N_CLASSES, digit_splits
 from nac_openood.errors import NACError
+from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.sources.networks import build
 
@@ -63,8 +64,7 @@ def train_embedded(
     digits = digit_splits()["train"]
     images, labels = digits.tensors, torch.from_numpy(digits.labels)
     epochs = recipe.epochs if epochs is None else epochs
-    with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(seed)
+    with kept_random_state(seed), _one_thread():
         net = build(arch, N_CLASSES).train()
         steps = epochs * -(-len(images) // _BATCH)
         optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 from nac_openood.errors import NACError
 from nac_openood.sources.samples import Samples
@@ -45,10 +45,11 @@ class Domains:
                 raise NACError(f"`{role}` has no domain: expected at least one.")
         if self.oracle and not self.test:
             raise NACError("`oracle` needs `test`: there is no target domain to test on.")
-        _ = self._samples  # an empty dataset is refused at once
+        _ = self.samples  # an empty dataset is refused at once
 
     @cached_property
-    def _samples(self) -> dict[tuple[str, str], Samples]:
+    def samples(self) -> dict[tuple[str, str], Samples]:
+        """Everything that is read, by role and name of the domain."""
         return {
             (role, name): Samples(
                 f"{role} domain {name}", data, batch_size=self.batch_size, workers=self.workers,
@@ -58,23 +59,18 @@ class Domains:
             for name, data in getattr(self, role).items()
         }  # fmt: skip
 
-    def samples(self) -> Iterator[tuple[str, str, Samples]]:
-        """(role, name of the domain, samples) of everything that is read."""
-        for (role, name), samples in self._samples.items():
-            yield role, name, samples
-
     def check(self, n_classes: int) -> None:
         """Refuse data without labels, or with labels that are no classes of the network."""
-        for _, _, samples in self.samples():
+        for samples in self.samples.values():
             samples.check_labels(n_classes)
 
     def identities(self) -> dict[str, str]:
         """A text for each role and domain that changes with its samples."""
-        return {f"{role}/{name}": samples.identity for role, name, samples in self.samples()}
+        return {"/".join(key): samples.identity for key, samples in self.samples.items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """Number of samples by role and domain."""
         found: dict[str, dict[str, int]] = {}
-        for role, name, samples in self.samples():
+        for (role, name), samples in self.samples.items():
             found.setdefault(role, {})[name] = len(samples)
         return found

@@ -66,13 +66,11 @@ class CheckpointReadings:
 
         States are computed once per steepness and counted once per number of bins.
         """
-        histograms: dict[tuple[float, int], LinearHistogram] = {}
-        for config in configs:
-            key = config.steepness, config.n_bins
-            if key not in histograms:
-                histograms[key] = LinearHistogram.empty(
-                    self.product.shape[1], config.n_bins, self.product.device
-                )
+        neurons, device = self.product.shape[1], self.product.device
+        histograms = {
+            (c.steepness, c.n_bins): LinearHistogram.empty(neurons, c.n_bins, device)
+            for c in configs
+        }
         for part in self.product.split(_SLICE):
             for steepness in dict.fromkeys(key[0] for key in histograms):
                 states = sigmoid(steepness * part)
@@ -139,7 +137,7 @@ def extract_checkpoint(
     reader = OneLayerReader(net, layer, layout)
     at = ""
     with Spool(path) as spool:
-        for role, name, samples in domains.samples():
+        for (role, name), samples in domains.samples.items():
             title = f"{role} {name}"
             if role != "train":
                 for flags in _predictions(net, samples, title):

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.sources.domains import (
-    DomainFolder,
-    domain_classes,
-    domain_folders,
-    split_domain,
-)
+from nac_openood.sources.domains import DomainFolder, domain_classes, domain_folders, split_domain
 from nac_openood.sources.images import Transform
 
 Paths = Sequence[Union[str, Path]]

@@ -12,13 +12,11 @@ import numpy as np
 from torch import nn
 
 from nac_openood import files
-from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import standard_error
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking
 from nac_openood.evaluation.runs import TrainingRun, split_domains
-from nac_openood.evaluation.space import Space
 from nac_openood.progress import Say
 from nac_openood.search.output import versions
 
@@ -30,13 +28,11 @@ _FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
 class Summary(NamedTuple):
     """Mean over trials times 100, as the paper prints it, and its standard error.
 
-    `mean` is None where nothing is defined, `error` where there are fewer than two trials; `runs`
-    is how many runs have a value.
+    `mean` is None where nothing is defined, `error` where there are fewer than two trials.
     """
 
     mean: Optional[float]
     error: Optional[float]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -101,14 +97,14 @@ class RankedRuns:
         """Test accuracy of the checkpoints that a criterion chooses."""
         return self._summary(target, lambda ranking: ranking.accuracy(criterion))
 
-    def measured(self) -> dict[str, dict[str, dict[str, tuple[Optional[float], Optional[float]]]]]:
-        """(mean, standard error) by target domain and average, criterion and metric."""
+    def measured(self) -> dict[str, dict[str, dict[str, Summary]]]:
+        """By target domain and average, criterion and metric."""
         found: dict[str, Any] = {}
         for target in (*self.targets, AVERAGE):
             for criterion in CRITERIA:
-                numbers = {"ACC": self.accuracy(criterion, target)[:2]}
+                numbers = {"ACC": self.accuracy(criterion, target)}
                 if criterion != "oracle":
-                    numbers = {"RC": self.rc(criterion, target)[:2], **numbers}
+                    numbers = {"RC": self.rc(criterion, target), **numbers}
                 found.setdefault(target, {})[criterion] = numbers
         return found
 
@@ -117,13 +113,11 @@ class RankedRuns:
             rows = [value(run.ranking) for run in self.runs if run.target == target]
             known = [100 * row for row in rows if row is not None]
             mean = float(np.mean(known)) if known else None
-            return Summary(mean, standard_error(known), len(known))
+            return Summary(mean, standard_error(known))
         # the mean over domains of means over trials, as in the paper
-        parts = [self._summary(name, value) for name in self.targets]
-        means = [part.mean for part in parts if part.mean is not None]
-        whole = len(means) == len(parts) and means
-        average = float(np.mean(means)) if whole else None
-        return Summary(average, None, sum(part.runs for part in parts))
+        means = [self._summary(name, value).mean for name in self.targets]
+        known = [mean for mean in means if mean is not None]
+        return Summary(float(np.mean(known)) if len(known) == len(means) else None, None)
 
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
@@ -142,12 +136,8 @@ def rank_runs(
     load: Callable[[str], nn.Module],
     *,
     out: Union[str, Path],
-    layer: str = AUTO,
-    space: Space = "all",
-    batch_size: int = 100,
-    workers: int = 0,
-    progress: Optional[bool] = None,
     say: Say = lambda text: None,
+    **options: Any,
 ) -> RankedRuns:
     """Rank the checkpoints of every run, with splits seeded by its trial.
 
@@ -168,23 +158,18 @@ def rank_runs(
         domains: datasets of all domains by name, in sorted order.
         load: makes a network, on its device, from the path of a checkpoint.
         out: folder of the readings and rankings, `out/<target>/trial_<number>`.
-        layer: as in `coverage_integral`.
-        space: as in `rank_checkpoints`.
-        batch_size: samples per batch.
-        workers: number of processes that load samples.
-        progress: whether to show progress bars; None shows them on a terminal.
         say: is told what is going on.
+        options: other settings of `rank_checkpoints`: `layer`, `space`, `batch_size`, `workers` and
+            `progress`.
     """
-    for run in runs:  # before the long part
-        split_domains(domains, run.target, run.trial)
+    # all of them before the long part
+    splits: list[Any] = [split_domains(domains, run.target, run.trial) for run in runs]
     ranked = []
-    for number, run in enumerate(runs, start=1):
+    for number, (run, roles) in enumerate(zip(runs, splits), start=1):
         say(f"run {number} of {len(runs)}: {run.name}")
         ranking = rank_checkpoints(
-            {each.name: each.path for each in run.checkpoints},
-            **split_domains(domains, run.target, run.trial),
-            load=load, layer=layer, space=space, out=Path(out) / run.name,
-            batch_size=batch_size, workers=workers, progress=progress, say=say,
+            {each.name: each.path for each in run.checkpoints}, **roles,
+            load=load, out=Path(out) / run.name, say=say, **options,
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
     return with_notes(RankedRuns(tuple(ranked)))

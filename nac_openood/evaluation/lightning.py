@@ -58,9 +58,8 @@ class CoverageCallback(Callback):
             return
         pl_module.log("nac_me", found)
         if self.path is not None and self.monitor.best == self.monitor.history[-1]:
-            trainer.save_checkpoint(
-                Path(self.path)
-            )  # which writes whole files, on the right process
+            # which writes whole files, on the right process
+            trainer.save_checkpoint(Path(self.path))
         if self.monitor.should_stop:
             trainer.should_stop = True
 

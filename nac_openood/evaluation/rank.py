@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
@@ -98,13 +99,14 @@ def rank_checkpoints(
         train, val, test or {}, oracle or {}, batch_size=batch_size, workers=workers,
         progress=progress,
     )  # fmt: skip
-    made_with = _checked(found, network, domains, layer, configs[0].layout)
+    reader = _Reader(found, network, domains, layer, configs[0].layout)
+    made_with = reader.checked()
     with ExitStack() as stack:
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory(prefix="nac_rank_"))
         folder = make_folder(out)
         stack.enter_context(locked(folder))
-        readings = _read(found, network, domains, made_with, folder, layer, configs, say)
+        readings = reader.readings(make_folder(folder / _READINGS), made_with, say)
         ranking = assemble_ranking(found, readings, configs, domains.sizes())
         ranking.save(folder)
     return ranking
@@ -117,7 +119,7 @@ def assemble_ranking(
     sizes: Mapping[str, Mapping[str, int]],
 ) -> Ranking:
     """The ranking, from readings alone."""
-    val = [_share(each.accuracy("val")) for each in readings]
+    val = [each.accuracy("val") or 0.0 for each in readings]  # there is always validation data
     coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
     tried = [
         IntegralCandidate(config, tuple(values), rank_correlation(values, val))
@@ -144,77 +146,63 @@ def assemble_ranking(
     return Ranking(ranked, tuple(tried), best.config, layer, sizes, tuple(volume), tuple(notes))
 
 
-def _checked(
-    checkpoints: Sequence[Checkpoint],
-    network: Callable[[Checkpoint], nn.Module],
-    domains: Domains,
-    layer: str,
-    layout: Optional[str],
-) -> list[dict[str, Any]]:
-    """Load every checkpoint before anything is written; returns what each is made with."""
-    found: list[dict[str, Any]] = []
-    identities: dict[str, str] = {}
-    for one in checkpoints:
-        net = network(one)
-        if not identities:
-            first = next(iter(domains.samples()))[2]
-            domains.check(count_classes(net, next(batches(first.loader())).data))
-            identities = domains.identities()
-        made_with = {"network": fingerprint(net), "layer": layer, "layout": layout}
-        found.append({**made_with, "data": identities})
-    others = [
-        one.name
-        for one, made_with in zip(checkpoints, found)
-        if made_with["network"]["structure"] != found[0]["network"]["structure"]
-    ]
-    if others:
-        raise NACError(
-            f"expected checkpoints of one architecture; {', '.join(others)} differ from "
-            f"{checkpoints[0].name}. Coverage of different architectures cannot be compared."
-        )
-    return found
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the checkpoints of a run, or finds what an earlier call has read."""
 
+    checkpoints: Sequence[Checkpoint]
+    network: Callable[[Checkpoint], nn.Module]
+    domains: Domains
+    layer: str
+    layout: Optional[str]
 
-def _read(
-    checkpoints: Sequence[Checkpoint],
-    network: Callable[[Checkpoint], nn.Module],
-    domains: Domains,
-    made_with: Sequence[Mapping[str, Any]],
-    folder: Path,
-    layer: str,
-    configs: Sequence[IntegralConfig],
-    say: Say,
-) -> list[CheckpointReadings]:
-    """The readings of all checkpoints; those in the folder are used if nothing has changed."""
-    target = make_folder(folder / _READINGS)
-    found = []
-    for number, (one, expected) in enumerate(zip(checkpoints, made_with), start=1):
-        path = target / f"{one.name}.safetensors"
-        known = _known(path, expected, domains.sizes())
-        if known is None:
-            say(f"reading checkpoint {number} of {len(checkpoints)}: {one.name}")
-            known = extract_checkpoint(
-                path, network(one), domains, expected, layer=layer, layout=configs[0].layout
+    def checked(self) -> list[dict[str, Any]]:
+        """Load every checkpoint before anything is written; returns what each is made with."""
+        found: list[dict[str, Any]] = []
+        identities: dict[str, str] = {}
+        for one in self.checkpoints:
+            net = self.network(one)
+            if not identities:
+                first = next(iter(self.domains.samples.values()))
+                self.domains.check(count_classes(net, next(batches(first.loader())).data))
+                identities = self.domains.identities()
+            found.append({"network": fingerprint(net), "layer": self.layer, "layout": self.layout,
+                          "data": identities})  # fmt: skip
+        others = [
+            one.name
+            for one, made_with in zip(self.checkpoints, found)
+            if made_with["network"]["structure"] != found[0]["network"]["structure"]
+        ]
+        if others:
+            raise NACError(
+                f"expected checkpoints of one architecture; {', '.join(others)} differ from "
+                f"{self.checkpoints[0].name}. Coverage of different architectures cannot be "
+                "compared."
             )
-        found.append(known)
-    return found
+        return found
 
+    def readings(
+        self, folder: Path, made_with: Sequence[Mapping[str, Any]], say: Say
+    ) -> list[CheckpointReadings]:
+        """The readings of all checkpoints; those in the folder are used if nothing has changed."""
+        found = []
+        for number, (one, expected) in enumerate(zip(self.checkpoints, made_with), start=1):
+            path = folder / f"{one.name}.safetensors"
+            known = self._known(path, expected)
+            if known is None:
+                say(f"reading checkpoint {number} of {len(self.checkpoints)}: {one.name}")
+                known = extract_checkpoint(
+                    path, self.network(one), self.domains, expected, layer=self.layer,
+                    layout=self.layout,
+                )  # fmt: skip
+            found.append(known)
+        return found
 
-def _known(
-    path: Path, made_with: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]
-) -> Optional[CheckpointReadings]:
-    """Readings of an earlier call, if they were made with the same and are of all samples."""
-    if not path.is_file():
+    def _known(self, path: Path, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
+        """Readings of an earlier call, if they were made with the same and are of all samples."""
+        with suppress(FileError):
+            found = CheckpointReadings.load(path)
+            read = {r: {n: len(c) for n, c in sets.items()} for r, sets in found.correct.items()}
+            if dict(found.made_with) == dict(made_with) and read == self.domains.sizes():
+                return found
         return None
-    try:
-        found = CheckpointReadings.load(path)
-    except FileError:
-        return None
-    read = {role: {n: len(c) for n, c in names.items()} for role, names in found.correct.items()}
-    same = dict(found.made_with) == dict(made_with) and read == sizes
-    return found if same else None
-
-
-def _share(accuracy: Optional[float]) -> float:
-    assert accuracy is not None  # `Domains` refuses to be without validation data
-    return accuracy

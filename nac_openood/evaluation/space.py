@@ -15,11 +15,7 @@ SPACES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "vlcs": {"n_bins": _BINS, "steepness": (1.0, 500.0, 5000.0), "full_count": _FULL},
     "pacs": {"n_bins": _BINS, "steepness": (0.01, 0.1, 0.5), "full_count": _FULL},
     "officehome": {"n_bins": _BINS, "steepness": (0.01, 1.0, 100.0), "full_count": _FULL},
-    "terraincognita": {
-        "n_bins": _BINS,
-        "steepness": (0.01, 0.1),
-        "full_count": (5, 10, 30, 50),
-    },
+    "terraincognita": {"n_bins": _BINS, "steepness": (0.01, 0.1), "full_count": (5, 10, 30, 50)},
     "all": {
         "n_bins": _BINS,
         "steepness": (0.01, 0.1, 0.5, 1.0, 100.0, 500.0, 5000.0),

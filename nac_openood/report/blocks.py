@@ -194,3 +194,35 @@ class Section:
     key: str
     title: str
     blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number in large print: `small` follows it, `below` are lines under it."""
+
+    name: str
+    value: str
+    small: str
+    below: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Title, verdict and facts; `tiles` holds a title and tiles for each of our methods."""
+
+    title: str
+    arch: str
+    verdict: str
+    facts: Sequence[str]
+    notes: Sequence[str]
+    tiles: Sequence[tuple[str, Sequence[Tile]]]
+    topic: str = "Out-of-distribution detection"
+
+
+@dataclass(frozen=True)
+class Document:
+    """The top of the report and its sections; `version` is that of this package."""
+
+    head: Headline
+    sections: Sequence[Section]
+    version: str = ""

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence
-
 from nac_openood.benchmark.run.results import Results
-from nac_openood.report.blocks import Section
+from nac_openood.report.blocks import Document
 from nac_openood.report.order import standings
 from nac_openood.report.sections.about import about
 from nac_openood.report.sections.gallery import gallery
-from nac_openood.report.sections.headline import Headline, headline
+from nac_openood.report.sections.headline import headline
 from nac_openood.report.sections.layers import layers_section
 from nac_openood.report.sections.paper import against_paper
 from nac_openood.report.sections.pictures import bars, distributions, rocs
 from nac_openood.report.sections.ranking import every_dataset, ranking
 from nac_openood.report.sections.settings import hyperparameters
 from nac_openood.report.sections.times import times
-
-
-@dataclass(frozen=True)
-class Document:
-    """The top of the report and its sections."""
-
-    head: Headline
-    sections: Sequence[Section]
 
 
 def document(results: Results) -> Document:
@@ -43,4 +32,5 @@ def document(results: Results) -> Document:
         against_paper(results, order),
         about(results),
     ]
-    return Document(headline(results, order), [s for s in sections if s is not None])
+    shown = [section for section in sections if section is not None]
+    return Document(headline(results, order), shown, results.versions.get("nac_openood", ""))

@@ -1,17 +1,21 @@
-"""`results.md`: the comparison as text, for a README, an issue or a diff."""
+"""`results.md`: a report as text, for a README, an issue or a diff."""
 
 from __future__ import annotations
 
+from html import escape
 from typing import Iterator
 
-from nac_openood.benchmark.run.results import Results
-from nac_openood.report.blocks import Block, Bullets, Cell, Code, Column, Facts, Heading, Table
-from nac_openood.report.document import Document, document
-
-
-def markdown(results: Results) -> str:
-    """A whole comparison."""
-    return render_markdown(document(results))
+from nac_openood.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Document,
+    Facts,
+    Heading,
+    Table,
+)
 
 
 def render_markdown(found: Document) -> str:
@@ -72,7 +76,4 @@ def _cell(column: Column, cell: Cell, ours: bool) -> str:
 
 def _text(value: object) -> str:
     """One line that neither breaks a table nor starts a tag."""
-    line = " ".join(str(value).split())
-    for sign, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|")):
-        line = line.replace(sign, safe)
-    return line
+    return escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from statistics import fmean
 from typing import Mapping, Optional, Sequence
 
@@ -90,12 +90,9 @@ def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
     found: dict[tuple[str, str], Value] = {}
     for dataset, metric in keys:
-        numbers = [r.metrics[dataset].get(metric) for r in rows if dataset in r.metrics]
-        value = None
-        if all(n is not None and isfinite(n) for n in numbers):
-            value = results.value(method, dataset, metric)
-        if value is not None:
-            found[dataset, metric] = value
+        numbers = [r.metrics[dataset].get(metric, nan) for r in rows if dataset in r.metrics]
+        if all(map(isfinite, numbers)):
+            found[dataset, metric] = Value.of(numbers)
     return found
 
 

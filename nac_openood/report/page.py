@@ -8,30 +8,15 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nac_openood.benchmark.run.results import Results
-from nac_openood.report.blocks import Picture
-from nac_openood.report.document import Document, document
+from nac_openood.report.blocks import Document, Picture
 from nac_openood.report.figures.canvas import svg
 from nac_openood.report.words import ordinal
 
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def page(results: Results) -> str:
-    """The whole page of a comparison.
-
-    Raises:
-        NACError: if matplotlib is not installed.
-    """
-    return render(document(results), results.versions.get("nac_openood", ""))
-
-
-def render(content: Document, version: str) -> str:
-    """Any document as a page.
-
-    Args:
-        content: what to show.
-        version: of this package, for the last line.
+def render(content: Document) -> str:
+    """A document as a page.
 
     Raises:
         NACError: if matplotlib is not installed.
@@ -46,13 +31,4 @@ def render(content: Document, version: str) -> str:
         return svg(picture, f"picture-{next(numbers)}")
 
     templates.filters.update(svg=draw, ordinal=ordinal, kind=lambda block: type(block).__name__)
-    return templates.get_template("page.html").render(
-        document=content,
-        version=version,
-        style=_asset("style.css"),
-        script=_asset("page.js"),
-    )
-
-
-def _asset(name: str) -> Markup:
-    return Markup((_ASSETS / name).read_text(encoding="utf-8"))
+    return templates.get_template("page.html").render(document=content)

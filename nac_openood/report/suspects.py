@@ -7,10 +7,8 @@ from typing import Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.detector.outcomes import Explanation
-from nac_openood.report.blocks import Bullets, Card, Cards, Section
-from nac_openood.report.document import Document
+from nac_openood.report.blocks import Bullets, Card, Cards, Document, Headline, Section
 from nac_openood.report.page import render
-from nac_openood.report.sections.headline import Headline
 from nac_openood.report.words import count
 from nac_openood.sources.judged import Judged
 
@@ -50,7 +48,7 @@ def suspects_page(
     head = Headline(
         "Most suspicious images", arch, verdict, facts, [], [], topic="nac-openood score"
     )
-    return render(Document(head, [_gallery(suspects), _reasons(suspects)]), __version__)
+    return render(Document(head, [_gallery(suspects), _reasons(suspects)], __version__))
 
 
 def _gallery(suspects: Sequence[Suspect]) -> Section:

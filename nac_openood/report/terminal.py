@@ -46,9 +46,9 @@ def text_table(table: Table) -> list[str]:
 def _aligned(table: Table, rows: Sequence[Line], keep: Callable[[Column], bool]) -> list[str]:
     """Headings and rows: numbers to the right, names to the left, two spaces in between."""
     grid: list[list[str]] = []
-    for place, column in enumerate(table.columns):
+    for number, column in enumerate(table.columns):
         if column.in_terminal:
-            cells = [line.cells[place] for line in rows]
+            cells = [line.cells[number] for line in rows]
             texts = [str(cell) if keep(column) else cell.text for cell in cells]
             if column.kind == "name":
                 marks = ["> " if line.ours else "  " for line in rows]

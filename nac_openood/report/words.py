@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.benchmark.run.results import Value
@@ -105,6 +105,15 @@ def percent(fraction: Any) -> str:
     return f"{100 * fraction:.2f} %" if is_number(fraction) else NOTHING
 
 
+def alt_text(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[float]]]]]) -> str:
+    """A figure in words: `title. row: column 1.00, other column 2.00; next row: ...`."""
+    listed = [
+        f"{name}: " + ", ".join(f"{what} {value:.2f}" for what, value in pairs if value is not None)
+        for name, pairs in rows
+    ]
+    return f"{title}. {'; '.join(listed)}."
+
+
 def ordinal(rank: int) -> str:
     """1st, 2nd, 3rd, 4th, ..., 11th, ..., 21st."""
     teen = rank % 100 in (11, 12, 13)
@@ -121,6 +130,6 @@ def one_line(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def settings(hyperparameters: Mapping[str, Any]) -> str:
+def settings_text(hyperparameters: Mapping[str, Any]) -> str:
     """`K = 50, alpha = 0.1`, or `none`."""
     return ", ".join(f"{k} = {one_line(v)}" for k, v in hyperparameters.items()) or "none"

@@ -67,9 +67,8 @@ class NACEntropy:
         self.net, self.layer, self.form = net, layer, form
         found = find_layer(net, layer)
         self._layout = layout or found.layout
-        self._seen: Optional[Tensor] = (
-            None  # the last outputs [up to window, neurons], oldest first
-        )
+        # the last outputs [up to window, neurons], oldest first
+        self._seen: Optional[Tensor] = None
         self._last: Optional[Tensor] = None
         self._handle = net.get_submodule(found.path).register_forward_hook(self._observe)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Sequence
 
-from nac_openood.analysis.about import About
-from nac_openood.analysis.finding import DataTable, Entry, Examples, Finding
+from nac_openood.analysis.finding import About, DataTable, Entry, Examples, Finding
 from nac_openood.benchmark.run.results import Value
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import (
@@ -16,15 +15,15 @@ from nac_openood.report.blocks import (
     Cards,
     Cell,
     Column,
+    Document,
+    Headline,
     Line,
     Pictures,
     Section,
     Table,
 )
-from nac_openood.report.document import Document
 from nac_openood.report.sections.about import about_section
-from nac_openood.report.sections.headline import Headline
-from nac_openood.report.words import NOTHING, count, set_title, settings
+from nac_openood.report.words import NOTHING, count, set_title, settings_text
 
 _ROLES = {
     "fit": "fitting subset",
@@ -41,7 +40,8 @@ _SEVERAL = (
 
 def analysis_document(findings: Sequence[Finding], about: About) -> Document:
     """Everything there is to show; pictures are not drawn yet."""
-    return Document(_headline(findings, about), [*map(_section, findings), _about(about)])
+    sections = [*map(_section, findings), _about(about)]
+    return Document(_headline(findings, about), sections, about.versions["nac_openood"])
 
 
 def _headline(findings: Sequence[Finding], about: About) -> Headline:
@@ -90,15 +90,15 @@ def table_block(table: DataTable) -> Table:
     columns = [
         Column(
             head.title,
-            "name" if place == 0 else "number" if head.number else "text",
+            "name" if column == 0 else "number" if head.number else "text",
             head.group,
             better=head.better,
         )
-        for place, head in enumerate(table.columns)
+        for column, head in enumerate(table.columns)
     ]
     lines = [
-        Line([_cell(entry) for entry in row], ours=place in table.ours)
-        for place, row in enumerate(table.rows)
+        Line([_cell(entry) for entry in row], ours=number in table.ours)
+        for number, row in enumerate(table.rows)
     ]
     return Table(table.title, columns, lines)
 
@@ -119,7 +119,7 @@ def _about(about: About) -> Section:
         (_ROLES.get(name, set_title(name)), count(n, "sample")) for name, n in about.samples.items()
     ]
     used = [
-        (layer, settings({k: v for k, v in given.items() if k != "layout"}))
+        (layer, settings_text({k: v for k, v in given.items() if k != "layout"}))
         for layer, given in about.settings.items()
     ]
     versions = list(about.versions.items())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nac_openood.analysis.finding import Matrix
+from nac_openood.analysis.figures import Matrix
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import FAINT, INK, OOD_COLOR, OUR_COLOR, PAPER
+from nac_openood.report.words import alt_text
 
 _SQUARE, _WIDTH = 38, 420
 _STRONG = 0.55  # above it, squares are dark enough for light ink
@@ -33,11 +34,8 @@ def matrix_picture(figure: Matrix) -> Picture:
         for spine in axis.spines.values():
             spine.set_visible(False)
 
-    listed = "; ".join(
-        f"{name}: " + ", ".join(f"{c} {v:.2f}" for c, v in zip(figure.columns, vs) if v is not None)
-        for name, vs in figure.rows
-    )
-    return Picture(figure.title, f"{figure.title}. {listed}.", (_WIDTH, height), paint)
+    alt = alt_text(figure.title, ((name, zip(figure.columns, row)) for name, row in figure.rows))
+    return Picture(figure.title, alt, (_WIDTH, height), paint)
 
 
 def _square(axis: Any, row: int, column: int, value: Any, limits: Any) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from nac_openood import files
-from nac_openood.analysis.about import About
-from nac_openood.analysis.finding import Finding
+from nac_openood.analysis.finding import About, Finding
 from nac_openood.analysis.table import KINDS
 from nac_openood.errors import FileError
 from nac_openood.report.analysis.document import analysis_document, table_block
@@ -54,8 +53,7 @@ def write_analysis_page(folder: Path) -> Path:
     from nac_openood.report.page import render
 
     about, findings = _findings(folder)
-    content = render(analysis_document(findings, about), about.versions["nac_openood"])
-    return files.write_text(folder / "report.html", content)
+    return files.write_text(folder / "report.html", render(analysis_document(findings, about)))
 
 
 def finding_text(found: Finding) -> str:

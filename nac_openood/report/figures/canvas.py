@@ -57,7 +57,7 @@ for _axis in ("xtick", "ytick"):
 
 
 def svg(picture: Picture, key: str) -> Markup:
-    """Draw a picture as inline SVG.
+    """Draw a picture as inline SVG, without what a page does not need.
 
     Args:
         picture: what to draw.
@@ -66,7 +66,24 @@ def svg(picture: Picture, key: str) -> Markup:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    return _cleaned(_drawn(picture, key), picture)
+    text = _drawn(picture, key)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
+    text = text.replace("xlink:href", "href")
+    # ids that nothing refers to are left out
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+    # a hundredth of a pixel is enough for coordinates; numbers that people read stay as they are
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
+    text = re.sub(r">\s+<", "><", text)
+    width, height = (f"{side:g}" for side in picture.size)
+    head = Markup(
+        '<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">'
+    ).format(picture.alt, width, height, width, height)
+    return head + Markup(text[text.index(">") + 1 :].strip())
 
 
 def svg_file(picture: Picture) -> str:
@@ -145,23 +162,3 @@ def write_value(axis: Any, x: float, y: float, text: str, weight: str = "normal"
         text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, weight=weight,
         annotation_clip=False,
     )  # fmt: skip
-
-
-def _cleaned(text: str, picture: Picture) -> Markup:
-    """Leave out what a page does not need, such as ids that nothing refers to."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
-    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
-    text = text.replace("xlink:href", "href")
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
-    # a hundredth of a pixel is enough for coordinates; numbers that people read stay as they are
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
-    for color, variable in _VARIABLES.items():
-        text = text.replace(color, f"var({variable})")
-    text = re.sub(r">\s+<", "><", text)
-    width, height = (f"{side:g}" for side in picture.size)
-    head = Markup(
-        '<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">'
-    ).format(picture.alt, width, height, width, height)
-    return head + Markup(text[text.index(">") + 1 :].strip())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,10 @@ _POINTS = 200  # of a curve at most; more would not be visible
 _SIZE = (300, 290)
 
 
-def roc_picture(shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Picture:
+def roc_picture(shown: Shown, dataset: str) -> Picture:
     """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD.
 
-    Args:
-        shown: methods and their scores; a method keeps its color over all datasets.
-        dataset: the OOD dataset.
-        aurocs: method -> percent on this run and dataset, for the legend.
+    A method keeps its color over all datasets.
     """
 
     def paint(figure: Any) -> None:
@@ -29,7 +26,7 @@ def roc_picture(shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Pict
         axis.plot([0, 100], [0, 100], color=GRID, lw=1)
         for line, at in ((axis.axhline, 95), (axis.axvline, 5)):
             line(at, color=FAINT, lw=0.7, ls=(0, (2, 3)))
-        _curves(axis, shown, dataset, aurocs)
+        _curves(axis, shown, dataset)
         axis.set(xlim=(0, 100), ylim=(0, 100.5))
         axis.set_xlabel("ID samples rejected, %")
         axis.set_ylabel("OOD samples found, %", labelpad=2)
@@ -38,8 +35,8 @@ def roc_picture(shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> Pict
             alignment="left",
         )  # fmt: skip
 
-    here = [s for s, sample in shown if dataset in sample.outside]
-    known = [(s.title, aurocs.get(s.method)) for s in here]
+    here = [(s, sample) for s, sample in shown if dataset in sample.outside]
+    known = [(s.title, sample.aurocs.get(dataset)) for s, sample in here]
     listed = ", ".join(t if a is None else f"{t} {a:.1f} %" for t, a in known)
     title = set_title(dataset)
     alt = f"ROC curves of ID test samples and {title}; AUROC: {listed}."
@@ -63,18 +60,22 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
     return false, true
 
 
-def _curves(axis: Any, shown: Shown, dataset: str, aurocs: Mapping[str, float]) -> None:
+def _curves(axis: Any, shown: Shown, dataset: str) -> None:
     count = {True: 0, False: 0}  # ours are solid blue first, the others have colors of their own
     for standing, sample in shown:
-        place = count[standing.ours]
+        index = count[standing.ours]
         count[standing.ours] += 1
-        dash = DASHES[place % len(DASHES)]
+        dash = DASHES[index % len(DASHES)]
         look = {"color": OUR_COLOR, "ls": dash, "lw": 2.2, "zorder": 4}
         if not standing.ours:
-            place %= len(OTHERS)
-            look = {"color": OTHERS[place], "ls": DASHES[1 + place % (len(DASHES) - 1)], "lw": 1.5}
+            index %= len(OTHERS)
+            look = {
+                "color": OTHERS[index],
+                "ls": DASHES[1 + index % (len(DASHES) - 1)],
+                "lw": 1.5,
+            }
         if dataset in sample.outside:
-            auroc = aurocs.get(standing.method)
+            auroc = sample.aurocs.get(dataset)
             label = standing.title if auroc is None else f"{auroc:.1f}  {standing.title}"
             points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
             axis.plot(*points, label=label, solid_joinstyle="round", **look)

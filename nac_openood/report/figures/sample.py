@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Mapping, Optional, Sequence
 
 import numpy as np
@@ -21,12 +22,14 @@ class RunScores:
         inside: scores of the ID test set.
         shifted: dataset under covariate shift -> scores; these count as ID.
         outside: OOD dataset -> scores.
+        aurocs: OOD dataset -> AUROC in percent, where known.
     """
 
     run: str
     inside: Scores
     shifted: Mapping[str, Scores]
     outside: Mapping[str, Scores]
+    aurocs: Mapping[str, float]
 
     def id_scores(self, layer: Optional[str] = None) -> np.ndarray:
         """Scores `[samples]` of everything that counts as ID, finite ones only."""
@@ -54,7 +57,9 @@ def sample_of(results: Results, method: str) -> Optional[RunScores]:
                 for names in (results.names("id"), results.names("csid"), ood_sets(results))
             )
             if inside and outside:
-                return RunScores(row.run, next(iter(inside.values())), shifted, outside)
+                known = {name: row.metrics.get(name, {}).get("AUROC") for name in outside}
+                aurocs = {n: a for n, a in known.items() if a is not None and isfinite(a)}
+                return RunScores(row.run, next(iter(inside.values())), shifted, outside, aurocs)
     return None
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Iterator, Optional
 
 from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRuns, Summary
-from nac_openood.report.blocks import Block, Pictures, Section
-from nac_openood.report.document import Document
+from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.report.blocks import Block, Document, Headline, Pictures, Section, Tile
 from nac_openood.report.ranked.figures import steps_picture, volume_picture
 from nac_openood.report.ranked.tables import (
+    UNDEFINED,
     checkpoints_table,
     choice_table,
-    paper_table,
     settings_table,
+    title_of,
 )
 from nac_openood.report.sections.about import about_section
-from nac_openood.report.sections.headline import Headline, Tile
-from nac_openood.report.sections.paper import paper_section
+from nac_openood.report.sections.paper import PaperRow, paper_section
 from nac_openood.report.words import capital, count
 
 _TIES = (
@@ -39,7 +39,8 @@ def ranked_document(ranked: RankedRuns) -> Document:
         _checkpoints(ranked),
         _about(ranked),
     ]
-    return Document(_headline(ranked), [s for s in sections if s is not None])
+    shown = [section for section in sections if section is not None]
+    return Document(_headline(ranked), shown, ranked.versions.get("nac_openood", ""))
 
 
 def ranking_verdict(ranked: RankedRuns) -> str:
@@ -92,7 +93,7 @@ def _tiles(ranked: RankedRuns) -> Iterator[Tile]:
 
 
 def _told(found: Summary) -> str:
-    return "undefined" if found.mean is None else f"{found.mean:.1f}"
+    return UNDEFINED if found.mean is None else f"{found.mean:.1f}"
 
 
 def _results(ranked: RankedRuns) -> Section:
@@ -111,7 +112,11 @@ def _paper(ranked: RankedRuns) -> Optional[Section]:
         "The paper fine-tunes networks that were pretrained on ImageNet, at 224 pixels, for 5000 "
         "steps with a checkpoint every 300. Other networks, sizes and training give other numbers."
     )
-    return paper_section(text, paper_table(ranked))
+    rows = []
+    for row in ranked.paper:
+        texts = (title_of(row["domain"]), CRITERIA[row["criterion"]], row["metric"])
+        rows.append(PaperRow(texts, row, ours=row["criterion"] == "nac-me"))
+    return paper_section(("Domain", "Criterion"), rows, "error", text, undefined=UNDEFINED)
 
 
 def _over_steps(ranked: RankedRuns) -> Section:

@@ -6,7 +6,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.analysis.finding import Lines, Series
+from nac_openood.analysis.figures import Lines, Series
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import CRITERIA
@@ -39,9 +39,10 @@ def steps_picture(run: RankedRun) -> Picture:
         axis = figure.add_axes((0.17, 0.17, 0.68, 0.66))
         right = axis.twinx()
         shown = np.array(coverage) / 10.0**power
-        axis.plot(at, shown, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
+        lines = axis.plot(at, shown, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
         for name, values in curves.items():
-            right.plot(at, values, label=f"{name} accuracy", ms=3.5, lw=1.5, **_LOOKS[name])
+            label = f"{name} accuracy"
+            lines += right.plot(at, values, label=label, ms=3.5, lw=1.5, **_LOOKS[name])
         best = int(np.argmax(coverage))
         axis.axvline(at[best], color=OUR_COLOR, lw=0.8, ls=":")
         axis.set_xlabel("training step" if numbered else "checkpoint")
@@ -50,9 +51,7 @@ def steps_picture(run: RankedRun) -> Picture:
         right.set_ylabel("accuracy, %")
         right.spines["right"].set_visible(True)
         axis.locator_params(axis="x", nbins=5)
-        handles = [line for each in (axis, right) for line in each.get_lines()
-                   if not line.get_label().startswith("_")]  # fmt: skip
-        axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3,
+        axis.legend(handles=lines, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3,
                     fontsize=8, columnspacing=1.0, handlelength=2.2)  # fmt: skip
 
     chosen = run.ranking.chosen()

@@ -9,10 +9,9 @@ from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns,
 from nac_openood.evaluation.ranking import CRITERIA
 from nac_openood.report.blocks import Cell, Column, Line, Table
 from nac_openood.report.csv_file import csv_text
-from nac_openood.report.sections.paper import paper_columns, paper_line
 from nac_openood.report.words import capital
 
-_UNDEFINED = "undefined"
+UNDEFINED = "undefined"
 _SHOWN = tuple(CRITERIA)
 
 
@@ -42,24 +41,14 @@ def title_of(target: str) -> str:
 
 def _cell(found: Summary) -> Cell:
     if found.mean is None:
-        return Cell(_UNDEFINED)
+        return Cell(UNDEFINED)
     return Cell.of_mean(Value(found.mean, found.error))
 
 
 def _delta(ours: Summary, theirs: Summary) -> Cell:
     if ours.mean is None or theirs.mean is None:
-        return Cell(_UNDEFINED)
+        return Cell(UNDEFINED)
     return Cell(f"{ours.mean - theirs.mean:+.2f}", value=ours.mean - theirs.mean)
-
-
-def paper_table(ranked: RankedRuns) -> Table:
-    """Measured and published numbers, one row each."""
-    lines = []
-    for row in ranked.paper:
-        texts = (title_of(row["domain"]), CRITERIA[row["criterion"]], row["metric"])
-        ours = row["criterion"] == "nac-me"
-        lines.append(paper_line(texts, row, "error", ours=ours, undefined=_UNDEFINED))
-    return Table("", paper_columns("Domain", "Criterion"), lines)
 
 
 def settings_table(ranked: RankedRuns) -> Table:
@@ -74,7 +63,7 @@ def settings_table(ranked: RankedRuns) -> Table:
         config, rc = run.ranking.config, run.ranking.rc_val
         numbers = (config.n_bins, config.steepness, config.full_count)
         cells = [Cell(f"{number:g}", value=number) for number in numbers]
-        told = Cell(_UNDEFINED if rc is None else f"{100 * rc:.2f}", value=rc)
+        told = Cell(UNDEFINED if rc is None else f"{100 * rc:.2f}", value=rc)
         chosen = [Cell(run.ranking.chosen(c).name) for c in ("validation", "nac-me")]
         trial = Cell() if run.trial is None else Cell(str(run.trial))
         lines.append(Line([Cell(title_of(run.target)), trial, *cells, told, *chosen]))
@@ -89,12 +78,12 @@ def checkpoints_table(run: RankedRun) -> Table:
     if ranking.has_test:
         columns.append(Column("Test, %", better="higher"))
     lines = []
-    for place, each in enumerate(ranking.order(), start=1):
-        cells = [Cell(str(place)), Cell(each.name), Cell(f"{each.coverage:.5f}"),
+    for rank, each in enumerate(ranking.order(), start=1):
+        cells = [Cell(str(rank)), Cell(each.name), Cell(f"{each.coverage:.5f}"),
                  Cell(f"{100 * each.val:.2f}")]  # fmt: skip
         if each.test is not None:
             cells.append(Cell(f"{100 * each.test:.2f}"))
-        lines.append(Line(cells, ours=place == 1))
+        lines.append(Line(cells, ours=rank == 1))
     return Table(run.name if run.target else "", columns, lines, sortable=True)
 
 

@@ -29,8 +29,7 @@ def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
     """
     from nac_openood.report.page import render
 
-    version = ranked.versions.get("nac_openood", "")
-    return files.write_text(folder / "report.html", render(ranked_document(ranked), version))
+    return files.write_text(folder / "report.html", render(ranked_document(ranked)))
 
 
 def ranked_summary(ranked: RankedRuns) -> str:

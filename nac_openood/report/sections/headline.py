@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Iterator, Sequence
 
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.benchmark.run.results import Results
+from nac_openood.report.blocks import Headline, Tile
 from nac_openood.report.order import Standing, measured_groups
-from nac_openood.report.words import (
-    SHOWN,
-    count,
-    ordinal,
-    quantity,
-    set_title,
-    value_text,
-)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number in large print: `small` follows it, `below` are lines under it."""
-
-    name: str
-    value: str
-    small: str
-    below: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Headline:
-    """Title, verdict and facts; `tiles` holds a title and tiles for each of our methods."""
-
-    title: str
-    arch: str
-    verdict: str
-    facts: Sequence[str]
-    notes: Sequence[str]
-    tiles: Sequence[tuple[str, Sequence[Tile]]]
-    topic: str = "Out-of-distribution detection"
+from nac_openood.report.words import SHOWN, count, ordinal, quantity, set_title, value_text
 
 
 def headline(results: Results, order: Sequence[Standing]) -> Headline:
@@ -71,13 +41,13 @@ def _sentence(results: Results, s: Standing, worked: Sequence[Standing]) -> str:
     if s.status != "ok":
         others = f"{count(len(worked), 'method')} {'does' if len(worked) == 1 else 'do'}"
         return f"{s.title} has no result ({s.error or s.status}); {others}."
-    places = [_place(s, worked, g) for g in measured_groups(results) if s.value(g) is not None]
-    if not places:
+    ranks = [_rank_text(s, worked, g) for g in measured_groups(results) if s.value(g) is not None]
+    if not ranks:
         return f"{s.title} has no near-OOD or far-OOD mean to be ranked by."
-    return f"{s.title} is {' and '.join(places)}."
+    return f"{s.title} is {' and '.join(ranks)}."
 
 
-def _place(s: Standing, worked: Sequence[Standing], group: str) -> str:
+def _rank_text(s: Standing, worked: Sequence[Standing], group: str) -> str:
     """`2nd of 20 on near-OOD (AUROC 88.10, 0.52 points behind KNN)`."""
     ranked = [other for other in worked if other.value(group) is not None]
     others = [(o.values[group, "AUROC"].mean, o.title) for o in ranked if o is not s]
@@ -89,8 +59,8 @@ def _place(s: Standing, worked: Sequence[Standing], group: str) -> str:
         level = abs(mine - best) < 0.005
         gap = f", {'level with' if level else f'{abs(mine - best):.2f} points {side}'} {title}"
     tied = "tied for " if sum(o.ranks[group] == rank for o in ranked) > 1 else ""
-    place = f"{tied}{ordinal(rank)} of {len(ranked)} on {GROUP_WORDS[group]}"
-    return f"{place} (AUROC {mine:.2f}{gap})"
+    text = f"{tied}{ordinal(rank)} of {len(ranked)} on {GROUP_WORDS[group]}"
+    return f"{text} (AUROC {mine:.2f}{gap})"
 
 
 def _facts(results: Results, order: Sequence[Standing]) -> Iterator[str]:

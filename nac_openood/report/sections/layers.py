@@ -22,7 +22,7 @@ from nac_openood.report.blocks import (
 from nac_openood.report.figures import canvas
 from nac_openood.report.figures.sample import RunScores, finite, sample_of
 from nac_openood.report.order import Standing, ood_sets
-from nac_openood.report.words import set_title
+from nac_openood.report.words import alt_text, set_title
 
 LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
@@ -73,10 +73,12 @@ def _blocks(results: Results, sample: RunScores, aurocs: LayerAurocs) -> Iterato
 
 
 def _finding(aurocs: LayerAurocs) -> str:
-    found = strongest(aurocs)
-    if found is None:
+    """How all layers together compare with the best single layer by mean AUROC."""
+    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items()}
+    together = means.pop(COMBINED, None)
+    if together is None or not means:
         return ""
-    name, alone, together = found
+    name, alone = max(means.items(), key=lambda pair: pair[1])
     side = "above" if together >= alone else "below"
     return (
         f"All layers together reach {together:.2f} % AUROC on average over the OOD datasets, "
@@ -114,16 +116,6 @@ def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
     return found
 
 
-def strongest(aurocs: LayerAurocs) -> Optional[tuple[str, float, float]]:
-    """The best single layer by mean AUROC: its name, its mean, and that of all layers together."""
-    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items() if v}
-    together = means.pop(COMBINED, None)
-    if together is None or not means:
-        return None
-    best = max(means, key=lambda layer: means[layer])
-    return best, means[best], together
-
-
 def auroc_picture(aurocs: LayerAurocs) -> Picture:
     """A row for each OOD dataset with a mark for each layer and one for all together."""
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
@@ -146,12 +138,9 @@ def auroc_picture(aurocs: LayerAurocs) -> Picture:
         axis.legend(loc="lower left", bbox_to_anchor=(-0.27, 1), ncols=5, columnspacing=1.2,
                     handletextpad=0.2)  # fmt: skip
 
-    listed = "; ".join(
-        f"{layer}: " + ", ".join(f"{set_title(n)} {v:.1f} %" for n, v in values.items())
-        for layer, values in aurocs.items()
-    )
     title = "AUROC of each layer alone and of all layers together"
-    return Picture(title, f"{title}. {listed}.", (500, height), paint)
+    listed = ((k, [(set_title(n), v) for n, v in row.items()]) for k, row in aurocs.items())
+    return Picture(title, alt_text(f"{title}, in percent", listed), (500, height), paint)
 
 
 def _look(i: int, layer: str) -> dict[str, Any]:

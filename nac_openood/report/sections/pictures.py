@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 from nac_openood.benchmark.run.results import Results
-from nac_openood.report.blocks import Picture, Pictures, Section
+from nac_openood.report.blocks import Pictures, Section
 from nac_openood.report.figures.bars import bar_picture
 from nac_openood.report.figures.distributions import distribution_picture
 from nac_openood.report.figures.roc import roc_picture
-from nac_openood.report.figures.sample import RunScores, Shown, sample_of
+from nac_openood.report.figures.sample import Shown, sample_of
 from nac_openood.report.order import Standing, measured_groups, ood_sets
 from nac_openood.report.sections.ranking import shown_metrics
 from nac_openood.report.words import SHOWN, set_title
@@ -43,10 +42,8 @@ def distributions(results: Results, order: Sequence[Standing]) -> Optional[Secti
     shown = _samples(results, [*_best(worked, others=1), *msp])
     title = "Score distributions"
     if not shown:
-        known = worked and ood_sets(results)
-        return (
-            Section("scores", title, [Pictures("panels", [], text=_NO_SCORES)]) if known else None
-        )
+        nothing = Pictures("panels", [], text=_NO_SCORES)
+        return Section("scores", title, [nothing]) if worked and ood_sets(results) else None
     text = (
         f"{_runs(shown)} Histograms are scaled to the same area: the less the two overlap, the "
         "better the method tells ID from OOD."
@@ -55,7 +52,7 @@ def distributions(results: Results, order: Sequence[Standing]) -> Optional[Secti
     if any(sample.shifted for _, sample in shown):
         entries.append(("", "dotted: ID under covariate shift"))
     entries.append(("key key-ood", "OOD samples"))
-    pictures = _by_dataset(results, shown, distribution_picture)
+    pictures = [distribution_picture(shown, name) for name in _drawn_sets(results, shown)]
     return Section("scores", title, [Pictures("panels", pictures, text=text, legend=entries)])
 
 
@@ -71,8 +68,8 @@ def rocs(results: Results, order: Sequence[Standing]) -> Optional[Section]:
         f"off where a curve meets the horizontal dotted line; {SHOWN['FPR@95_IN']} is 100 minus "
         "its height at the vertical dotted line."
     )
-    pictures = Pictures("panels", _by_dataset(results, shown, roc_picture), text=text)
-    return Section("roc", "ROC curves", [pictures])
+    pictures = [roc_picture(shown, name) for name in _drawn_sets(results, shown)]
+    return Section("roc", "ROC curves", [Pictures("panels", pictures, text=text)])
 
 
 def _best(worked: Sequence[Standing], *, others: int) -> list[Standing]:
@@ -88,21 +85,10 @@ def _samples(results: Results, wanted: Sequence[Standing]) -> Shown:
     return [(s, sample) for s, sample in found if sample is not None]
 
 
-def _by_dataset(
-    results: Results, shown: Shown, make: Callable[[Shown, str, Mapping[str, float]], Picture]
-) -> list[Picture]:
-    names = [n for n in ood_sets(results) if any(n in sample.outside for _, sample in shown)]
-    return [make(shown, name, _aurocs(results, shown, name)) for name in names]
+def _drawn_sets(results: Results, shown: Shown) -> list[str]:
+    return [n for n in ood_sets(results) if any(n in sample.outside for _, sample in shown)]
 
 
-def _aurocs(results: Results, shown: Shown, dataset: str) -> dict[str, float]:
-    """Method -> AUROC in percent of the run that is drawn, where known."""
-    runs = {s.method: sample.run for s, sample in shown}
-    rows = [r for r in results.rows if runs.get(r.method) == r.run]
-    found = {r.method: r.metrics.get(dataset, {}).get("AUROC") for r in rows}
-    return {method: a for method, a in found.items() if a is not None and isfinite(a)}
-
-
-def _runs(shown: Sequence[tuple[Standing, RunScores]]) -> str:
+def _runs(shown: Shown) -> str:
     runs = list(dict.fromkeys(sample.run for _, sample in shown))
     return f"Checkpoint{'' if len(runs) == 1 else 's'} {', '.join(runs)}."

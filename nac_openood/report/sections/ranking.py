@@ -8,13 +8,7 @@ from nac_openood.benchmark.run.metrics import GROUP_NAMES
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.blocks import Block, Bullets, Cell, Column, Line, Section, Table
 from nac_openood.report.order import Standing, measured_groups, ood_sets
-from nac_openood.report.words import (
-    NOTHING,
-    SHOWN,
-    Metric,
-    capital,
-    set_title,
-)
+from nac_openood.report.words import NOTHING, SHOWN, Metric, capital, set_title
 
 _NAME = Column("Method", "name")
 
@@ -51,7 +45,7 @@ def ranking_table(results: Results, order: Sequence[Standing]) -> Table:
         Column("Implementation", "text", in_terminal=False),
     ]
     lines = []
-    for place, s in enumerate(order, 1):
+    for rank, s in enumerate(order, 1):
         name = Cell(s.title)
         if s.status != "ok":
             whose = f" ({s.implementation})" if s.implementation else ""
@@ -60,7 +54,7 @@ def ranking_table(results: Results, order: Sequence[Standing]) -> Table:
             continue
         cells = [_cell(s, g, m) for g in groups for m in metrics]
         ms = Cell.of_quantity(s.times.get("ms_per_image"), uncertain=s.disturbed)
-        lines.append(Line([Cell(str(place)), name, *cells, ms, Cell(s.implementation)], s.ours))
+        lines.append(Line([Cell(str(rank)), name, *cells, ms, Cell(s.implementation)], s.ours))
     return Table("", columns, lines, sortable=True)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import Results, Row
 from nac_openood.report.blocks import Block, Cell, Column, Heading, Line, Section, Table
 from nac_openood.report.order import Standing
 from nac_openood.report.words import (
@@ -16,7 +16,7 @@ from nac_openood.report.words import (
     one_line,
     percent,
     quantity,
-    settings,
+    settings_text,
 )
 
 #: What a search tells: its key, the text and how to write the number.
@@ -29,66 +29,47 @@ _TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 )
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """A method's hyperparameters in the runs that share them.
-
-    `search` and `advice` are those of the first run.
-    """
-
-    method: str
-    title: str
-    runs: str
-    hyperparameters: Mapping[str, Any]
-    search: Mapping[str, Any]
-    advice: Mapping[str, Any]
-
-
 def hyperparameters(results: Results, order: Sequence[Standing]) -> Optional[Section]:
     """Our methods layer by layer, then a row for each other method."""
-    found = _chosen(results)
-    standing = {s.method: (i, s.ours) for i, s in enumerate(order)}
-    found.sort(key=lambda c: standing[c.method])
-    ours = [c for c in found if standing[c.method][1]]
-    blocks: list[Block] = [block for c in ours for block in _ours(c)]
-    others = [c for c in found if c not in ours]
+    chosen = _chosen(results)
+    blocks: list[Block] = []
+    others = []
+    for s in order:
+        for row, runs in chosen:
+            if row.method == s.method and s.ours:
+                blocks += _ours(row, runs)
+            elif row.method == s.method:
+                texts = (row.title, runs, settings_text(row.hyperparameters), _search(row.search))
+                others.append(Line(list(map(Cell, texts))))
     if others:
         titles = (("Method", "name"), ("Runs", "text"), ("In use", "code"), ("Search", "text"))
-        columns = [Column(title, kind) for title, kind in titles]
-        rows = [(c.title, c.runs, settings(c.hyperparameters), _search(c.search)) for c in others]
-        blocks.append(Table("Other methods", columns, [Line(list(map(Cell, row))) for row in rows]))
-    with_some = {c.method for c in found}
+        blocks.append(Table("Other methods", list(starmap(Column, titles)), others))
+    with_some = {row.method for row, _ in chosen}
     without = [s.title for s in order if s.status == "ok" and s.method not in with_some]
     if without:
         blocks.append(f"Methods without hyperparameters: {', '.join(without)}.")
     return Section("settings", "Hyperparameters", blocks) if blocks else None
 
 
-def _chosen(results: Results) -> list[_Chosen]:
-    """The hyperparameters of all methods that have some; runs that agree are listed together."""
-    found: dict[str, _Chosen] = {}
+def _chosen(results: Results) -> list[tuple[Row, str]]:
+    """Rows of methods that have hyperparameters, and the runs that share those of the row."""
+    found: dict[str, list[Row]] = {}
     for row in results.rows:
-        search = dict(row.search or {})
-        if row.status != "ok" or not (row.hyperparameters or search):
-            continue
-        told = {k: v for k, v in search.items() if k != "seconds"}  # runs may agree but for time
-        key = one_line([row.method, dict(row.hyperparameters), told])
-        if key in found:
-            found[key] = replace(found[key], runs=f"{found[key].runs}, {row.run}")
-        else:
-            found[key] = _Chosen(
-                row.method, row.title, row.run, row.hyperparameters, search, row.advice or {}
-            )
-    return list(found.values())
+        if row.status == "ok" and (row.hyperparameters or row.search):
+            search = {**(row.search or {}), "seconds": None}  # runs may agree but for time
+            key = one_line([row.method, dict(row.hyperparameters), search])
+            found.setdefault(key, []).append(row)
+    return [(rows[0], ", ".join(row.run for row in rows)) for rows in found.values()]
 
 
-def _ours(c: _Chosen) -> Iterator[Block]:
+def _ours(row: Row, runs: str) -> Iterator[Block]:
     """Nested settings become tables, the others a line."""
-    nested = {k: v for k, v in c.hyperparameters.items() if _is_table(v)}
-    flat = {k: v for k, v in c.hyperparameters.items() if k not in nested}
-    yield Heading(f"{c.title}, {c.runs}")
-    told = [_search(c.search), _guard(c.search), f"settings: {settings(flat)}" if flat else ""]
-    told += [_compared(c.advice), *c.advice.get("warnings", []), *c.advice.get("notes", [])]
+    nested = {k: v for k, v in row.hyperparameters.items() if _is_table(v)}
+    flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}
+    yield Heading(f"{row.title}, {runs}")
+    search, advice = row.search or {}, row.advice or {}
+    told = [_search(search), _guard(search), f"settings: {settings_text(flat)}" if flat else ""]
+    told += [_compared(advice), *advice.get("warnings", []), *advice.get("notes", [])]
     yield from (f"{capital(text)}." for text in told if text)
     for name, entries in nested.items():
         keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
@@ -108,7 +89,7 @@ def _is_table(value: Any) -> bool:
     )
 
 
-def _search(search: Mapping[str, Any]) -> str:
+def _search(search: Optional[Mapping[str, Any]]) -> str:
     """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
     if not search:
         return "not searched"
