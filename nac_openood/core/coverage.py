@@ -139,8 +139,11 @@ class Coverage(Rule):
 
     def addends(self) -> Optional[dict[str, Tensor]]:
         """Counts and numbers of broken samples, by layer."""
-        counts = {f"counts/{name}": histogram.counts for name, histogram in self.histograms.items()}
-        return {**counts, **{f"broken/{name}": broken for name, broken in self._broken.items()}}
+        named = {}
+        for name, histogram in self.histograms.items():
+            broken = torch.as_tensor(self._broken.get(name, 0), device=histogram.counts.device)
+            named.update({f"counts/{name}": histogram.counts, f"broken/{name}": broken})
+        return named
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Replace the counts by sums over shards."""
