@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import nac_openood
 from nac_openood.core import ranking
+from nac_openood.detector.presets import CONFIG_ROOT
 from nac_openood.plugin import compat
 
 pytestmark = REAL_OPENOOD
@@ -188,6 +190,47 @@ def test_pipelines_and_other_methods_find_theirs(registered):
     assert isinstance(found, nac_openood.NACPostprocessor)
     document["postprocessor"]["name"] = "msp"
     assert not isinstance(get_postprocessor(Config(**document)), nac_openood.NACPostprocessor)
+
+
+SLIPS = {
+    "postprocessor: {name: nac, postprocessor_args: 5}": "expected a mapping under 'postproc",
+    "postprocessor: {name: nac, postprocessor_args: {n_samples: 50}}": "the config has no layers",
+    "postprocessor: {name: nac, APS_mod: true}": r"unknown key \['APS_mod'\]",
+    "postprocessor: {name: nac, APS_mode: 'False'}": "APS_mode must be true or false",
+    "postprocessor: {name: nac_plus}": "expected 'name: nac' under 'postprocessor:'",
+    "postprocessor: {name: msp}": "unknown rule 'msp'",
+    "postprocessor: 5": "expected a mapping under 'postprocessor:'",
+    "postprocessor:": "expected 'name: nac' under 'postprocessor:'",
+    "postprocessor: {name: nac}\nfoo: 3": r"unknown key \['foo'\]",
+    "postprocessor: {name: !!python/name:os.system }": "not valid YAML",
+    "a: &a [x]\nb: *a": "aliases",
+    "": "expected a YAML mapping",
+}
+
+
+@pytest.mark.parametrize("text", SLIPS)
+def test_slips_in_a_config_are_noticed_before_openood_reads_it(registered, tmp_path, text):
+    from openood.evaluation_api.postprocessor import get_postprocessor
+
+    (tmp_path / "postprocessors").mkdir()
+    (tmp_path / "postprocessors" / "nac.yml").write_text(text)
+    with pytest.raises(nac_openood.NACError, match=SLIPS[text]):
+        get_postprocessor(str(tmp_path), "nac", "cifar10")
+
+
+def test_a_config_that_is_a_folder(registered, tmp_path):
+    from openood.evaluation_api.postprocessor import get_postprocessor
+
+    (tmp_path / "postprocessors" / "nac.yml").mkdir(parents=True)
+    with pytest.raises(nac_openood.NACError, match=r"cannot read .*nac\.yml: Is a directory"):
+        get_postprocessor(str(tmp_path), "nac", "cifar10")
+
+
+def test_the_shipped_config_works_as_ones_own(net, data_root, tmp_path):
+    (tmp_path / "postprocessors").mkdir()
+    shutil.copy(CONFIG_ROOT / "postprocessors" / "nac.yml", tmp_path / "postprocessors")
+    found, shipped = (evaluator(net, data_root, root) for root in (tmp_path, "nowhere"))
+    assert found.postprocessor.layers == shipped.postprocessor.layers != {}
 
 
 def wrapped(kind, backbone):

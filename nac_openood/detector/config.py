@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 
 from nac_openood.core.layer_config import refuse_unknown, whole_number
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import NACError
 from nac_openood.yaml_text import read_yaml
+
+_T = TypeVar("_T")
 
 #: Layer -> setting -> the values to try.
 Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -22,7 +24,7 @@ Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
 #: Find the layers by running the network.
 AUTO = "auto"
 #: The sections of an OpenOOD config; whole configs are read, too.
-_SECTIONS = (
+SECTIONS = (
     "postprocessor", "dataset", "ood_dataset", "network", "pipeline", "preprocessor", "trainer",
     "optimizer", "evaluator", "recorder",
 )  # fmt: skip
@@ -89,7 +91,7 @@ class NACConfig:
     def from_dict(cls, document: Mapping[str, Any]) -> NACConfig:
         """Read an OpenOOD postprocessor document, ours or the authors'."""
         if "postprocessor" in document:
-            refuse_unknown(document, _SECTIONS)
+            refuse_unknown(document, SECTIONS)
         root = _mapping("postprocessor", document.get("postprocessor", document))
         refuse_unknown(
             root, {"name", "APS_mode", "postprocessor_args", "postprocessor_sweep", "layer_kwargs"}
@@ -183,10 +185,15 @@ def read_config(path: Union[str, Path]) -> NACConfig:
     Raises:
         NACError: the file is missing or has unknown keys; the message names it.
     """
+    return parsed(path, NACConfig.from_dict)
+
+
+def parsed(path: Union[str, Path], parse: Callable[[Mapping[str, Any]], _T]) -> _T:
+    """What `parse` makes of the mapping in a YAML file; its errors name the file, too."""
     document = read_yaml(path)
     try:
         if not isinstance(document, Mapping):
             raise NACError("expected a YAML mapping.")
-        return NACConfig.from_dict(document)
+        return parse(document)
     except NACError as error:
         raise NACError(f"{path}: {error}") from error

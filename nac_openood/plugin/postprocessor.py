@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.config import NACConfig, checked_switch, read_config
+from nac_openood.detector.config import NACConfig, checked_switch
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint
-from nac_openood.plugin.settings import plain, written
+from nac_openood.plugin.settings import plain, written, written_in
 from nac_openood.plugin.source import import_failure
 from nac_openood.plugin.sweep import SweepCache, sweep_arguments
 from nac_openood.search import SURROGATE_LABEL, SearchResult
@@ -204,9 +204,10 @@ class NACPostprocessor(BasePostprocessor):
 
     def _current(self, net: nn.Module) -> NACConfig:
         """The settings as they are written today."""
+        own = self._written
         if self.config_file is not None and Path(self.config_file).is_file():
-            return read_config(self.config_file)
-        return self._written or preset_for(net, str(self._id_name), self._name)
+            own = written_in(self.config_file, self._name)
+        return own or preset_for(net, str(self._id_name), self._name)
 
     def _still_fits(self, net: nn.Module, settings: NACConfig) -> bool:
         """Whether counts that came out of a pickle are still what config and network ask for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from nac_openood.core.rules import RULES
 from nac_openood.detector.presets import CONFIG_ROOT
 from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat
+from nac_openood.plugin.settings import written_in
 from nac_openood.plugin.source import import_failure
 
 #: What undoes `register`; None if it was not called.
@@ -96,10 +98,14 @@ def _for_evaluator(original: Callable[..., Any], names: list[str]) -> Callable[.
         if postprocessor_name not in names:
             return original(config_root, postprocessor_name, id_data_name)
         own = Path(config_root) / "postprocessors" / f"{postprocessor_name}.yml"
-        root = str(config_root if own.is_file() else CONFIG_ROOT)
-        found = original(root, postprocessor_name, id_data_name)
+        if not os.path.lexists(own):
+            return original(str(CONFIG_ROOT), postprocessor_name, id_data_name)
+        written_in(
+            own, postprocessor_name
+        )  # says what is wrong with it, where OpenOOD would fail or take long
+        found = original(str(config_root), postprocessor_name, id_data_name)
         # absolute: a pickle of it may be set up again from another working directory
-        found.config_file = str(own.resolve()) if own.is_file() else None
+        found.config_file = str(own.resolve())
         return found
 
     return get_postprocessor
