@@ -172,6 +172,7 @@ def test_missing_files_and_presets():
         ({"steepness": 1e-39}, "steepness must be above 0, got 1e-39"),
         ({"steepness": 10**400}, "steepness must be finite"),
         ({"weight": 1e308}, r"weight must be at most 1e\+06"),
+        ({"weight": 5e-324}, "weight must be 0 or at least 1e-30, got 5e-324"),
         ({"full_count": 2**31}, "full_count must be at most 2,147,483,647"),
         ({"n_bins": 10**7}, "n_bins must be at most 1,000,000"),
         ({"n_bins": np.float64("nan")}, "n_bins must be a whole number"),
@@ -180,6 +181,20 @@ def test_missing_files_and_presets():
 def test_settings_have_bounds(settings, message):
     with pytest.raises(NACError, match=message):
         LayerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fast": "no"}, "fast must be true or false, without quotes, got 'no'"),
+        ({"search": "False"}, "search must be true or false, without quotes, got 'False'"),
+        ({"rule": "msp"}, "unknown rule 'msp'; expected one of"),
+        ({"n_samples": 10**30}, "n_samples must be at most 2,147,483,647"),
+    ],
+)
+def test_configs_are_checked_where_they_are_made(settings, message):
+    with pytest.raises(NACError, match=message):
+        NACConfig({"a": LayerConfig()}, **settings)
 
 
 def test_numbers_of_numpy_are_numbers():

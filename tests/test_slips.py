@@ -92,6 +92,13 @@ def test_sizes_that_are_no_whole_numbers(small_net, images, labels, n):
         NACDetector(small_net, ["avgpool"]).fit([(images, labels)], n_samples=n)
 
 
+def test_other_settings(small_net, images):
+    with pytest.raises(NACError, match="n_samples must be at most 2,147,483,647, got 10{30}"):
+        NACDetector(small_net, ["avgpool"]).fit([images], n_samples=10**30)
+    with pytest.raises(NACError, match="fast must be true or false, without quotes, got 'no'"):
+        NACDetector(small_net, ["avgpool"], fast="no")
+
+
 @pytest.mark.parametrize("n", [20, 20.0, np.int64(20), np.float32(20)])
 def test_sizes_that_are(small_net, images, labels, n):
     found = NACDetector(small_net, ["avgpool"]).fit([(images, labels)], n_samples=n)

@@ -78,6 +78,9 @@ class NACConfig:
             raise NACError(f"search_in must be 'setup' or 'openood', got {self.search_in!r}.")
         if self.n_samples is not None:
             object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples, 1))
+        for name in ("search", "fast"):
+            checked_switch(name, getattr(self, name))
+        rule_named(self.rule)
         check_sweep(self.layers, self.sweep)
 
     @property
@@ -102,7 +105,7 @@ class NACConfig:
         rule = rule_named(str(root.get("name", "nac")))
         common = {
             "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
-            "fast": checked_switch("fast", args.get("fast", False)),
+            "fast": args.get("fast", False),
             "rule": rule.name,
             "search": checked_switch("APS_mode", root.get("APS_mode", False)),
             "search_in": args.get("search_in", "setup"),

@@ -17,6 +17,7 @@ from nac_openood.detector.choose import (
     layer_settings,
     locate_layers,
 )
+from nac_openood.detector.config import checked_switch
 from nac_openood.detector.dealing import dealt
 from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
@@ -48,7 +49,7 @@ class LayerReader:
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
     ) -> None:
-        self.net, self.rule, self.fast = net, rule, fast
+        self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         self.layers: dict[str, Any] = {}
         self._places: dict[str, Layer] = {}
