@@ -80,6 +80,12 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     assert CONFIG_ROOT.is_dir()
 
 
+SWEPT = (
+    "{{postprocessor_args: {{layers: {{a: {{}}, b: {{}}}}, layer_names: {}}}, APS_mode: {}, "
+    "postprocessor_sweep: {{b: {{n_bins: {}}}}}}}"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -116,6 +122,19 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
         ),
         ("{name: nac, name: nac_plus}", "the key 'name' stands twice; the second time in line 1"),
         ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),
+        ("{a: 1, <<: {a: 2}}", r"merge keys \(<<\) are not supported; line 1 has one"),
+        (
+            "{postprocessor_args: {layers: {a: {}}}, layer_kwargs: {a: {}}}",
+            "layers and layer_kwargs are the same setting: give one of them",
+        ),
+        ("{postprocessor_args: {layers: {a: {}}, layer_names: false}}", "of names, got False"),
+        ("{postprocessor_args: {layers: {a: {}}, layer_names: []}}", r"of names, got \[\]"),
+        (
+            "{postprocessor_args: {layers: {a: {}, b: {n_binz: 5}}, layer_names: [a]}}",
+            r"unknown layer setting \['n_binz'\]",
+        ),
+        (SWEPT.format("[a]", "false", "5"), "a non-empty list of values for 'n_bins', got 5"),
+        (SWEPT.format("[a]", "true", "[50]"), r"sweep is of \['b'\], and layer_names has \['a'\]"),
         ("[" * 60 + "]" * 60, "more than 50 levels of nesting"),
         ("{a: 2001-99-99}", "not valid YAML"),
         (
