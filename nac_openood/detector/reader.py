@@ -31,6 +31,7 @@ from nac_openood.network.autocasting import autocast_to, checked_autocast
 from nac_openood.network.fingerprint import identity
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import unwrap
 from nac_openood.network.taps import read
 from nac_openood.network.tokens import with_layouts
 
@@ -49,6 +50,7 @@ class LayerReader:
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
     ) -> None:
+        unwrap(net)  # refuses what is no network
         self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         self.layers: dict[str, Any] = {}
