@@ -13,7 +13,7 @@ _MOST_BYTES, _MOST_DEPTH = 2**20, 50
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys, aliases (which can grow to any size) and deep nesting."""
+    """Refuses repeated keys, aliases (which can grow to any size), merges and deep nesting."""
 
     _depth = 0
 
@@ -33,9 +33,11 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in getattr(node, "value", ()):
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            line = key_node.start_mark.line + 1
             if key is not None and key in seen:
-                line = key_node.start_mark.line + 1
                 raise NACError(f"the key '{key}' stands twice; the second time in line {line}.")
+            if key_node.tag == "tag:yaml.org,2002:merge":  # one of two values would win in silence
+                raise NACError(f"merge keys (<<) are not supported; line {line} has one.")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 

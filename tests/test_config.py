@@ -80,6 +80,12 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     assert CONFIG_ROOT.is_dir()
 
 
+SWEPT = (
+    "{{postprocessor_args: {{layers: {{a: {{}}, b: {{}}}}, layer_names: {}}}, APS_mode: {}, "
+    "postprocessor_sweep: {{b: {{n_bins: {}}}}}}}"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -116,6 +122,19 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
         ),
         ("{name: nac, name: nac_plus}", "the key 'name' stands twice; the second time in line 1"),
         ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),
+        ("{a: 1, <<: {a: 2}}", r"merge keys \(<<\) are not supported; line 1 has one"),
+        (
+            "{postprocessor_args: {layers: {a: {}}}, layer_kwargs: {a: {}}}",
+            "layers and layer_kwargs are the same setting: give one of them",
+        ),
+        ("{postprocessor_args: {layers: {a: {}}, layer_names: false}}", "of names, got False"),
+        ("{postprocessor_args: {layers: {a: {}}, layer_names: []}}", r"of names, got \[\]"),
+        (
+            "{postprocessor_args: {layers: {a: {}, b: {n_binz: 5}}, layer_names: [a]}}",
+            r"unknown layer setting \['n_binz'\]",
+        ),
+        (SWEPT.format("[a]", "false", "5"), "a non-empty list of values for 'n_bins', got 5"),
+        (SWEPT.format("[a]", "true", "[50]"), r"sweep is of \['b'\], and layer_names has \['a'\]"),
         ("[" * 60 + "]" * 60, "more than 50 levels of nesting"),
         ("{a: 2001-99-99}", "not valid YAML"),
         (
@@ -172,6 +191,7 @@ def test_missing_files_and_presets():
         ({"steepness": 1e-39}, "steepness must be above 0, got 1e-39"),
         ({"steepness": 10**400}, "steepness must be finite"),
         ({"weight": 1e308}, r"weight must be at most 1e\+06"),
+        ({"weight": 5e-324}, "weight must be 0 or at least 1e-30, got 5e-324"),
         ({"full_count": 2**31}, "full_count must be at most 2,147,483,647"),
         ({"n_bins": 10**7}, "n_bins must be at most 1,000,000"),
         ({"n_bins": np.float64("nan")}, "n_bins must be a whole number"),
@@ -180,6 +200,20 @@ def test_missing_files_and_presets():
 def test_settings_have_bounds(settings, message):
     with pytest.raises(NACError, match=message):
         LayerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"fast": "no"}, "fast must be true or false, without quotes, got 'no'"),
+        ({"search": "False"}, "search must be true or false, without quotes, got 'False'"),
+        ({"rule": "msp"}, "unknown rule 'msp'; expected one of"),
+        ({"n_samples": 10**30}, "n_samples must be at most 2,147,483,647"),
+    ],
+)
+def test_configs_are_checked_where_they_are_made(settings, message):
+    with pytest.raises(NACError, match=message):
+        NACConfig({"a": LayerConfig()}, **settings)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -92,6 +92,33 @@ def test_settings_of_ones_own_modules(net):
     assert "Own.act" in difference(known, net)
 
 
+class Scaled(Own):
+    """A network whose `forward` reads attributes of its classes."""
+
+    factor, version, squeeze = 2.0, "1.0", staticmethod(F.relu)
+
+    def forward(self, x):
+        return self.squeeze(super().forward(x)) * self.factor
+
+
+def test_attributes_of_ones_own_classes(monkeypatch):
+    net = Scaled().eval()
+    known = fingerprint(net)
+    early = {name: value for name, value in known.items() if not name.startswith("class setting")}
+    for name, value in (("factor", 3.0), ("squeeze", staticmethod(F.gelu))):
+        with monkeypatch.context() as patch:
+            patch.setattr(Scaled, name, value)
+            assert difference(known, net) == f"it has the same weights but another Scaled.{name}"
+            assert difference(early, net) == ""
+    net.factor = 2.0  # the same as before, by another way
+    assert difference(known, net) == ""
+    net.factor = 3.0
+    assert difference(known, net) == "it has the same weights but another Scaled.factor"
+    del net.factor
+    monkeypatch.setattr(Scaled, "version", "2.0")  # which `forward` does not read
+    assert difference(known, net) == ""
+
+
 ANOTHER = "it has the same weights but another `forward`"
 
 

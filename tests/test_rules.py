@@ -1,5 +1,6 @@
 """The seam between a rule and everything that uses it, with a rule that is not NAC."""
 
+import copy
 import pickle
 
 import pytest
@@ -141,6 +142,22 @@ def test_merged_shards_are_one_fit(mean_rule, small_net, images, labels):
         torch.testing.assert_close(merged.score(images), one.score(images), rtol=1e-12, atol=0)
     with pytest.raises(NACError, match="cannot merge detectors of rules 'mean' and 'nac'"):
         merged.merge(NACDetector(small_net, ["avgpool"]).fit(whole))
+
+
+def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
+    det = NACDetector(small_net, ["avgpool"]).fit([images])
+    before = det.score(images)
+    for other, told in ((det, "itself: samples would count twice"), (None, "got NoneType")):
+        with pytest.raises(NACError, match=f"expected another detector to merge .*{told}"):
+            det.merge(other)
+    net = copy.deepcopy(small_net)
+    twin = NACDetector(net, ["avgpool"]).fit([images])
+    net.fc.bias.data += 1
+    with pytest.raises(NACError, match=r"of another network: .* other weights .*Fit both on the"):
+        det.merge(twin)
+    assert torch.equal(det.score(images), before)
+    net.fc.bias.data.copy_(small_net.fc.bias.data)
+    assert det.merge(twin).fit_summary_.n_samples == 2 * len(images)
 
 
 def test_readings_carry_logits_and_old_files_say_so(mean_rule, small_net, loader, tmp_path):

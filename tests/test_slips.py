@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18, vit_b_16
 
-from nac_openood import NACDetector
+from nac_openood import LayerConfig, NACDetector
 from nac_openood.errors import NACError
 
 
@@ -69,6 +69,7 @@ def test_a_list_of_images(detector, images):
         (lambda x, y: x.numpy(), "got ndarray. Pass a list"),
         (lambda x, y: {"data": x, "label": y}, "got dict. Pass a list"),
         (lambda x, y: "images/train", "got str. Pass a list"),
+        (lambda x, y: None, "got NoneType. Pass a loader"),
     ],
 )
 def test_what_is_no_loader(detector, images, labels, use, make, message):
@@ -90,6 +91,51 @@ def test_misspelt_presets(small_net, rule):
 def test_sizes_that_are_no_whole_numbers(small_net, images, labels, n):
     with pytest.raises(NACError, match="n_samples must be a whole number, got"):
         NACDetector(small_net, ["avgpool"]).fit([(images, labels)], n_samples=n)
+
+
+@pytest.mark.parametrize("layers", [None, 5, b"auto", {1: LayerConfig()}, [1]])
+def test_what_names_no_layers(small_net, layers):
+    with pytest.raises(NACError, match="`layers` must be a preset, a list of .*'1', not 1"):
+        NACDetector(small_net, layers)
+
+
+def test_what_is_no_network(detector, tmp_path):
+    for layers in ("auto", ["avgpool"]):
+        with pytest.raises(
+            NACError, match=r"expected a network, a torch\.nn\.Module, got NoneType"
+        ):
+            NACDetector(None, layers)
+    detector.save(tmp_path / "x")
+    with pytest.raises(NACError, match=r"expected a network, a torch\.nn\.Module, got NoneType"):
+        NACDetector.load(tmp_path / "x", None)
+
+
+@pytest.mark.parametrize("labels", [["cat"] * 24, np.array(["cat"] * 24), [None] * 24])
+def test_what_is_no_label(small_net, images, labels):
+    told = "expected one whole-number label for each of 24 samples, got (list of|ndarray)"
+    with pytest.raises(NACError, match=told):
+        NACDetector(small_net, ["avgpool"]).fit([(images, labels)])
+
+
+def test_numbers_of_another_type(detector, images):
+    with pytest.raises(NACError, match="tpr must be above 0 and at most 1, got '0.9'"):
+        detector.calibrate([images], tpr="0.9")
+    detector.calibrate([images])
+    for alpha in ("0.1", None):
+        with pytest.raises(NACError, match=f"`alpha` must lie between 0 and 1, got {alpha!r}"):
+            detector.judge(images).out(alpha)
+    with pytest.raises(NACError, match=r"`levels` must lie between 0 and 1, got \['0.1'\]"):
+        detector.false_alarms([images], ["0.1"])
+    for top, told in ((-1, "at least 0"), ("2", "a whole number")):
+        with pytest.raises(NACError, match=f"top must be {told}, got {top!r}"):
+            detector.explain(images, top=top)
+
+
+def test_other_settings(small_net, images):
+    with pytest.raises(NACError, match="n_samples must be at most 2,147,483,647, got 10{30}"):
+        NACDetector(small_net, ["avgpool"]).fit([images], n_samples=10**30)
+    with pytest.raises(NACError, match="fast must be true or false, without quotes, got 'no'"):
+        NACDetector(small_net, ["avgpool"], fast="no")
 
 
 @pytest.mark.parametrize("n", [20, 20.0, np.int64(20), np.float32(20)])

@@ -174,7 +174,7 @@ class Coverage(Rule):
             raise NACError(f"'n_samples' must be a number for each layer, got {counted!r}.")
         for name, config in coverage.layers.items():
             counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
-            n_samples = whole_number("n_samples", counted[name], 1, 2**31 - 1)
+            n_samples = whole_number("n_samples", counted[name], 1)
             check_counts(f"layer '{name}'", counts, n_samples, count_bins(config.n_bins))
             coverage.histograms[name] = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
         return coverage

@@ -22,8 +22,9 @@ _REFERENCE_STATES = {
 }
 #: A histogram has this many counters per neuron at most, and counts in int32.
 _MOST_BINS, _MOST_COUNT = 10**6, 2**31 - 1
-#: Far from where a float32 becomes infinite and states become NaN.
+#: Far from where a float32 becomes infinite and states become NaN, or products are rounded to 0.
 _STEEPEST = 1e30
+_SMALLEST = 1 / _STEEPEST
 
 _S = TypeVar("_S", bound="_Settings")
 
@@ -83,7 +84,7 @@ class LayerConfig(_Settings):
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
         state: one of `nac_openood.core.states.STATES`.
-        weight: weight of the layer in the mean over layers.
+        weight: weight of the layer in the mean over layers; 0 leaves it out.
         layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions. Of tokens, those are
             read that the logits depend on: all, the class token, or the last one.
@@ -101,6 +102,8 @@ class LayerConfig(_Settings):
     def __post_init__(self) -> None:
         _check_counting(self, MIN_BINS)
         object.__setattr__(self, "weight", finite_number("weight", self.weight, 1e6))
+        if 0 < self.weight < _SMALLEST:
+            raise NACError(f"weight must be 0 or at least {_SMALLEST:g}, got {self.weight!r}.")
         if isinstance(self.state, str):
             object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
         if self.state not in list(STATES):
@@ -135,7 +138,7 @@ def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int
     """Check what both kinds of coverage count by, and make numbers of what only looks like some."""
     n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MOST_BINS)
     object.__setattr__(config, "n_bins", n_bins)
-    full_count = whole_number("full_count", config.full_count, 1, _MOST_COUNT)
+    full_count = whole_number("full_count", config.full_count, 1)
     object.__setattr__(config, "full_count", full_count)
     object.__setattr__(config, "steepness", _above_zero("steepness", config.steepness))
     _check_layout(config.layout)
@@ -148,7 +151,7 @@ def _check_layout(layout: Optional[str]) -> None:
 
 def _above_zero(name: str, value: Any) -> float:
     number = finite_number(name, value, _STEEPEST)
-    if number < 1 / _STEEPEST:
+    if number < _SMALLEST:
         raise NACError(f"{name} must be above 0, got {value!r}: every state would be 0.5.")
     return number
 
@@ -160,13 +163,13 @@ def refuse_unknown(given: Mapping[str, Any], known: Collection[str], what: str =
         raise NACError(f"unknown {what} {unknown}; expected one of {sorted(known)}.")
 
 
-def whole_number(name: str, value: Any, least: int, most: Optional[int] = None) -> int:
+def whole_number(name: str, value: Any, least: int, most: int = _MOST_COUNT) -> int:
     """`value` as an int, or an error that names the setting."""
     if not _is_finite(value) or value != int(value):
         raise NACError(f"{name} must be a whole number, got {value!r}.")
     if value < least:
         raise NACError(f"{name} must be at least {least}, got {value!r}.")
-    if most is not None and value > most:
+    if value > most:
         raise NACError(f"{name} must be at most {most:,}, got {value!r}.")
     return int(value)
 

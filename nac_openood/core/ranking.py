@@ -8,6 +8,7 @@ score means more in-distribution.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Callable
 
 import numpy as np
@@ -98,7 +99,7 @@ def threshold_at(scores: Any, tpr: float = 0.95) -> float:
 
 
 def _check_rate(tpr: float) -> None:
-    if not 0 < tpr <= 1:
+    if not isinstance(tpr, Real) or not 0 < tpr <= 1:
         raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")
 
 

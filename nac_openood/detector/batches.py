@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from nac_openood.distributed import world
 from nac_openood.errors import NACError
-from nac_openood.network.inputs import LABELS, as_inputs, rows, sample_count
+from nac_openood.network.inputs import LABELS, as_inputs, rows, said, sample_count
 
 
 class Batch(NamedTuple):
@@ -74,8 +74,10 @@ def batches(loader: Iterable[Any]) -> Iterator[Batch]:
 def _check_loader(loader: Any) -> None:
     """Refuse what could be iterated over, but does not yield batches."""
     is_dataset = isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
-    if is_dataset or isinstance(loader, (Tensor, np.ndarray, str, bytes, Mapping)):
-        made_of = "a loader" if is_dataset else "a list of it, [(x, y)], or a loader"
+    is_batch = isinstance(loader, (Tensor, np.ndarray, str, bytes, Mapping))
+    iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if is_dataset or is_batch or not iterable:
+        made_of = "a list of it, [(x, y)], or a loader" if is_batch else "a loader"
         raise NACError(
             f"expected a loader that yields batches, got {type(loader).__name__}. Pass {made_of}: "
             "torch.utils.data.DataLoader(dataset, batch_size=100)."
@@ -110,17 +112,24 @@ _ITEMS = "tensors x, tuples (x, y) or dicts {'data': x, 'label': y}, or dicts of
 
 
 def _labels(label: Any, n: int) -> Tensor:
-    tensor = torch.as_tensor(label)
+    try:
+        tensor = torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError):  # texts, say, or rows of different lengths
+        raise _no_labels(n, said(label)) from None
     whole = not tensor.is_complex()
     if tensor.is_floating_point():
         whole = bool((tensor == tensor.long()).all())
     if not whole or tensor.numel() != n:
-        raise NACError(
-            f"expected one whole-number label for each of {n} samples, got {tensor.dtype} of shape "
-            f"{list(tensor.shape)}. Without usable labels, let the loader yield plain tensors. A "
-            "network with several inputs needs them in a tuple, ((x1, x2), y), or in a dict."
-        )
+        raise _no_labels(n, f"{tensor.dtype} of shape {list(tensor.shape)}")
     return tensor.reshape(n).to(torch.int64)
+
+
+def _no_labels(n: int, got: str) -> NACError:
+    return NACError(
+        f"expected one whole-number label for each of {n} samples, got {got}. Without usable "
+        "labels, let the loader yield plain tensors. A network with several inputs needs them in a "
+        "tuple, ((x1, x2), y), or in a dict."
+    )
 
 
 def check_labels(labels: Optional[Tensor], n_classes: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Mapping, Sequence, Type, Union
+from typing import Any, Iterable, Mapping, Sequence, Type, Union
 
 from torch import nn
 
@@ -35,7 +35,13 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
         _check_preset(net, layers, rule)
         return dict(preset_for(net, layers, rule.name).layers)
     kind = rule.layer_settings
-    settings = layers if isinstance(layers, Mapping) else {name: kind() for name in layers}
+    names = list(layers) if isinstance(layers, Iterable) else [layers]
+    if not all(isinstance(name, str) for name in names):
+        raise NACError(
+            "`layers` must be a preset, a list of layer names, or a mapping of layer names to "
+            f"settings, got {layers!r}. Names are texts: '1', not 1."
+        )
+    settings = layers if isinstance(layers, Mapping) else {name: kind() for name in names}
     for name, given in settings.items():
         if not isinstance(given, kind):
             raise NACError(f"layer '{name}': expected a {kind.__name__}, got {given!r}.")

@@ -80,6 +80,9 @@ class NACConfig:
             raise NACError(f"search_in must be 'setup' or 'openood', got {self.search_in!r}.")
         if self.n_samples is not None:
             object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples, 1))
+        for name in ("search", "fast"):
+            checked_switch(name, getattr(self, name))
+        rule_named(self.rule)
         check_sweep(self.layers, self.sweep)
 
     @property
@@ -104,7 +107,7 @@ class NACConfig:
         rule = rule_named(str(root.get("name", "nac")))
         common = {
             "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
-            "fast": checked_switch("fast", args.get("fast", False)),
+            "fast": args.get("fast", False),
             "rule": rule.name,
             "search": checked_switch("APS_mode", root.get("APS_mode", False)),
             "search_in": args.get("search_in", "setup"),
@@ -116,13 +119,18 @@ class NACConfig:
         swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
         refuse_unknown(swept, layers, "layer in postprocessor_sweep")
         kind = rule.layer_settings
-        settings = {name: kind.from_dict(layers[name]) for name in chosen}
-        sweep = {
-            name: kind.renamed(lists, "sweep setting")
-            for name, lists in swept.items()
-            if name in chosen
-        }
-        return cls(settings, sweep=sweep, **common)
+        settings = {name: kind.from_dict(given) for name, given in layers.items()}
+        sweep = {name: kind.renamed(lists, "sweep setting") for name, lists in swept.items()}
+        whole = cls(settings, sweep=sweep, **common)  # which checks what is not used, too
+        used = {name: lists for name, lists in sweep.items() if name in chosen}
+        if whole.search and sweep and not used:
+            raise NACError(
+                f"APS_mode is true, but the sweep is of {list(sweep)}, and layer_names has "
+                f"{chosen}: sweep over settings of these, or set APS_mode to false."
+            )
+        return dataclasses.replace(
+            whole, layers={name: settings[name] for name in chosen}, sweep=used
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `from_dict` and OpenOOD read."""
@@ -169,13 +177,17 @@ def checked_switch(name: str, value: Any) -> bool:
 
 def _layers(args: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The settings of all layers by name, and the names of those to use."""
+    if args.get("layers") and root.get("layer_kwargs"):
+        raise NACError("layers and layer_kwargs are the same setting: give one of them.")
     layers = _mapping("layers", args.get("layers") or root.get("layer_kwargs"))
-    chosen = args.get("layer_names") or list(layers)
-    if not isinstance(chosen, (list, tuple)) or not all(isinstance(n, str) for n in chosen):
+    if not layers:
+        raise NACError("the config has no layers: add 'postprocessor_args: layers: ...'.")
+    chosen = args.get("layer_names")
+    chosen = list(layers) if chosen is None else chosen
+    is_list = isinstance(chosen, (list, tuple)) and chosen
+    if not is_list or not all(isinstance(n, str) for n in chosen):
         raise NACError(f"layer_names must be a list of names, got {chosen!r}.")
     refuse_unknown(dict.fromkeys(chosen), layers, "layer in layer_names")
-    if not chosen:
-        raise NACError("the config has no layers: add 'postprocessor_args: layers: ...'.")
     return layers, list(chosen)
 
 

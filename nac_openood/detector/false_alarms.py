@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -39,7 +40,7 @@ class FalseAlarms(NamedTuple):
 def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[FalseAlarms]:
     """False-alarm rates from the p-values `[samples]` of in-distribution data."""
     p = np.asarray(p_values, dtype=np.float64).ravel()
-    wrong = [level for level in levels if not 0 < level < 1]
+    wrong = [level for level in levels if not isinstance(level, Real) or not 0 < level < 1]
     if wrong:
         raise NACError(f"`levels` must lie between 0 and 1, got {wrong}.")
     if not len(p):

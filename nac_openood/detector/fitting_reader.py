@@ -21,6 +21,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary
 from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.errors import NACError, NotFittedError
+from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.network.random_state import kept_random_state
 
 _F = TypeVar("_F", bound="FittingReader")
@@ -113,9 +114,12 @@ class FittingReader(LayerReader):
     def merge(self: _F, other: _F) -> _F:
         """Add what another detector was fitted on, e.g. another shard of the training data.
 
-        Both must have the same rule, layers and settings. The order of shards does not matter. The
-        threshold must be chosen again.
+        Both must have the same network, rule, layers and settings. The order of shards does not
+        matter. The threshold must be chosen again.
         """
+        if other is self or not isinstance(other, FittingReader):
+            told = "itself: samples would count twice" if other is self else type(other).__name__
+            raise NACError(f"expected another detector to merge with this one, got {told}.")
         theirs, mine = other._fitted(), self._fitted()
         if other.rule != self.rule:
             raise NACError(f"cannot merge detectors of rules '{self.rule}' and '{other.rule}'.")
@@ -123,6 +127,12 @@ class FittingReader(LayerReader):
             raise NACError(
                 f"cannot merge detectors fitted with autocast={self.autocast} and "
                 f"autocast={other.autocast}: their readings are rounded differently."
+            )
+        differs = other.net is not self.net and difference(fingerprint(self.net), other.net)
+        if differs:
+            raise NACError(
+                f"cannot merge with a detector of another network: {differs}. Fit both on the same "
+                "one."
             )
         mine.merge(theirs)
         self._accept(mine, _summary(self) + _summary(other))

@@ -8,6 +8,7 @@ from typing import Mapping, NamedTuple, Optional
 import numpy as np
 from torch import Tensor
 
+from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
@@ -47,6 +48,7 @@ def explanations(
     rule: Rule, probed: Probed, pvalues: Optional[PValues], top: int
 ) -> list[Explanation]:
     """Explain every sample of a pass, naming the `top` least covered neurons per layer."""
+    top = whole_number("top", top, 0)
     parts = rule.parts(probed)
     score = rule.combine(parts)
     report_nonfinite(score)

@@ -17,6 +17,7 @@ from nac_openood.detector.choose import (
     layer_settings,
     locate_layers,
 )
+from nac_openood.detector.config import checked_switch
 from nac_openood.detector.dealing import dealt
 from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
@@ -30,6 +31,7 @@ from nac_openood.network.autocasting import autocast_to, checked_autocast
 from nac_openood.network.fingerprint import identity
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import unwrap
 from nac_openood.network.taps import read
 from nac_openood.network.tokens import with_layouts
 
@@ -48,7 +50,8 @@ class LayerReader:
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
     ) -> None:
-        self.net, self.rule, self.fast = net, rule, fast
+        unwrap(net)  # refuses what is no network
+        self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         self.layers: dict[str, Any] = {}
         self._places: dict[str, Layer] = {}

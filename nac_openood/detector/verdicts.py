@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import NamedTuple
 
 from torch import Tensor
@@ -41,7 +42,7 @@ class Verdicts(NamedTuple):
 
 def checked_alpha(alpha: float) -> float:
     """The level, if it is one."""
-    if not 0 < alpha < 1:
+    if not isinstance(alpha, Real) or not 0 < alpha < 1:
         raise NACError(f"`alpha` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
     return float(alpha)
 

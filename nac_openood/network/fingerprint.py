@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from nac_openood.errors import NACError
-from nac_openood.network.module_settings import module_classes, module_settings
+from nac_openood.network.module_settings import class_settings, module_classes, module_settings
 from nac_openood.network.replica import unwrap
 from nac_openood.network.running_code import BYTECODE_OF, Reached, own_function
 from nac_openood.seals import raw_bytes
 
-#: What the names of settings begin with in a fingerprint.
-_SETTING = "setting "
+#: What the names of settings begin with in a fingerprint. Early ones have none of the second kind.
+_SETTING, _OF_CLASS = "setting ", "class setting "
 _SHORT = 16
 
 
@@ -25,16 +25,20 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
     Returns:
         `structure`: names, shapes and precision of parameters and buffers. `weights`: their
         values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: what
-        modules compute by, such as stride and eps; see `module_settings`. `bytecode` and `source`:
-        the user's own code that `forward` runs; see `running_code`.
+        modules compute by, such as stride and eps; see `module_settings`. `class setting
+        CLASS.NAME`: the same of attributes of the user's own classes. `bytecode` and `source`: the
+        user's own code that `forward` runs; see `running_code`.
     """
     inner = unwrap(net)
     code = _code(inner)
-    settings = module_settings(inner)
+    settings = {
+        **{f"{_SETTING}{name}": lines for name, lines in module_settings(inner).items()},
+        **{f"{_OF_CLASS}{name}": ls for name, ls in class_settings(inner, code.asked).items()},
+    }
     return {
         **_tensors(inner),
         "modules": _hash(module_classes(inner)),
-        **{f"{_SETTING}{name}": _hash(lines)[:_SHORT] for name, lines in settings.items()},
+        **{name: _hash(lines)[:_SHORT] for name, lines in settings.items()},
         "bytecode": _hash(code.bytecode),
         "bytecode_of": BYTECODE_OF,
         "source": "" if code.source is None else _hash(code.source),
@@ -61,10 +65,10 @@ def difference(saved: Mapping[str, str], net: nn.Module) -> str:
         return "it has the same architecture but other weights (another checkpoint)"
     if now["modules"] != saved.get("modules", now["modules"]):
         return "it has the same weights but other modules"
-    # a setting that only one of them has is new in another version of a library
-    other = [k for k in now if k.startswith(_SETTING) and now[k] != saved.get(k, now[k])]
-    if other:
-        return f"it has the same weights but another {other[0][len(_SETTING) :]}"
+    # a setting that only one of them has is new in another version of a library, or in this package
+    for name in now:
+        if name.startswith((_SETTING, _OF_CLASS)) and now[name] != saved.get(name, now[name]):
+            return f"it has the same weights but another {name.partition(_SETTING)[2]}"
     return "" if _same_code(saved, now) else "it has the same weights but another `forward`"
 
 

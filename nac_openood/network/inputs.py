@@ -43,7 +43,7 @@ def as_inputs(value: Any) -> Inputs:
             return kept
     elif isinstance(value, _PACKED) and tensors_in(value):
         return tuple(_entry(place, part) for place, part in enumerate(value))
-    raise ProbeError(f"expected {_WANTED}; got {_said(value)}.{_conversion(value)}")
+    raise ProbeError(f"expected {_WANTED}; got {said(value)}.{_conversion(value)}")
 
 
 _WANTED = (
@@ -61,7 +61,7 @@ def _entry(name: Any, part: Any) -> Any:
     if isinstance(part, _PACKED) and all(isinstance(value, Tensor) for value in part):
         return tuple(part)
     raise ProbeError(
-        f"expected {_WANTED}; input {name!r} is {_said(part)}. Make it a tensor, or leave it out "
+        f"expected {_WANTED}; input {name!r} is {said(part)}. Make it a tensor, or leave it out "
         "of the batch. Hugging Face's tokenizers return tensors with return_tensors='pt'."
     )
 
@@ -72,7 +72,8 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, (str, bytes))
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
+    """What a value is, for errors."""
     if isinstance(value, Mapping):
         kinds = {str(name): type(part).__name__ for name, part in value.items()}
         return f"{type(value).__name__} of {kinds}" if kinds else f"an empty {type(value).__name__}"

@@ -11,12 +11,12 @@ import dis
 import re
 import types
 from functools import cache, partial
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional
 
 import torch
 from torch import nn
 
-from nac_openood.network.running_code import is_library_class, plain_text
+from nac_openood.network.running_code import is_library_class, own_function, plain_text
 
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
 _IDLE = re.compile("Identity|.*Dropout.*|DropPath|StochasticDepth|DropBlock.*")
@@ -39,9 +39,35 @@ def module_classes(net: nn.Module) -> list[str]:
 
 def module_settings(net: nn.Module) -> dict[str, list[str]]:
     """By class and attribute, e.g. `BatchNorm2d.eps`: a line per module with its value."""
+    return _by_attribute(net, vars)
+
+
+def class_settings(net: nn.Module, asked: Collection[str]) -> dict[str, list[str]]:
+    """The same of attributes of the user's own classes, which a module may replace by its own.
+
+    Args:
+        net: the network.
+        asked: names of the attributes that count: those that `forward` asks for.
+    """
+
+    def attributes(module: nn.Module) -> dict[str, Any]:
+        own = [kind for kind in reversed(type(module).__mro__) if not is_library_class(kind)]
+        found = {name: value for kind in own for name, value in vars(kind).items()}
+        return {
+            name: vars(module).get(name, getattr(value, "__func__", value))  # of a static method
+            for name, value in found.items()
+            if name in asked and own_function(value) is None  # else it is code
+        }
+
+    return _by_attribute(net, attributes)
+
+
+def _by_attribute(
+    net: nn.Module, attributes: Callable[[nn.Module], Mapping[str, Any]]
+) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, module in _modules(net):
-        for attribute, text in _settings(module):
+        for attribute, text in _settings(module, attributes(module)):
             found.setdefault(f"{_class(module)}.{attribute}", []).append(f"{name} {text}")
     return found
 
@@ -69,14 +95,14 @@ def _class(module: nn.Module) -> str:
     return type(module).__qualname__
 
 
-def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
+def _settings(module: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if isinstance(module, torch.jit.ScriptModule):
         return
     is_torchs = type(module).__module__.startswith("torch.")
     kind: Any = type(module)
     of_library = not is_torchs and is_library_class(kind)
     changing = _assigned(kind)
-    for name, value in sorted(vars(module).items()):
+    for name, value in sorted(values.items()):
         if name.startswith("_") or name in _IGNORED or name in changing:
             continue
         if not is_torchs and _OF_THE_MACHINE.search(name):

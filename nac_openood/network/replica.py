@@ -36,7 +36,13 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 
 def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside DataParallel, DDP and torch.compile, which compute what it computes."""
+    """The network inside DataParallel, DDP and torch.compile, which compute what it computes.
+
+    Raises:
+        ProbeError: this is no network.
+    """
+    if not isinstance(net, nn.Module):
+        raise ProbeError(f"expected a network, a torch.nn.Module, got {type(net).__name__}.")
     while True:
         is_parallel = isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel))
         inner = getattr(net, "module" if is_parallel else "_orig_mod", None)

@@ -74,11 +74,13 @@ class Reached:
     Attributes:
         bytecode: a text per function and constant, in the order in which they were found.
         source: the same from the source; None if it is not there for all of them.
+        asked: names of all attributes that they ask for.
     """
 
     def __init__(self) -> None:
         self.bytecode: list[str] = []
         self.source: Optional[list[str]] = []
+        self.asked: set[str] = set()
         self._seen: set[Any] = set()
 
     def add(self, function: types.FunctionType, owner: Any) -> None:
@@ -99,6 +101,7 @@ class Reached:
                 self._note(cell.cell_contents, owner)
             except ValueError:  # not filled yet
                 continue
+        self.asked |= asks
         for name in sorted(asks):
             self._method(owner, name)
 

@@ -88,7 +88,7 @@ def search(
         tables = [score_layer(name, options, samples) for name, options in points.items()]
         joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
         board = Leaderboard(joint, metric, limit, top, tell=bar.update)
-        rng = np.random.default_rng(whole_number("seed", seed, 0))
+        rng = np.random.default_rng(whole_number("seed", seed, 0, 2**64 - 1))
         STRATEGIES[strategy](board, budget or Budget(), rng)
         return SearchResult(
             ranking=_ranking(board, limit),
