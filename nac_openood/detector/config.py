@@ -181,7 +181,10 @@ def _layers(args: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[dict[str,
         raise NACError("layers and layer_kwargs are the same setting: give one of them.")
     layers = _mapping("layers", args.get("layers") or root.get("layer_kwargs"))
     if not layers:
-        raise NACError("the config has no layers: add 'postprocessor_args: layers: ...'.")
+        raise NACError(
+            "the config has no layers: add 'layers: auto', or settings by layer, under "
+            "'postprocessor_args:'."
+        )
     chosen = args.get("layer_names")
     chosen = list(layers) if chosen is None else chosen
     is_list = isinstance(chosen, (list, tuple)) and chosen
