@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
-from nac_openood.distributed import in_turn, world
+from nac_openood.distributed import exchange, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import Transform, image_names, open_image
@@ -69,7 +70,13 @@ def judge_images(
         alpha: p-values at or below it are out-of-distribution.
         batch_size: images per batch.
         workers: number of processes that load images.
+
+    Raises:
+        NACError: processes that work together were given different paths.
     """
+    listed = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
+    if len(set(exchange("list of files", listed))) > 1:
+        raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
     made = partial(_rows, deployed.transform)
