@@ -155,8 +155,9 @@ def _named(paths: list[str]) -> Iterator[str]:
             yield path
             continue
         for line in sys.stdin:
-            if line.strip():
-                yield line.rstrip("\r\n")
+            name = line.rstrip("\r\n").removeprefix("\ufeff")  # with which some lists begin
+            if name.strip():
+                yield name
 
 
 def _tell_bad(answer: Judged, skip: bool) -> None:

@@ -84,7 +84,8 @@ class FileImages(Dataset[dict[str, Any]]):
         if self._identity is None:
             digest = hashlib.sha256(transform_text(self.transform).encode())
             for name, label in zip(self.names, self.labels):
-                digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
+                line = f"{name}\0{label}\0{_stamp(self.root / name)}\n"
+                digest.update(line.encode("utf-8", "surrogateescape"))
             self._identity = digest.hexdigest()[:16]
         return self._identity
 
