@@ -158,7 +158,7 @@ class Folders(Target):
             Path(where, name)
             for where, _, names in os.walk(root)
             for name in names
-            if name.lower().endswith((".png", ".jpg")) and Path(where, name).is_file()
+            if name.lower().endswith((".png", ".jpg"))
         ]
         every = folder_images(root, lambda image: image)
         if len(every) != len(there):

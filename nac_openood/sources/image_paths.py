@@ -18,6 +18,7 @@ from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import Transform, image_names, open_image
 from nac_openood.sources.judged import Judged, judge_batch
+from nac_openood.sources.listing import files_in
 from nac_openood.sources.texts import takes_text, without_padding
 
 _TEXTS = ".txt"
@@ -47,8 +48,7 @@ def expand(given: Iterable[str], *, texts: bool = False) -> list[str]:
 
 
 def _text_files(folder: Path) -> list[str]:
-    found = (p for p in folder.rglob(f"*{_TEXTS}") if p.is_file())
-    names = sorted(p.relative_to(folder).as_posix() for p in found)
+    names = files_in(folder, {_TEXTS})
     if not names:
         raise NACError(f"{folder} holds no texts: expected files such as a{_TEXTS} in it.")
     return names
