@@ -109,6 +109,8 @@ def test_the_table_has_means_and_one_accuracy():
         mean = (table["a"][metric] + table["b"][metric]) / 2
         assert table["nearood"][metric] == pytest.approx(mean)
     assert {line["ACC"] for line in table.values()} == {66.0}
+    table = metrics_by_set({n: np.array(s) for n, s in scores.items()}, roles, None)
+    assert all(tuple(line) == METRICS[:-1] for line in table.values())
 
 
 # ---- the method table
