@@ -287,7 +287,7 @@ class NACPlus(Rule):
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> NACPlus:
         """The rule that `settings` and `tensors` came from."""
         layers = stored_layers(settings, LayoutConfig)
-        numbers = {name: settings.get(name) for name in ("logit_weight", "softness")}
+        numbers: Any = {name: settings.get(name) for name in ("logit_weight", "softness")}
         rule = cls(layers, **numbers)
         for name in layers:
             try:
