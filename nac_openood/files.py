@@ -76,14 +76,25 @@ def remove(path: Path) -> None:
 
 def check_target(path: Path) -> None:
     """Refuse a path whose folder does not exist, or that is a folder itself."""
+    check_encoding(path)
     if not path.name or path.is_dir():
         raise FileError(f"cannot write {path}: it is a folder. Name a file.")
     if not path.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
 
 
+def check_encoding(path: PathLike) -> None:
+    """Refuse a path that is not UTF-8, which the safetensors library does not open."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        told = f"{path} cannot be used: its name is not UTF-8. Choose another one."
+        raise FileError(told) from error
+
+
 def make_folder(folder: PathLike) -> Path:
     """Create a folder, or say why not."""
+    check_encoding(folder)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,16 +103,19 @@ def make_folder(folder: PathLike) -> Path:
 
 
 def write_text(path: PathLike, text: str) -> Path:
-    """Write UTF-8 text whole or not at all, and return the path."""
+    """Write UTF-8 text whole or not at all, and return the path.
+
+    What is not Unicode, as in names of files that are not UTF-8, is written as an escape sequence.
+    """
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 
 def read_text(path: PathLike, what: str = "") -> str:
     """The UTF-8 text in a file, or an error that calls it `what`, by default its path."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
 
@@ -282,6 +296,7 @@ def read_tensors(
     Raises:
         FileError: if the file is missing, damaged, of another kind or of a newer version.
     """
+    check_encoding(path)
     try:
         if not Path(path).is_file():
             raise FileError(f"there is no file {path}.")

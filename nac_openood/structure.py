@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import math
 import re
 from functools import cache
 from typing import Any, Mapping, Type, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -72,6 +73,8 @@ def _plain(hint: Any, value: Any, where: str) -> Any:
         return value  # JSON has one kind of number
     if type(value) is not hint:
         raise _wrong(where, _PLAIN.get(hint, "null"), value)
+    if hint is float and not math.isfinite(value):
+        raise _wrong(where, "a finite number", value)
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Hashable, Union
 
@@ -10,10 +11,13 @@ import yaml
 from nac_openood.errors import NACError, why_unreadable
 
 _MOST_BYTES, _MOST_DEPTH = 2**20, 50
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+#: What YAML reads to the base of 8 or 60: 010 is 8, and 1:30 is 90.
+_NOT_DECIMAL = re.compile("[-+]?0[0-9_]|.*:")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys, aliases (which can grow to any size), merges and deep nesting."""
+    """Refuses repeated keys, aliases (which can grow to any size), merges, depth and odd numbers."""
 
     _depth = 0
 
@@ -28,6 +32,13 @@ class _Loader(yaml.SafeLoader):
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
+
+    def construct_scalar(self, node: Any) -> Any:
+        text = super().construct_scalar(node)
+        if node.tag in _NUMBERS and _NOT_DECIMAL.match(text):
+            line = node.start_mark.line + 1
+            raise NACError(f"expected a decimal number in line {line}, got {text}.")
+        return text
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

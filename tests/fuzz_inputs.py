@@ -102,7 +102,8 @@ class Lists(Target):
         (place / "list.txt").write_bytes(content)
         found = ListedImages(place / "list.txt", place, lambda image: image)
         said = list(zip(found.names, found.labels.tolist()))
-        lines = [line.strip() for line in content.decode().splitlines() if line.strip()]
+        text = content.decode("utf-8-sig")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         expected = [(line.rsplit(" ", 1)[0], int(line.rsplit(" ", 1)[1])) for line in lines]
         if said != expected:
             return SILENT, f"{said} of {lines}"
@@ -157,7 +158,7 @@ class Folders(Target):
             Path(where, name)
             for where, _, names in os.walk(root)
             for name in names
-            if name.lower().endswith((".png", ".jpg")) and Path(where, name).is_file()
+            if name.lower().endswith((".png", ".jpg"))
         ]
         every = folder_images(root, lambda image: image)
         if len(every) != len(there):

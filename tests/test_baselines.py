@@ -241,6 +241,21 @@ def test_a_stage_is_read_before_somebody_rewrites_it(small_net):
     assert torch.equal(view(x, return_feature_list=True)[1][3], said)
 
 
+def test_knn_has_no_more_neighbors_than_training_samples(data, net, tmp_path):
+    """With more, all its scores are the same, and may look better than scores of a wrong order."""
+    folder = tmp_path / "configs" / "postprocessors"
+    folder.mkdir(parents=True)
+    config = {"name": "knn", "APS_mode": True, "postprocessor_args": {"K": 500}}
+    config["postprocessor_sweep"] = {"K_list": [3, 500, 100]}
+    (folder / "knn.yml").write_text(yaml.safe_dump({"postprocessor": config}))
+    asked = asked_of(data, tmp_path / "search", folder.parent, ("knn",), net)
+    search = row_of(conduct(asked), "knn").search
+    assert search["points"] == 2 and search["left_out"] == 1
+    asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")
+    row = row_of(conduct(asked), "knn")
+    assert row.status == "failed" and "K=500 exceeds the 100 training samples" in row.error
+
+
 def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
     torch.manual_seed(0)
     vit = VisionTransformer(32, 16, 2, 2, 24, 48, num_classes=10).eval()

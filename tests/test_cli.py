@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import io
 import re
 import subprocess
 import sys
@@ -59,6 +60,17 @@ def test_a_mistyped_option_names_the_one_that_was_meant(capsys):
 def test_errors_are_a_sentence_and_an_exit_code(capsys):
     assert main(["run", "no/such/script.py"]) == 1
     assert "no/such/script.py does not exist" in capsys.readouterr().err
+
+
+def test_names_of_files_that_are_not_utf8(monkeypatch):
+    """In many locales Python's streams refuse them."""
+    streams = [io.TextIOWrapper(io.BytesIO(b"\xff.png"), "utf-8") for _ in range(2)]
+    for name, stream in zip(("stdin", "stdout"), streams):
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "argv", ["nac-openood", "run"])  # which leaves warnings alone
+    monkeypatch.setattr(cli, "main", lambda: print(sys.stdin.read(), end="", flush=True))
+    cli.terminal()
+    assert streams[1].buffer.getvalue() == b"\xff.png"
 
 
 def test_ctrl_c(monkeypatch, capsys, tmp_path):

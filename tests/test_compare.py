@@ -599,6 +599,10 @@ def test_results_of_an_earlier_version_still_load(data, tmp_path):
     assert old.value("toy", "tin", "FPR@95_IN") is None
     assert old.value("toy", "tin", "FPR@95") == results.value("toy", "tin", "FPR@95")
     assert all(line["FPR@95_IN"] is None for line in old.table())
+    content["rows"][0]["metrics"]["tin"]["AUROC"] = float("nan")
+    path.write_text(json.dumps(content))
+    with pytest.raises(NACError, match="metrics.tin.AUROC' must be a finite number, got nan"):
+        Results.load(tmp_path)
 
 
 def test_a_network_that_refuses_the_images_is_an_error_of_ours(data, tmp_path):

@@ -259,6 +259,7 @@ def test_methods_of_your_own_and_failures_are_rows(data):
         ({"methods": ["mps"]}, "unknown methods"),
         ({"near": images(5, 1)}, "`near` must map names to datasets"),
         ({"near": {}, "far": {}}, "pass `near`, `far` or both"),
+        ({"near": {"a\udcff": images(5, 1)}}, "name of a dataset must .* be UTF-8"),
         ({"near": {"a/b": images(5, 1)}}, "name of a dataset must not be empty, contain a slash"),
         ({"near": {"test": images(5, 1)}}, "cannot be called test"),
         ({"test": []}, "test: the dataset is empty"),

@@ -49,6 +49,7 @@ def changed(about, path, value):
         ("threshold", ["abc"], "'threshold' must be a number, got 'abc'"),
         ("threshold", [float("nan")], "'threshold' must be a finite number, got nan"),
         ("threshold", [float("inf")], "'threshold' must be a finite number, got inf"),
+        ("threshold", [-float("inf")], "'threshold' must be a finite number, got -inf"),
         ("threshold", [True], "'threshold' must be a number, got True"),
         ("threshold", None, "'threshold' is missing"),
         ("settings.layers", [None], "'layers' must be settings by layer name, got None"),

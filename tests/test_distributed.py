@@ -67,6 +67,31 @@ def test_fit_and_score(here: Path, fitted: tuple[str, str], size: int) -> None:
     assert {(done.stdout, done.stderr) for done in others} == {("", "")}
 
 
+def test_a_list_on_stdin_is_read_by_one_process(here: Path, fitted: tuple[str, str]) -> None:
+    """Processes that share a stdin would each read a part of it."""
+    words = ("score", "--detector", f"{fitted[0]}.nac", *NETWORK, "--batch-size", 2, "-")
+    stdin = "import io, os, sys; sys.stdin = io.StringIO(LISTS[int(os.environ['RANK'])])"
+    lists = ["".join(f"stripes/{n}.png\n" for n in each) for each in (range(5), range(5, 9))]
+    first, second = run_job(2, words, here, stdin.replace("LISTS", repr(lists)))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert [line.split(",")[0] for line in first.stdout.splitlines()[1:]] == lists[0].split()
+
+
+def test_different_lists_of_files_are_refused() -> None:
+    code = """
+    from nac_openood import distributed
+    from nac_openood.errors import NACError
+    from nac_openood.sources.image_paths import judge_images
+    with distributed.joined() as world:
+        try:
+            next(judge_images(None, [f"{world.rank}.png"]))
+        except NACError as error:
+            print(error)
+    """
+    for done in run_code(2, code):
+        assert "the processes have different `paths`" in done.stdout, done.stderr
+
+
 def test_search_and_compare(here: Path) -> None:
     words = ("search", *NETWORK, *DATA, "--ood-val", "s=stripes", "--batch-size", 25)
     assert run((*words, "--out", "search1"), here).returncode == 0

@@ -1,14 +1,24 @@
 """Documents: JSON files with a format, and what is said of those that cannot be read."""
 
 import pytest
+from torch import nn
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
-from nac_openood.files import read_document, write_document, write_json
+from nac_openood.files import (
+    make_folder,
+    read_document,
+    read_tensors,
+    write_document,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from nac_openood.search.stored import ReadingSet
+from nac_openood.sources.weights import load_checkpoint
 
 DOCUMENTS = {
     Results: ("results.json", "expected the folder of a comparison", "Repeat the comparison"),
@@ -56,3 +66,20 @@ def test_a_document_that_does_not_say_its_kind_is_read(tmp_path):
     assert (
         read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing") == found
     )
+
+
+def test_paths_that_safetensors_does_not_open_are_refused(tmp_path):
+    path = tmp_path / "\udcff.safetensors"
+    path.touch()
+    for use in (
+        lambda: write_tensors(path, "a thing", 1, {}, {}),
+        lambda: read_tensors(path, "a thing", 1),
+        lambda: make_folder(tmp_path / "\udcff"),
+        lambda: load_checkpoint(nn.Linear(1, 1), path),
+    ):
+        with pytest.raises(FileError, match="cannot be used: its name is not UTF-8"):
+            use()
+
+
+def test_a_text_about_a_file_whose_name_is_not_utf8(tmp_path):
+    assert write_text(tmp_path / "x", "\udcff.png").read_text() == "\\udcff.png"

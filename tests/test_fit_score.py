@@ -217,7 +217,9 @@ def test_alpha_and_batch_size_and_workers(here, capsys):
 
 
 def test_json_lines_of_a_list_on_stdin(here, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("stripes/3.png\n\nbirds/test/parrot/1.png\r\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("\ufeffstripes/3.png\n\nbirds/test/parrot/1.png\r\n")
+    )
     assert score("--format", "jsonl", "stripes/1.png", "-") == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["path"] for row in rows] == [

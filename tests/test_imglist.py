@@ -43,6 +43,18 @@ def test_images_of_any_mode_and_paths_with_odd_characters(tmp_path: Path) -> Non
     assert all(images[i]["data"].shape == (3, 32, 32) for i in range(2))
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.png 3\n", encoding="utf-8-sig")
+    assert ListedImages(tmp_path / "list.txt", tmp_path, lambda image: image).names == ["a.png"]
+
+
+def test_names_that_are_not_utf8_have_an_identity(tmp_path: Path) -> None:
+    for name in (b"a\xff.png", b"a\xfe.png"):
+        Image.new("L", (9, 9)).save(tmp_path / os.fsdecode(name))
+    images = folder_images(tmp_path, lambda image: image)
+    assert images.without([0]).identity() != images.without([1]).identity()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

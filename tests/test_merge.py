@@ -160,12 +160,16 @@ def test_tables_must_be_whole_and_of_one_run(here, capsys):
     (here / "other_alpha").write_text(capsys.readouterr().out)
     text = (here / "half2").read_text()
     (here / "cut").write_text(text[: text.rindex("#")])
-    (here / "torn").write_text(text[:-40])
+    (here / "torn").write_text(text[:-200])
+    (here / "edited").write_text(text.replace(",out\n", ",in\n", 1))
+    (here / "early").write_text(f"{text[: text.rindex(' ')]}\n")  # without a checksum
+    assert main(["merge", "half1", "early", "--out", "both"]) == 0
     for given, told in (
         (["half1"], "expected each of the shards 1 to 2 once, got [1]"),
         (["half1", "other_alpha"], "are shards of different runs"),
         (["half1", "cut"], "cut is not whole"),
         (["half1", "torn"], "torn is not whole"),
+        (["half1", "edited"], "edited is not whole, or was changed"),
         (["half1", "nac1"], "cannot be merged with each other: shards of a fit, tables of scores"),
     ):
         assert main(["merge", *given, "--out", "nothing"]) == 1

@@ -34,6 +34,12 @@ def test_a_factory_in_a_file(own_place, name):
     assert not net.training and torch.equal(net(X), expected(X))
 
 
+def test_a_factory_in_a_file_whose_name_is_not_utf8(tmp_path):
+    path = tmp_path / "\udcff.py"
+    path.write_text("import torch\ndef make(n):\n    return torch.nn.Linear(3, n)\n")
+    assert network_of(f"{path}:make", 4).out_features == 4
+
+
 def test_a_factory_in_a_module_of_the_current_folder(own_place, monkeypatch):
     monkeypatch.chdir(own_place)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own_place))])

@@ -254,6 +254,9 @@ def test_files(calibrated):
         broken = {**tensors, name: tensors[name] * 2}
         with pytest.raises(NACError, match=message):
             NACPlus.restore(rule.settings(), broken)
+    for name, value in {"logit_weight": 1e9, "softness": 1.5}.items():
+        with pytest.raises(NACError, match=f"{name} must be at most"):
+            NACPlus.restore({**rule.settings(), name: value}, tensors)
     for name in ("layer/a/counts", "layer/b/moments/high"):
         broken = {**tensors, name: tensors[name][None, 1:]}
         with pytest.raises(NACError, match="must be torch.int.* with . dimensions"):

@@ -109,6 +109,8 @@ def test_the_table_has_means_and_one_accuracy():
         mean = (table["a"][metric] + table["b"][metric]) / 2
         assert table["nearood"][metric] == pytest.approx(mean)
     assert {line["ACC"] for line in table.values()} == {66.0}
+    table = metrics_by_set({n: np.array(s) for n, s in scores.items()}, roles, None)
+    assert all(tuple(line) == METRICS[:-1] for line in table.values())
 
 
 # ---- the method table
@@ -163,7 +165,8 @@ def test_the_first_of_the_best_points_wins():
     points = grid_points({"k": [3, 2, 1]})
     found = best_point(points, validate, progress=False)
     assert found.point == {"k": 2} and found.auroc == 1.0 and found.points == 3
-    assert found.note() == {"objective": "auroc", "auroc": 1.0, "points": 3}
+    note = {"objective": "auroc", "auroc": 1.0, "points": 3}
+    assert found.note(3) == note and found.note(5) == {**note, "left_out": 2}
 
 
 def test_points_without_numbers_are_passed_over():

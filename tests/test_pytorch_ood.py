@@ -198,7 +198,9 @@ def test_the_search_finds_the_first_best_point(method, toy):
         found.append((float(auroc(*scores)), point))
     best = max(found, key=lambda pair: pair[0])
     assert fit.hyperparameters == best[1]
-    assert fit.search == {"points": len(found), "auroc": best[0], "objective": "auroc"}
+    left_out = len(grid_points(METHODS[method].sweep)) - len(found)
+    more = {"left_out": left_out} if left_out else {}
+    assert fit.search == {"points": len(found), "auroc": best[0], "objective": "auroc", **more}
 
 
 def test_without_ood_validation_the_defaults_are_used(toy):

@@ -280,7 +280,7 @@ EDGES: dict[str, tuple[dict[str, Any], str]] = {
     "no rows": ({"loaded": drop("rows")}, "No method produced a result"),
     "no gallery": ({"change": drop("gallery", "paper", "notes")}, "NAC is"),
     "missing scores": ({"scores": False}, "The scores are not in this folder"),
-    "not a number": ({"change": not_numbers}, "NAC is"),
+    "not a number": ({"loaded": not_numbers}, "NAC is"),
     "no sets": ({"loaded": drop("sets")}, "NAC is"),
 }
 
@@ -372,7 +372,7 @@ def test_roc_points_are_few_and_true(size: int) -> None:
 def test_search_with_missing_keys(tmp_path: Path) -> None:
     def change(r: Results) -> Results:
         told = [
-            {"points": 3},
+            {"points": 3, "left_out": 2},
             {"guard": 0.6, "guard_threshold": 0.05},
             {"guard": None, "auroc": None},
         ]
@@ -381,6 +381,7 @@ def test_search_with_missing_keys(tmp_path: Path) -> None:
 
     text = check_page(page(build(tmp_path, change, methods=FEW, sets=TWO))).text
     assert "60.00 %, outside 50 ± 5 %" in text
+    assert "3 points, 2 points left out that this data does not allow" in text
 
 
 def test_without_matplotlib_the_tables_are_written(

@@ -1,12 +1,15 @@
 """Image folders of one's own, image sets by role, and which checkpoints are meant."""
 
+import os
+
 import pytest
 from openood_tiny import write_benchmark
 from PIL import Image
 
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
-from nac_openood.sources.images import bad_images, folder_images, told
+from nac_openood.sources.image_paths import expand
+from nac_openood.sources.images import bad_images, common_files, folder_images, told
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.sets import listed_sets
 
@@ -47,6 +50,25 @@ def test_folders_without_images_are_refused(tmp_path):
     (tmp_path / "readme.txt").write_text("")
     with pytest.raises(NACError, match="holds no images: expected files such as .png or .jpg"):
         folder_images(tmp_path, CIFAR10.transform())
+
+
+def test_links_are_followed_but_not_in_circles(photos, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "linked").symlink_to(photos)
+    (photos / "back").symlink_to(tmp_path / "set")
+    (photos / "deep" / "around").symlink_to(photos)
+    (tmp_path / "set" / "gone.png").symlink_to("nowhere")
+    (tmp_path / "set" / "itself.png").symlink_to("itself.png")
+    os.mkfifo(tmp_path / "set" / "pipe.png")
+    images = folder_images(tmp_path / "set", CIFAR10.transform())
+    inside = [f"linked/{name}" for name in ("a.JPG", "b.png", "deep/c.webp")]
+    assert images.names == ["gone.png", "itself.png", *inside]
+    found = bad_images(images, progress=False)
+    assert found[0] == "missing" and "symbolic links" in found[1] and len(found) == 2
+    assert common_files(images, folder_images(photos, CIFAR10.transform())) == 5
+    with pytest.raises(NACError, match=r"gone.png cannot be read \(missing\)"):
+        images.picture(0)
+    assert expand([str(tmp_path / "set")], texts=True) == [str(tmp_path / "set/linked/notes.txt")]
 
 
 def test_bad_images_are_found_with_a_reason(photos):

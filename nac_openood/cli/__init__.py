@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
@@ -71,6 +72,9 @@ def terminal() -> int:
     """What the console script calls: `main`, with warnings in one line."""
     if sys.argv[1:2] != ["run"]:  # OpenOOD's scripts warn as they always do
         say_warnings()
+    for stream in (sys.stdin, sys.stdout):  # names of files may be no text
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
     return main()
 
 

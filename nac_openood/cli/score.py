@@ -83,7 +83,7 @@ def _score(args: argparse.Namespace) -> int:
 def _judge(args: argparse.Namespace, out: TextIO) -> int:
     from nac_openood.cli.score_gallery import Suspicious
     from nac_openood.detector.verdicts import checked_alpha
-    from nac_openood.distributed import is_main
+    from nac_openood.distributed import agreed, is_main
     from nac_openood.progress import tqdm
     from nac_openood.sources.image_paths import expand, judge_images
     from nac_openood.sources.texts import takes_text
@@ -94,7 +94,8 @@ def _judge(args: argparse.Namespace, out: TextIO) -> int:
     texts = takes_text(deployed.transform)
     if texts and args.gallery:
         raise NACError("--gallery shows images, and this detector is one of texts.")
-    paths = expand(_named(args.paths), texts=texts)
+    # listed once: processes that read one stdin would each get a part of it
+    paths = agreed("list of files", lambda: expand(_named(args.paths), texts=texts))
     loading = options.loading(args)
     shard = _shard(args, out, paths, loading["batch_size"])
     write, bad = _FORMATS[args.format](out if shard is None else shard), 0
@@ -154,8 +155,9 @@ def _named(paths: list[str]) -> Iterator[str]:
             yield path
             continue
         for line in sys.stdin:
-            if line.strip():
-                yield line.rstrip("\r\n")
+            name = line.rstrip("\r\n").removeprefix("\ufeff")  # with which some lists begin
+            if name.strip():
+                yield name
 
 
 def _tell_bad(answer: Judged, skip: bool) -> None:

@@ -1,7 +1,7 @@
 """`--shard I/N`: one share of the work, on any machine and at any time; `merge` joins the shares.
 
-A shard of `score` is a table with comments: which shard it is, which batch each row is of, and that
-it is whole.
+A shard of `score` is a table with comments: which shard it is, which batch each row is of, and at
+its end a checksum of it.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ class TableShard(io.StringIO):
     def __init__(self, out: TextIO, shard: ShardOption, common: str, batch_size: int) -> None:
         super().__init__()
         self._out, self._shard, self._batch_size, self._answers = out, shard, batch_size, 0
-        out.write(f"# nac-openood score, shard {shard.number}/{shard.of} of {common}\n")
+        self._digest = hashlib.sha256()
+        self._tell(f"# nac-openood score, shard {shard.number}/{shard.of} of {common}\n")
 
     def begin(self) -> None:
         """What was written so far is the header."""
-        self._out.write(self._taken())
+        self._tell(self._taken())
 
     def answered(self) -> None:
         """Another image is dealt with, whether there was anything to write or not."""
@@ -89,15 +90,21 @@ class TableShard(io.StringIO):
         """The shard is whole."""
         if self._answers % self._batch_size:
             self._pass_on(self._answers // self._batch_size)
-        self._out.write(f"{_END}\n")
+        self._out.write(f"{_END} {self._digest.hexdigest()}\n")
         self._out.flush()
 
     def _pass_on(self, turn: int) -> None:
         text = self._taken()
         number = turn * self._shard.of + self._shard.number - 1
         lines = text.count("\n")
-        self._out.write(f"# batch {number}, {lines} lines\n{text}")
+        self._tell(f"# batch {number}, {lines} lines\n{text}")
         self._out.flush()
+
+    def _tell(self, text: str) -> None:
+        self._out.write(text)
+        # of the bytes, since the file may be in any encoding
+        encoded = text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
+        self._digest.update(encoded)
 
     def _taken(self) -> str:
         text = self.getvalue()
@@ -176,7 +183,9 @@ def _read(path: Path) -> _Table:
         # counted, because a row may look like anything
         batches[int(batch[1])] = lines[at + 1 : at + 1 + int(batch[2])]
         at += 1 + int(batch[2])
-    if lines[at:] != [f"{_END}\n"]:
-        raise NACError(f"{path} is not whole. Run this shard again.")
+    digest = hashlib.sha256("".join(lines[:at]).encode("utf-8", "surrogateescape")).hexdigest()
+    # early versions wrote no checksum
+    if lines[at:] not in ([f"{_END} {digest}\n"], [f"{_END}\n"]):
+        raise NACError(f"{path} is not whole, or was changed. Run this shard again.")
     shard = ShardOption(int(match[1]), int(match[2]))
     return _Table(path, shard, match[3], tuple(header), batches)

@@ -31,6 +31,8 @@ from nac_openood.core.set_aside import SetAside
 from nac_openood.errors import NACError, NotFittedError
 
 _LOGIT_WEIGHT, _SOFTNESS = 2.0, 0.2
+#: Far from where scores become infinite.
+_MOST_WEIGHT = 1e6
 _FEW = 100
 #: What the names of the parts of the calibration data begin with in a file.
 _CALIBRATION = "calibration/"
@@ -59,7 +61,8 @@ class NACPlus(Rule):
         if not layers:
             raise NACError("no layers given: name at least one, or `layers='auto'`.")
         self.layers = dict(layers)
-        self.logit_weight, self.softness = logit_weight, softness
+        self.logit_weight = finite_number("logit_weight", logit_weight, _MOST_WEIGHT)
+        self.softness = finite_number("softness", softness, 1.0)
         self.calibrated = False
         self.evidence: dict[str, LayerEvidence] = {}
         self._fusion: Optional[Fusion] = None
@@ -284,9 +287,7 @@ class NACPlus(Rule):
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> NACPlus:
         """The rule that `settings` and `tensors` came from."""
         layers = stored_layers(settings, LayoutConfig)
-        numbers = {
-            name: finite_number(name, settings.get(name)) for name in ("logit_weight", "softness")
-        }
+        numbers: Any = {name: settings.get(name) for name in ("logit_weight", "softness")}
         rule = cls(layers, **numbers)
         for name in layers:
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Mapping, Optional
@@ -124,8 +123,6 @@ class _Noted:
     def __post_init__(self) -> None:
         if self.autocast is not None and self.autocast not in _BY_NAME:
             raise NACError(f"'autocast' must be one of {list(_BY_NAME)}, got {self.autocast!r}.")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise NACError(f"'threshold' must be a finite number, got {self.threshold!r}.")
         n_samples = whole_number("n_samples", self.summary.n_samples, 0)
         if not all(0 <= count <= n_samples for count in self.summary.class_counts.values()):
             raise NACError("'class_counts' must be numbers of samples by class.")

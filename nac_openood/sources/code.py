@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -123,7 +124,7 @@ def _file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
         raise NACError(f"{what}: there is no file {path}.")
     path = path.resolve()
-    name = f"nac_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"nac_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _search(path.parent)

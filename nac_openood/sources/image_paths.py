@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
-from nac_openood.distributed import in_turn, world
+from nac_openood.distributed import exchange, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import Transform, image_names, open_image
 from nac_openood.sources.judged import Judged, judge_batch
+from nac_openood.sources.listing import files_in
 from nac_openood.sources.texts import takes_text, without_padding
 
 _TEXTS = ".txt"
@@ -46,8 +48,7 @@ def expand(given: Iterable[str], *, texts: bool = False) -> list[str]:
 
 
 def _text_files(folder: Path) -> list[str]:
-    found = (p for p in folder.rglob(f"*{_TEXTS}") if p.is_file())
-    names = sorted(p.relative_to(folder).as_posix() for p in found)
+    names = files_in(folder, {_TEXTS})
     if not names:
         raise NACError(f"{folder} holds no texts: expected files such as a{_TEXTS} in it.")
     return names
@@ -69,7 +70,13 @@ def judge_images(
         alpha: p-values at or below it are out-of-distribution.
         batch_size: images per batch.
         workers: number of processes that load images.
+
+    Raises:
+        NACError: processes that work together were given different paths.
     """
+    listed = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
+    if len(set(exchange("list of files", listed))) > 1:
+        raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
     made = partial(_rows, deployed.transform)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
+from nac_openood.sources.listing import files_in
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -60,7 +61,7 @@ class FileImages(Dataset[dict[str, Any]]):
         reason = open_image(path)
         if isinstance(reason, Image.Image):
             return reason
-        if not path.is_file():
+        if reason == "missing" and not path.is_symlink():
             raise NACError(
                 f"there is no image {path}, which is named in {self.origin}. Check `data_root`."
             )
@@ -84,7 +85,8 @@ class FileImages(Dataset[dict[str, Any]]):
         if self._identity is None:
             digest = hashlib.sha256(transform_text(self.transform).encode())
             for name, label in zip(self.names, self.labels):
-                digest.update(f"{name}\0{label}\0{_stamp(self.root / name)}\n".encode())
+                line = f"{name}\0{label}\0{_stamp(self.root / name)}\n"
+                digest.update(line.encode("utf-8", "surrogateescape"))
             self._identity = digest.hexdigest()[:16]
         return self._identity
 
@@ -105,14 +107,7 @@ def image_names(folder: Union[str, Path]) -> list[str]:
     root = Path(folder)
     if not root.is_dir():
         raise NACError(f"there is no folder {root}: expected a folder of images.")
-    found = [
-        Path(folder, name)
-        # not rglob, which leaves out folders that it may not read without a word
-        for folder, _, names in os.walk(root, onerror=_unreadable)
-        for name in names
-        if Path(name).suffix.lower() in _SUFFIXES
-    ]
-    names = sorted(p.relative_to(root).as_posix() for p in found if p.is_file())
+    names = files_in(root, _SUFFIXES)
     if not names:
         raise NACError(
             f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
@@ -120,18 +115,12 @@ def image_names(folder: Union[str, Path]) -> list[str]:
     return names
 
 
-def _unreadable(error: OSError) -> None:
-    raise NACError(
-        f"the folder {error.filename} cannot be read ({error.strerror}). Allow it, or leave the "
-        "folder out."
-    ) from error
-
-
 def common_files(one: Any, other: Any) -> int:
     """How many files two sets of images share; 0 where either is something else."""
     if not isinstance(one, FileImages) or not isinstance(other, FileImages):
         return 0
-    paths = ({(each.root / name).resolve() for name in each.names} for each in (one, other))
+    # realpath, because resolve fails at a link to itself
+    paths = ({os.path.realpath(each.root / n) for n in each.names} for each in (one, other))
     return len(set.intersection(*paths))
 
 

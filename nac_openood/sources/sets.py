@@ -152,9 +152,9 @@ def check_file_names(what: str, names: Iterable[str]) -> None:
         if not _is_name(name):
             raise NACError(
                 f"the name of {what} must not be empty, contain a slash or begin with a '.', "
-                f"because files are named after it; got {name!r}."
+                f"and must be UTF-8, because files are named after it; got {name!r}."
             )
 
 
 def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0]+", name) is not None
+    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name) is not None

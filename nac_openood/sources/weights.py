@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError, some
+from nac_openood.files import check_encoding
 from nac_openood.sources.archives import check_archive
 from nac_openood.sources.domainbed import allowed_content, plain_state
 
@@ -90,6 +91,7 @@ def _safetensors(path: Path) -> Any:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_encoding(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -19,9 +19,10 @@ class BestPoint(NamedTuple):
     auroc: float
     points: int
 
-    def note(self) -> dict[str, Any]:
-        """As JSON values for `Fit.search`."""
-        return {"objective": "auroc", "auroc": self.auroc, "points": self.points}
+    def note(self, of: int) -> dict[str, Any]:
+        """As JSON values for `Fit.search`; the sweep has `of` points with those left out."""
+        note = {"objective": "auroc", "auroc": self.auroc, "points": self.points}
+        return {**note, "left_out": of - self.points} if of > self.points else note
 
 
 def best_point(
@@ -48,6 +49,14 @@ def best_point(
         if value > (best.auroc if best else 0.0):
             best = BestPoint(point, value, len(points))
     return best
+
+
+def check_neighbors(k: int, size: int) -> Optional[str]:
+    """Why KNN cannot use K on a training set of this size, or None if it can.
+
+    OpenOOD's KNN gives all samples the same score then.
+    """
+    return f"K={k} exceeds the {size} training samples" if k > size else None
 
 
 def vim_dims(dims: Sequence[int], wide: int) -> list[int]:

@@ -95,7 +95,6 @@ def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
     costs = [cost for _, about in whole.values() if (cost := cells.cost_of(about)) is not None]
     peaks = [p for p in (setup.peak_mb, *(cost.peak_mb for cost in costs)) if p is not None]
     scores = {name: scored.score for name, (scored, _) in whole.items()}
-    accuracy = float("nan") if run.accuracy is None else run.accuracy
     images = sum(map(len, scores.values()))
     # over all test sets, since a small one has too few batches for a median
     own, shared = Timing.joined(c.own for c in costs), Timing.joined(c.shared for c in costs)
@@ -103,7 +102,7 @@ def _row(study: Study, run: NetworkInfo, method: Method) -> Row:
         *named,
         implementation=setup.made_with["implementation"],
         status="ok",
-        metrics=metrics_by_set(scores, study.sets.roles(), accuracy),
+        metrics=metrics_by_set(scores, study.sets.roles(), run.accuracy),
         setup_seconds=setup.seconds,
         ms_per_image=1000 * (own.typical + shared.typical) / images,
         peak_mb=max(peaks) if peaks else None,

@@ -14,7 +14,7 @@ All but `FPR@95_IN` are computed as OpenOOD does it, with scikit-learn.
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Optional
 
 import numpy as np
 
@@ -53,16 +53,17 @@ def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 
 def metrics_by_set(
-    scores: Mapping[str, np.ndarray], roles: Mapping[str, str], accuracy: float
+    scores: Mapping[str, np.ndarray], roles: Mapping[str, str], accuracy: Optional[float]
 ) -> dict[str, dict[str, float]]:
     """The metrics of every OOD set, and their means "nearood" and "farood", as in OpenOOD.
 
     Args:
         scores: `[samples]` by test set.
         roles: "id", "csid" (a shifted set, which counts as ID), "near" or "far" by test set.
-        accuracy: ID accuracy in percent, which OpenOOD repeats for every set.
+        accuracy: ID accuracy in percent, which OpenOOD repeats for every set; None if unknown.
     """
     table: dict[str, dict[str, float]] = {}
+    known = {} if accuracy is None else {"ACC": accuracy}
     inside = np.concatenate([scores[n] for n, role in roles.items() if role in ("id", "csid")])
     for mean, outside in ((NEAR, "near"), (FAR, "far")):
         names = [name for name, role in roles.items() if role == outside]
@@ -70,5 +71,5 @@ def metrics_by_set(
         if lines:
             means = {m: np.mean([line[m] for line in lines.values()]) for m in METRICS[:-1]}
             lines[mean] = {metric: float(value) for metric, value in means.items()}
-        table.update({name: {**line, "ACC": accuracy} for name, line in lines.items()})
+        table.update({name: {**line, **known} for name, line in lines.items()})
     return table

@@ -163,7 +163,7 @@ class Results:
             if row.advice is not None:
                 from_values(cells.AdviceNote, row.advice, "advice")
             numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
-            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; NaN is neither
+            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
                 raise NACError(f"a metric of {row.method} is no percentage")
         for number, entry in enumerate(self.paper):
             from_values(Against, entry, f"paper[{number}]")

@@ -22,6 +22,7 @@ from nac_openood.report.words import (
 #: What a search tells: its key, the text and how to write the number.
 _TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
     ("points", "{}", lambda n: count(n, "point")),
+    ("left_out", "{} left out that this data does not allow", lambda n: count(n, "point")),
     ("seconds", "{} s", quantity),
     ("auroc", "validation AUROC {}", percent),
     ("fpr95", f"validation {metric('FPR@95')} {{}}", percent),

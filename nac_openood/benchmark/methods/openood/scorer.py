@@ -11,7 +11,7 @@ from torch import nn
 from nac_openood.benchmark.methods.openood.home import at_home, shows_bars
 from nac_openood.benchmark.methods.openood.view import NetworkView
 from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
-from nac_openood.benchmark.methods.sweep import best_point, vim_dims
+from nac_openood.benchmark.methods.sweep import best_point, check_neighbors, vim_dims
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import as_batch, batches
 from nac_openood.detector.dealing import over_batches
@@ -62,32 +62,40 @@ class OpenOODScorer:
         lists = dict(getattr(self._processor, "args_dict", None) or {})
         if not lists:
             return Fit()
-        if self.method == "vim":
-            wide = len(self._processor.u)
-            lists = {name: vim_dims(dims, wide) for name, dims in lists.items()}
-        points, search = grid_points(lists), None
+        search = None
         if chosen is not None:
             point = dict(chosen)
         elif not self._processor.APS_mode or given.ood_val is None:
             point = self._settings(lists)
-        elif len(points) == 1:
-            point = points[0]
         else:
-            point, search = self._best(given, points)
+            point, search = self._best(given, lists)
         self._processor.set_hyperparam([point[name] for name in lists])
         return Fit(point, search)
 
     def _settings(self, lists: Mapping[str, Any]) -> dict[str, Any]:
         """The hyperparameters that the config file names, which are used without a search."""
         values = self._processor.get_hyperparam()
-        values = values if len(lists) > 1 else [values]
-        if self.method == "vim":
-            values = vim_dims(values, len(self._processor.u))
+        values = values if len(lists) > 1 else self._usable([values])
         return dict(zip(lists, values))
 
+    def _usable(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The values of a hyperparameter that can be used with this network and data."""
+        if self.method == "vim":
+            return vim_dims(values, len(self._processor.u))
+        if self.method == "knn":
+            problems = [check_neighbors(k, self._processor.index.ntotal) for k in values]
+            if all(problems):
+                raise NACError(f"{problems[0]}. Add some, or leave KNN out of `methods`.")
+            return [k for k, problem in zip(values, problems) if problem is None]
+        return values
+
     def _best(
-        self, given: Given, points: Sequence[dict[str, Any]]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self, given: Given, lists: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Optional[dict[str, Any]]]:
+        points = grid_points({name: self._usable(values) for name, values in lists.items()})
+        if len(points) == 1:
+            return points[0], None
+
         def validate(point: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             self._processor.set_hyperparam(list(point.values()))
             return self._inference(given.id_val).score, self._inference(given.ood_val).score
@@ -95,7 +103,7 @@ class OpenOODScorer:
         found = best_point(points, validate, title=self.method, progress=given.progress)
         if found is None:
             raise NACError("no hyperparameters rank any ID above any OOD validation sample.")
-        return found.point, found.note()
+        return found.point, found.note(len(grid_points(lists)))
 
     def _inference(self, loader: Any) -> Scores:
         if world().size == 1:

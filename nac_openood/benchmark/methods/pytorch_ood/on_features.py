@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from nac_openood.benchmark.methods.pytorch_ood import data
 from nac_openood.benchmark.methods.pytorch_ood.adapter import OnFeatures, Point, in_parts
 from nac_openood.benchmark.methods.scorer import Given
-from nac_openood.benchmark.methods.sweep import vim_dims
+from nac_openood.benchmark.methods.sweep import check_neighbors, vim_dims
 
 
 class _Fitted(OnFeatures):
@@ -68,9 +68,7 @@ class KNN(OnFeatures):
 
     def problem_with(self, point: Point) -> Optional[str]:
         """`K` must not exceed the size of the training set."""
-        if point["K"] <= self.size:
-            return None
-        return f"K={point['K']} exceeds the {self.size} training samples"
+        return check_neighbors(point["K"], self.size)
 
     def use(self, point: Point) -> None:
         """Set the neighbor."""

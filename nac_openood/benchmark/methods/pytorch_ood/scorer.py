@@ -104,4 +104,4 @@ def _search(
     found = best_point(points, validate, title=f"{name}: search", progress=given.progress)
     if found is None:
         raise NACError(f"{name}: no hyperparameters rank any ID above any OOD validation sample.")
-    return found.point, found.note()
+    return found.point, found.note(len(every))
