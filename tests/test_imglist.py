@@ -15,7 +15,8 @@ from torch import nn
 
 from nac_openood import NACError
 from nac_openood.sources import decoding
-from nac_openood.sources.images import folder_images
+from nac_openood.sources.image_paths import expand
+from nac_openood.sources.images import folder_images, open_image
 from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
 from nac_openood.sources.networks import build
 from nac_openood.sources.small_networks import CifarResNet18
@@ -185,3 +186,18 @@ def test_a_format_that_an_old_pillow_reads_unsafely(
     images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
     with nullcontext() if opened else pytest.raises(NACError, match="cannot identify image file"):
         assert images.picture(0).size == (8, 8)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    with pipe.open("r+b", buffering=0) as file:  # or reading it would wait for ever
+        file.write(b"x" * 4096)
+        assert open_image(pipe) == "not a regular file"
+
+
+def test_a_file_that_cannot_be_looked_up_is_told_about_when_it_is_its_turn() -> None:
+    name = "n" * 300
+    assert expand([name]) == [name]
+    assert "File name too long" in str(open_image(Path(name)))

@@ -14,6 +14,7 @@ from typing import Any, Mapping, Optional, Union
 from nac_openood import files
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
+from nac_openood.paths import is_folder, mode_of
 from nac_openood.search.alternatives import Known
 from nac_openood.structure import from_values
 
@@ -67,8 +68,8 @@ class ReadingSet:
     @classmethod
     def load(cls, path: Union[str, Path]) -> ReadingSet:
         """Map the set in a folder into memory; any file of the folder may be named instead."""
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
-        if not Path(path).exists():
+        folder = Path(path) if is_folder(path) else Path(path).parent
+        if not mode_of(path):
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
         again = "Read the network and save its readings again"
         noted = files.read_document(

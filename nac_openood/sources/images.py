@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.errors import NACError, some
+from nac_openood.paths import is_file, is_folder
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
 
@@ -60,7 +61,7 @@ class FileImages(Dataset[dict[str, Any]]):
         reason = open_image(path)
         if isinstance(reason, Image.Image):
             return reason
-        if not path.is_file():
+        if not is_file(path):
             raise NACError(
                 f"there is no image {path}, which is named in {self.origin}. Check `data_root`."
             )
@@ -103,7 +104,7 @@ def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
 def image_names(folder: Union[str, Path]) -> list[str]:
     """The paths of all images in a folder and its subfolders, relative to it and sorted."""
     root = Path(folder)
-    if not root.is_dir():
+    if not is_folder(root):
         raise NACError(f"there is no folder {root}: expected a folder of images.")
     found = [
         Path(folder, name)
@@ -112,7 +113,7 @@ def image_names(folder: Union[str, Path]) -> list[str]:
         for name in names
         if Path(name).suffix.lower() in _SUFFIXES
     ]
-    names = sorted(p.relative_to(root).as_posix() for p in found if p.is_file())
+    names = sorted(p.relative_to(root).as_posix() for p in found if is_file(p))
     if not names:
         raise NACError(
             f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."

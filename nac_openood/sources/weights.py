@@ -9,7 +9,8 @@ from typing import Any, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from nac_openood.errors import NACError, some
+from nac_openood.errors import NACError, some, why_unreadable
+from nac_openood.paths import is_file
 from nac_openood.sources.archives import check_archive
 from nac_openood.sources.domainbed import allowed_content, plain_state
 
@@ -52,7 +53,7 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
-    if not path.is_file():
+    if not is_file(path):
         raise NACError(f"there is no checkpoint {path}.")
     content = _safetensors(path) if path.suffix == ".safetensors" else _pytorch(path)
     for key in _PLACES:
@@ -82,6 +83,8 @@ def _pytorch(path: Path) -> Any:
             "net.state_dict() instead; of a DomainBed checkpoint that you trust, its 'model_dict' "
             "alone."
         ) from error  # whose own message advises to run the code
+    except OSError as error:
+        raise NACError(f"cannot read {path}: {why_unreadable(error)}.") from error
     except Exception as error:  # on a broken file torch's reader may raise anything
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
 
