@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -249,3 +250,40 @@ def test_warnings_are_one_line_each_and_once(tmp_path):
         "nac-openood: warning: FutureWarning: old",
     ]
     assert said[1].count("UserWarning: few samples") == 2, "scripts of others warn as they do"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A shard of `score`, which `merge` prints."""
+    path = tmp_path / "shard.csv"
+    path.write_text(
+        f"# nac-openood score, shard 1/1 of {'0' * 16}\npath\n# batch 0, 1 lines\nx.png\n# end\n"
+    )
+    return str(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["merge", "doctor"])
+def test_a_full_disk_behind_stdout(command, table, monkeypatch, capsys):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([command, table] if command == "merge" else [command]) == 1
+    told = "nac-openood: cannot write to stdout: No space left on device.\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_reader_that_has_seen_enough(table, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["merge", table]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["merge", "score"])
+def test_a_closed_stdout(command, table, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    given = ["--detector", "x.nac"] if command == "score" else []
+    assert main([command, *given, table]) == 1
+    assert "nac-openood: stdout is closed" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from nac_openood.cli import options
+from nac_openood.cli.output import results_out
 from nac_openood.cli.sharding import is_table, merged_table
 from nac_openood.errors import NACError
 from nac_openood.paths import is_file, is_folder, mode_of
@@ -75,13 +76,10 @@ def _kind(path: Path) -> str:
 
 
 def _tables(paths: list[Path], out: str | None) -> int:
-    import sys
-
     # all of it is checked before anything is written
     text = "".join(merged_table(paths)).encode("utf-8", "surrogateescape")
     if out is None:
-        sys.stdout.buffer.write(text)
-        sys.stdout.flush()
+        results_out().buffer.write(text)
         return 0
     from nac_openood.files import replacing
 
