@@ -4,8 +4,10 @@ import argparse
 import ast
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from nac_openood import __version__, cli
 from nac_openood.cli import main, options
 from nac_openood.cli.output import in_options
+from nac_openood.errors import NACError
 
 PACKAGE = Path(cli.__file__).parents[1]
 COMMANDS = (
@@ -287,3 +290,18 @@ def test_a_closed_stdout(command, table, monkeypatch, capsys):
     given = ["--detector", "x.nac"] if command == "score" else []
     assert main([command, *given, table]) == 1
     assert "nac-openood: stdout is closed" in capsys.readouterr().err
+
+
+def test_a_device_that_computes_nothing():
+    with pytest.raises(NACError, match="--device: cannot use 'meta' .it computes nothing"):
+        options.on_device(None, "meta")
+
+
+def test_python_m_does_not_import_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
+    monkeypatch.setattr(sys, "argv", ["nac_openood", "--version"])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # or it would be replaced
+    with pytest.raises(SystemExit):
+        runpy.run_module("nac_openood", run_name="__main__")
+    assert str(tmp_path) not in sys.path
