@@ -109,9 +109,12 @@ def make_folder(folder: PathLike) -> Path:
 
 
 def write_text(path: PathLike, text: str) -> Path:
-    """Write UTF-8 text whole or not at all, and return the path."""
+    """Write UTF-8 text whole or not at all, and return the path.
+
+    Names of files need not be UTF-8; other bytes in them are written as escape sequences.
+    """
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from nac_openood.benchmark.run.results import Results
+from nac_openood.cli.output import show
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
@@ -67,6 +68,13 @@ def test_a_document_that_does_not_say_its_kind_is_read(tmp_path):
     assert (
         read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing") == found
     )
+
+
+def test_text_that_is_no_utf_8(tmp_path, capsys):
+    text = os.fsdecode(b"n\xff.png")
+    assert write_text(tmp_path / "x", text).read_text(encoding="utf-8") == "n\\udcff.png"
+    show(text)
+    assert capsys.readouterr().out == "n\\udcff.png\n"
 
 
 def test_a_link_stays_and_its_target_is_replaced(tmp_path):

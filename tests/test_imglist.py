@@ -122,6 +122,7 @@ def test_checkpoints_in_many_wrappings(tmp_path: Path, wrap: Any) -> None:
     assert not other.training
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"0.weight": torch.zeros(3, 2), "head.bias": torch.zeros(1)}, path)
@@ -136,10 +137,18 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     torch.save(nn.Linear(1, 1), path)
     with pytest.raises(NACError, match="holds more than tensors.*could run code"):
         load_checkpoint(CifarResNet18(), path)
-    for content in (b"", b"no checkpoint"):
+    for content, told in ((b"", "it is empty"), (b"<html>", "it begins with '<html>'")):
         path.write_bytes(content)
-        with pytest.raises(NACError, match=r"x\.ckpt"):
+        with pytest.raises(NACError, match=rf"x\.ckpt is .*not a checkpoint \({told}\)\. Get the"):
             load_checkpoint(CifarResNet18(), path)
+    whole = nn.Linear(2, 3).state_dict()
+    for weight in (torch.zeros(3, 2, device="meta"), torch.zeros(3, 2).to_sparse()):
+        torch.save({**whole, "weight": weight}, path)
+        with pytest.raises(NACError, match="does not fit Linear: without values, or sparse: wei"):
+            load_checkpoint(nn.Linear(2, 3), path)
+    torch.save({**whole, "module.weight": torch.zeros(3, 2)}, path)
+    with pytest.raises(NACError, match="holds weights twice, with and without a prefix"):
+        load_checkpoint(nn.Linear(2, 3), path)
 
 
 def test_timm_networks_see_imagenet_as_they_were_trained() -> None:

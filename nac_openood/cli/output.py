@@ -37,7 +37,8 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def show(text: str) -> None:
     """Print a result."""
-    print(in_options(text, _options), flush=True)
+    printable = text.encode("utf-8", "backslashreplace").decode()  # names need not be UTF-8
+    print(in_options(printable, _options), flush=True)
 
 
 def say(text: str) -> None:

@@ -85,7 +85,15 @@ class ReadingSet:
                 f"{paths[moved[0]]} is not the file that was saved as '{moved[0]}'. {again}."
             )
         _refuse_strangers(folder, found)
-        return cls(**found, about=noted.about)
+        loaded = cls(**found, about=noted.about)
+        named = [loaded.known.head_input or "", *loaded.known.early]
+        unread = [name for name in named if name and name not in loaded.fit]
+        if unread:
+            raise FileError(
+                f"{folder / MANIFEST} is damaged: it names the layer '{unread[0]}', which was not "
+                f"read. {again}."
+            )
+        return loaded
 
 
 def prepare_folder(folder: Union[str, Path]) -> Path:
