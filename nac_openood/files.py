@@ -9,10 +9,11 @@ import json
 import os
 import re
 import secrets
+import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, TypeVar, Union
+from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 
 from nac_openood.distributed import is_main, together
 from nac_openood.errors import FileError, NACError, first_line, why_unreadable
+from nac_openood.paths import PathLike, is_file, is_folder, mode_of
 from nac_openood.seals import SEAL, SealedPart, seal_of, sealed, unsealed
 
-PathLike = Union[str, "os.PathLike[str]"]
 _T = TypeVar("_T")
 _METADATA = {"kind", "version", "about"}
 
@@ -33,13 +34,14 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """A temporary neighbour of `path` to write to, which takes its place when all went well.
 
     A reader sees the old file or the new one, never a part; the neighbour is removed when
-    anything fails. Where several processes work together, the first one writes the file, and
-    the others wait until it is there.
+    anything fails. The new file has the mode of the old one; a link stays, and the file that it
+    leads to is replaced. Where several processes work together, the first one writes the file,
+    and the others wait until it is there.
     """
     path = Path(path)
     with together(f"write {path.name}"):
-        check_target(path)
-        with _replacing(path) if is_main() else _thrown_away() as temporary:
+        target = check_target(path)
+        with _replacing(target) if is_main() else _thrown_away() as temporary:
             yield temporary
 
 
@@ -53,9 +55,13 @@ def _thrown_away() -> Iterator[Path]:
 def _replacing(path: Path) -> Iterator[Path]:
     # its name is known before it is made, so that an interrupt at any moment finds it
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    old = mode_of(path)
     try:
-        temporary.touch(exist_ok=False)
+        # a private file is private from the first byte on
+        temporary.touch(stat.S_IMODE(old) | stat.S_IWUSR if old else 0o666, exist_ok=False)
         yield temporary
+        if old:
+            temporary.chmod(stat.S_IMODE(old))
         temporary.replace(path)
     except BaseException as error:
         with suppress(OSError):
@@ -74,13 +80,24 @@ def remove(path: Path) -> None:
         raise FileError(f"cannot remove {path}: {error.strerror}.") from error
 
 
-def check_target(path: Path) -> None:
-    """Refuse a path whose folder does not exist, or that is a folder itself."""
+def check_target(path: Path) -> Path:
+    """The file to write: `path`, or the one that it leads to if it is a link.
+
+    Raises:
+        FileError: its folder does not exist, or it is something else than a file.
+    """
     check_encoding(path)
-    if not path.name or path.is_dir():
+    found = mode_of(path)
+    if stat.S_ISDIR(found):
         raise FileError(f"cannot write {path}: it is a folder. Name a file.")
-    if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}. Create it first.")
+    if found and not stat.S_ISREG(found):
+        raise FileError(f"cannot write {path}: it is a device, pipe or socket. Name a file.")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not is_folder(target.parent):
+        raise FileError(
+            f"cannot write {path}: there is no folder {target.parent}. Create it first."
+        )
+    return target
 
 
 def check_encoding(path: PathLike) -> None:
@@ -211,7 +228,9 @@ def read_document(
             raise FileError("expected an object with an entry 'format'")
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{missing}.") from None
-    except (OSError, NACError) as error:
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
+    except NACError as error:
         raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
     if kind and document.get("kind", kind) != kind:
         raise FileError(f"{path} holds {document['kind']}, expected {kind}.")
@@ -298,13 +317,16 @@ def read_tensors(
     """
     check_encoding(path)
     try:
-        if not Path(path).is_file():
+        if not is_file(path):
             raise FileError(f"there is no file {path}.")
+        Path(path).open("rb").close()  # of one that may not be read, safetensors says it is missing
         with safe_open(str(path), framework="pt") as opened:
             metadata = opened.metadata() or {}
             _check(path, metadata, kind, version)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
+    except SafetensorError as error:
         raise FileError(f"{path} is damaged or not a safetensors file ({error}).") from error
     if SEAL in metadata:
         seal = metadata.pop(SEAL)

@@ -17,7 +17,7 @@ _NOT_DECIMAL = re.compile("[-+]?0[0-9_]|.*:")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys, aliases (which can grow to any size), merges, depth and odd numbers."""
+    """Refuses repeated keys, aliases (which can grow), merges, deep nesting and odd numbers."""
 
     _depth = 0
 

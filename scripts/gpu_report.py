@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector, files
 from nac_openood.benchmark.run.results import Results
+from nac_openood.cli.options import on_device
 from nac_openood.core.rules import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
@@ -261,6 +262,12 @@ def main(words: list[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if args.device is None and not torch.cuda.is_available():
         sys.exit("there is no CUDA device here. `--device cpu` tries the script without one.")
+    if args.openood is not None and not args.openood.is_dir():
+        parser.error(f"--openood: there is no folder {args.openood}")
+    try:
+        on_device(nn.Linear(1, 1), args.device)
+    except NACError as error:
+        parser.error(str(error))
     device = torch.device(args.device or "cuda")
     found = report(device, args.quick, args.openood, more)
     path = files.write_text(Path(args.out), render_markdown(found))

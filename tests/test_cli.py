@@ -3,9 +3,12 @@
 import argparse
 import ast
 import io
+import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from nac_openood import __version__, cli
 from nac_openood.cli import main, options
 from nac_openood.cli.output import in_options
+from nac_openood.errors import NACError
 
 PACKAGE = Path(cli.__file__).parents[1]
 COMMANDS = (
@@ -261,3 +265,55 @@ def test_warnings_are_one_line_each_and_once(tmp_path):
         "nac-openood: warning: FutureWarning: old",
     ]
     assert said[1].count("UserWarning: few samples") == 2, "scripts of others warn as they do"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A shard of `score`, which `merge` prints."""
+    path = tmp_path / "shard.csv"
+    path.write_text(
+        f"# nac-openood score, shard 1/1 of {'0' * 16}\npath\n# batch 0, 1 lines\nx.png\n# end\n"
+    )
+    return str(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["merge", "doctor"])
+def test_a_full_disk_behind_stdout(command, table, monkeypatch, capsys):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main([command, table] if command == "merge" else [command]) == 1
+    told = "nac-openood: cannot write to stdout: No space left on device.\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_reader_that_has_seen_enough(table, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["merge", table]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["merge", "score"])
+def test_a_closed_stdout(command, table, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    given = ["--detector", "x.nac"] if command == "score" else []
+    assert main([command, *given, table]) == 1
+    assert "nac-openood: stdout is closed" in capsys.readouterr().err
+
+
+def test_a_device_that_computes_nothing():
+    with pytest.raises(NACError, match="--device: cannot use 'meta' .it computes nothing"):
+        options.on_device(None, "meta")
+
+
+def test_python_m_does_not_import_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does
+    monkeypatch.setattr(sys, "argv", ["nac_openood", "--version"])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # or it would be replaced
+    with pytest.raises(SystemExit):
+        runpy.run_module("nac_openood", run_name="__main__")
+    assert str(tmp_path) not in sys.path

@@ -1,16 +1,19 @@
 """Exported programs: ONNX Runtime and torch.export give what Python gives."""
 
 import json
+import os
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 from exported import data, fitted, opened
+from interruptions import small_files
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, NotFittedError
 from nac_openood.detector import export_files
+from nac_openood.errors import FileError
 
 
 class Table(nn.Module):
@@ -162,3 +165,12 @@ def test_what_onnx_cannot_hold(table, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(NACError, match=r"needs onnxscript.*nac-openood\[export\]"):
         table.export(tmp_path / "x.onnx")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of files")
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_disk_that_is_nearly_full(table, tmp_path, suffix):
+    told = f"cannot write .*x{suffix}: File too large"
+    with pytest.raises(FileError, match=told), small_files(1000):
+        table.export(tmp_path / f"x{suffix}")
+    assert not list(tmp_path.iterdir())

@@ -1,9 +1,12 @@
 """Documents: JSON files with a format, and what is said of those that cannot be read."""
 
+import os
+
 import pytest
 from torch import nn
 
 from nac_openood.benchmark.run.results import Results
+from nac_openood.cli.output import show
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
@@ -12,11 +15,13 @@ from nac_openood.files import (
     make_folder,
     read_document,
     read_tensors,
+    replacing,
     write_document,
     write_json,
     write_tensors,
     write_text,
 )
+from nac_openood.paths import entries, is_file, is_folder
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.weights import load_checkpoint
 
@@ -81,5 +86,69 @@ def test_paths_that_safetensors_does_not_open_are_refused(tmp_path):
             use()
 
 
-def test_a_text_about_a_file_whose_name_is_not_utf8(tmp_path):
-    assert write_text(tmp_path / "x", "\udcff.png").read_text() == "\\udcff.png"
+def test_text_that_is_no_utf_8(tmp_path, capsys):
+    text = os.fsdecode(b"n\xff.png")
+    assert write_text(tmp_path / "x", text).read_text(encoding="utf-8") == "n\\udcff.png"
+    show(text)
+    assert capsys.readouterr().out == "n\\udcff.png\n"
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "target"
+    (tmp_path / "link").symlink_to(target)
+    for text in ("new", "newer"):  # at first there is no target
+        write_text(tmp_path / "link", text)
+        assert (tmp_path / "link").is_symlink() and target.read_text() == text
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "target")
+    with pytest.raises(FileError, match="cannot write .*nowhere: there is no folder .*missing"):
+        write_text(tmp_path / "nowhere", "x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(FileError, match="loop: Too many levels"):
+        write_text(tmp_path / "loop", "x")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(FileError, match=f"cannot write .*{name}: it is a device, pipe or"):
+            write_text(tmp_path / name, "x")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs modes")
+def test_a_file_keeps_its_mode(tmp_path):
+    path = write_text(tmp_path / "x", "old")
+    for mode in (0o600, 0o440, 0o666):
+        path.chmod(mode)
+        with replacing(path) as temporary:
+            assert temporary.stat().st_mode & 0o777 & ~mode in (0, 0o200)  # never more readable
+            temporary.write_text("new")
+        assert (path.stat().st_mode & 0o777, path.read_text()) == (mode, "new")
+
+
+def test_what_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    write_tensors(tmp_path / "t", "kind", 1, {}, {})
+    write_json(tmp_path / "results.json", {})
+
+    def refused(path, *args, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "open", refused)
+    with pytest.raises(FileError, match="cannot read .*t: Permission denied.$"):
+        read_tensors(tmp_path / "t", "kind", 1)
+    with pytest.raises(FileError, match="cannot read .*results.json: Permission denied.$"):
+        Results.load(tmp_path)
+
+
+def test_paths_that_cannot_be_looked_up(tmp_path):
+    # as of a folder that may not be searched, the system tells neither yes nor no
+    for path in (tmp_path / ("n" * 300), tmp_path / "a\0b"):
+        for ask in (is_file, is_folder):
+            with pytest.raises(FileError, match="cannot access .*: (File name too long|embedded)"):
+                ask(path)
+    with pytest.raises(FileError, match="cannot read the folder .*: No such file"):
+        entries(tmp_path / "missing")

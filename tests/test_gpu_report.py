@@ -54,6 +54,20 @@ def test_a_mistyped_option_is_refused(capsys):
     assert "unrecognized arguments: --quik" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--device", "foo"], "--device: cannot use 'foo'"),
+        (["--device", "cuda:99"], "--device: cannot use 'cuda:99'"),
+        (["--device", "cpu", "--openood", "nowhere"], "--openood: there is no folder nowhere"),
+    ],
+)
+def test_what_is_not_there_is_refused(given, told, capsys):
+    with pytest.raises(SystemExit):
+        gpu_report.main(given)
+    assert told in capsys.readouterr().err
+
+
 def test_a_table_whose_data_is_missing_is_told(tmp_path):
     problem = gpu_report.run_table("Table 1", tmp_path, "cpu")
     assert problem.startswith("Table 1: table_1_cifar.sh ended with exit code 1: ")

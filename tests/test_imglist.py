@@ -15,7 +15,8 @@ from torch import nn
 
 from nac_openood import NACError
 from nac_openood.sources import decoding
-from nac_openood.sources.images import folder_images
+from nac_openood.sources.image_paths import expand
+from nac_openood.sources.images import folder_images, open_image
 from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
 from nac_openood.sources.networks import build
 from nac_openood.sources.small_networks import CifarResNet18
@@ -133,6 +134,7 @@ def test_checkpoints_in_many_wrappings(tmp_path: Path, wrap: Any) -> None:
     assert not other.training
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"0.weight": torch.zeros(3, 2), "head.bias": torch.zeros(1)}, path)
@@ -147,10 +149,18 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
     torch.save(nn.Linear(1, 1), path)
     with pytest.raises(NACError, match="holds more than tensors.*could run code"):
         load_checkpoint(CifarResNet18(), path)
-    for content in (b"", b"no checkpoint"):
+    for content, told in ((b"", "it is empty"), (b"<html>", "it begins with '<html>'")):
         path.write_bytes(content)
-        with pytest.raises(NACError, match=r"x\.ckpt"):
+        with pytest.raises(NACError, match=rf"x\.ckpt is .*not a checkpoint \({told}\)\. Get the"):
             load_checkpoint(CifarResNet18(), path)
+    whole = nn.Linear(2, 3).state_dict()
+    for weight in (torch.zeros(3, 2, device="meta"), torch.zeros(3, 2).to_sparse()):
+        torch.save({**whole, "weight": weight}, path)
+        with pytest.raises(NACError, match="does not fit Linear: without values, or sparse: wei"):
+            load_checkpoint(nn.Linear(2, 3), path)
+    torch.save({**whole, "module.weight": torch.zeros(3, 2)}, path)
+    with pytest.raises(NACError, match="holds weights twice, with and without a prefix"):
+        load_checkpoint(nn.Linear(2, 3), path)
 
 
 def test_timm_networks_see_imagenet_as_they_were_trained() -> None:
@@ -197,3 +207,18 @@ def test_a_format_that_an_old_pillow_reads_unsafely(
     images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
     with nullcontext() if opened else pytest.raises(NACError, match="cannot identify image file"):
         assert images.picture(0).size == (8, 8)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    with pipe.open("r+b", buffering=0) as file:  # or reading it would wait for ever
+        file.write(b"x" * 4096)
+        assert open_image(pipe) == "not a regular file"
+
+
+def test_a_file_that_cannot_be_looked_up_is_told_about_when_it_is_its_turn() -> None:
+    name = "n" * 300
+    assert expand([name]) == [name]
+    assert "File name too long" in str(open_image(Path(name)))

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "nac_openood"
 #: A file imports from its own room and from rooms on lower levels, never from a neighbour.
 LEVELS = [
     {"__about__", "errors", "lazy"},
-    {"distributed", "ownership", "seals", "structure"},
+    {"distributed", "ownership", "paths", "seals", "structure"},
     {"files", "locks", "progress", "yaml_text"},
     {"spool"},
     {"core"},

@@ -118,6 +118,10 @@ def test_damaged_sets(tmp_path: Path) -> None:
         manifest.write_text(text)
         with pytest.raises(FileError, match=message):
             ReadingSet.load(tmp_path)
+    for known in ({"head_input": "strange"}, {"early": {"strange": 1.0}}):
+        ReadingSet(part(), part(), part(), about={"known": known}).save(tmp_path)
+        with pytest.raises(FileError, match="names the layer 'strange', which was not read. Read"):
+            ReadingSet.load(tmp_path)
     manifest.unlink()
     with pytest.raises(FileError, match="no complete set of readings"):
         ReadingSet.load(tmp_path)

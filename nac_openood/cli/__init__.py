@@ -15,16 +15,18 @@ from typing import Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.cli.options import refuse_impossible_names
-from nac_openood.cli.output import complain, say_warnings, speak_for
+from nac_openood.cli.output import complain, say_warnings, speak_for, stdout_failed
 from nac_openood.cli.processes import run_shared
 from nac_openood.distributed import launched
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, why_unreadable
 
 #: The commands, each a module of this package, in the order of `--help`.
 _COMMANDS = (
     "demo", "fit", "score", "merge", "serve", "export", "run", "search", "compare", "analyze",
     "rank", "report", "doctor",
 )  # fmt: skip
+#: Those whose result is what they print, and nothing else.
+_PRINTING = ("score", "merge")
 _EPILOG = """\
 examples:
   nac-openood demo
@@ -88,11 +90,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     speak_for(command)
     try:
         refuse_impossible_names(vars(args))
-        if launched():
-            return run_shared(name, lambda: args.run(args))
-        return args.run(args)
+        code = run_shared(name, lambda: args.run(args)) if launched() else args.run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # an error now is told below, one at exit would not be
+        return code
     except NACError as error:
         complain(str(error))
+        return 1
+    except OSError as error:
+        if not stdout_failed():
+            raise
+        if name in _PRINTING and isinstance(error, BrokenPipeError):
+            return 0  # as of `| head`, which has seen enough
+        complain(f"cannot write to stdout: {why_unreadable(error)}.")
         return 1
     except KeyboardInterrupt:
         complain("interrupted")

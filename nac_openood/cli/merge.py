@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 
 from nac_openood.cli import options
+from nac_openood.cli.output import results_out
 from nac_openood.cli.sharding import is_table, merged_table
 from nac_openood.errors import NACError
+from nac_openood.paths import is_file, is_folder, mode_of
 
 _EXAMPLES = """\
 examples:
@@ -51,7 +53,7 @@ def add(commands: options.Commands) -> None:
 
 def _merge(args: argparse.Namespace) -> int:
     paths = [Path(shard) for shard in args.shards]
-    missing = [str(path) for path in paths if not path.exists()]
+    missing = [str(path) for path in paths if not mode_of(path)]
     if missing:
         raise NACError(f"there is no {missing[0]}. Pass what nac-openood wrote with --shard.")
     kinds = {_kind(path) for path in paths}
@@ -63,10 +65,10 @@ def _merge(args: argparse.Namespace) -> int:
 def _kind(path: Path) -> str:
     if is_table(path):
         return _TABLE
-    if path.is_dir():
+    if is_folder(path):
         from nac_openood.benchmark.run.results import RESULTS_FILE
 
-        return _COMPARISON if (path / RESULTS_FILE).is_file() else _FIT
+        return _COMPARISON if is_file(path / RESULTS_FILE) else _FIT
     raise NACError(
         f"{path} is nothing to merge: expected a folder that nac-openood fit --shard or "
         "nac-openood compare wrote, or a table of nac-openood score --shard."
@@ -74,13 +76,10 @@ def _kind(path: Path) -> str:
 
 
 def _tables(paths: list[Path], out: str | None) -> int:
-    import sys
-
     # all of it is checked before anything is written
     text = "".join(merged_table(paths)).encode("utf-8", "surrogateescape")
     if out is None:
-        sys.stdout.buffer.write(text)
-        sys.stdout.flush()
+        results_out().buffer.write(text)
         return 0
     from nac_openood.files import replacing
 

@@ -181,6 +181,8 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
+        if chosen.type == "meta":
+            raise RuntimeError("it computes nothing")
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # where OpenOOD's bare .cuda() goes as well
         return net.to(chosen)

@@ -7,10 +7,11 @@ The library names Python arguments in backticks, as in "pass `skip_bad=True`" or
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence, TextIO
 
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, NACError
@@ -36,7 +37,8 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 def show(text: str) -> None:
     """Print a result."""
-    print(in_options(text, _options), flush=True)
+    printable = text.encode("utf-8", "backslashreplace").decode()  # names need not be UTF-8
+    print(in_options(printable, _options), flush=True)
 
 
 def say(text: str) -> None:
@@ -48,6 +50,28 @@ def complain(text: str) -> None:
     """Print an error or a warning to stderr; of several processes, only the first one prints."""
     if is_main():
         print(f"nac-openood: {in_options(text, _options)}", file=sys.stderr, flush=True)
+
+
+def results_out() -> TextIO:
+    """Where a command prints its results, if anybody can read them there."""
+    if sys.stdout is None:
+        raise NACError("stdout is closed, and results are printed there. Name a file: > FILE.")
+    return sys.stdout
+
+
+def stdout_failed() -> bool:
+    """Whether stdout takes no more, e.g. on a full disk; if so, what is left is thrown away.
+
+    For a command that fails: this prints a line.
+    """
+    try:
+        print(flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # for the last flush
+        os.close(nowhere)
+        return True
+    return False
 
 
 def interrupted(out: Path) -> int:

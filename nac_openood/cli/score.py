@@ -6,15 +6,15 @@ import argparse
 import csv
 import hashlib
 import json
-import os
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Sequence, TextIO
 
 from nac_openood.cli import given, options
-from nac_openood.cli.output import complain
+from nac_openood.cli.output import complain, results_out
 from nac_openood.cli.sharding import TableShard, add_shard, run_digest
+from nac_openood.distributed import together
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -70,14 +70,10 @@ def add(commands: options.Commands) -> None:
 
 
 def _score(args: argparse.Namespace) -> int:
-    out = sys.stdout
+    out = results_out()
     # whatever else is printed, e.g. by the user's own network, must not get into the table
-    with redirect_stdout(sys.stderr):
-        try:
-            return _judge(args, out)
-        except BrokenPipeError:  # as of `| head`, which has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # for the last flush
-            return 0
+    with redirect_stdout(sys.stderr), together("judge images"):
+        return _judge(args, out)
 
 
 def _judge(args: argparse.Namespace, out: TextIO) -> int:

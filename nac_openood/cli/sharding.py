@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, NamedTuple, Sequence,
 
 from nac_openood.distributed import check_shards
 from nac_openood.errors import NACError, why_unreadable
+from nac_openood.paths import is_file
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
@@ -144,7 +145,7 @@ def merged_table(paths: Sequence[Path]) -> Iterator[str]:
 
 def is_table(path: Path) -> bool:
     """Whether a file begins as a shard of `score` does."""
-    if not path.is_file():
+    if not is_file(path):
         return False
     try:
         with path.open("rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from pathlib import Path
 from typing import Optional
@@ -14,12 +15,15 @@ from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES
 from nac_openood.demo.training import recipe_of, train_embedded
+from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.ownership import refuse_foreign
+from nac_openood.paths import mode_of
 from nac_openood.sources.networks import build
 
 _KIND, _FORMAT = "embedded network", 1
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
@@ -90,8 +94,12 @@ def _read(path: Path, arch: str) -> Optional[nn.Module]:
 
 def _keep(path: Path, net: nn.Module) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if path.is_symlink() or mode_of(path) & _BY_OTHERS:  # which a new file would keep
+            files.remove(path)
         files.write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
+        if is_main():
+            path.chmod(mode_of(path) & ~_BY_OTHERS)  # or `refuse_foreign` might refuse it
     except (FileError, OSError) as error:
         warnings.warn(
             f"the trained network cannot be saved ({error}) and will be trained again next time. "

@@ -50,6 +50,8 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         except NACError:
             raise
         except Exception as error:  # tracers and runtimes raise whatever they like
+            if getattr(error, "errno", None):  # of the disk; `replacing` tells it
+                raise
             raise _failed(detector.net, error) from error
         _check_equal(found, logits.cpu().double(), p_value)
 

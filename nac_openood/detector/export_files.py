@@ -6,6 +6,7 @@ Each writer returns how to run what it has written.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 from itertools import chain
 from pathlib import Path
@@ -37,8 +38,9 @@ def write_pt2(
         path: where to write.
         about: JSON values.
     """
-    with path.open("wb") as file:
-        torch.export.save(traced, file, extra_files={ABOUT: json.dumps(about)})
+    written = io.BytesIO()  # with a file on a full disk, torch would end the process
+    torch.export.save(traced, written, extra_files={ABOUT: json.dumps(about)})
+    path.write_bytes(written.getbuffer())
     with path.open("rb") as file:
         run: Run = torch.export.load(file).module()
     return run

@@ -27,6 +27,7 @@ from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.readings import Readings
 from nac_openood.distributed import check_shards, one_share
 from nac_openood.errors import FileError, NACError
+from nac_openood.paths import is_file
 from nac_openood.structure import from_values
 
 #: What lies in the folder of a shard.
@@ -186,7 +187,7 @@ class _Shard:
     def batches(self, name: str) -> list[Readings]:
         """The batches of a dataset that this shard has read."""
         path = self.folder / name
-        return list(Readings.load(path).batches(self.notes.batch_size)) if path.is_file() else []
+        return list(Readings.load(path).batches(self.notes.batch_size)) if is_file(path) else []
 
 
 def _check_whole(shards: Sequence[_Shard]) -> None:

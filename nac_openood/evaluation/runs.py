@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
 from nac_openood.errors import NACError
+from nac_openood.paths import entries, is_folder
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
 from nac_openood.sources.domains import split_domain
 from nac_openood.sources.samples import Rows
@@ -48,9 +49,9 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
             checkpoints.
     """
     root = Path(folder)
-    if not root.is_dir():
+    if not is_folder(root):
         raise NACError(f"there is no folder {root}: expected the folder of your runs.")
-    targets = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    targets = [p for p in entries(root) if is_folder(p) and not p.name.startswith(".")]
     unknown = [path.name for path in targets if path.name not in domains]
     if unknown or not targets:
         found = f"{', '.join(unknown)}, which are no domains" if unknown else "no folders"
@@ -60,7 +61,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
         )
     runs = []
     for target in targets:
-        for path in sorted(p for p in target.iterdir() if p.is_dir()):
+        for path in filter(is_folder, entries(target)):
             number = _TRIAL.search(path.name)
             if number:
                 checkpoints = tuple(run_checkpoints([path]))

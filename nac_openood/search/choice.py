@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
 
 from torch import nn
@@ -13,6 +12,7 @@ from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import known_layers, recognize
 from nac_openood.network.fingerprint import identity
+from nac_openood.paths import is_file
 from nac_openood.search.space import paper_space
 from nac_openood.search.stored import ReadingSet
 
@@ -74,6 +74,6 @@ def _preset_of(about: Mapping[str, Any]) -> NACConfig:
 
 
 def _config_at(space: str) -> NACConfig:
-    if not Path(space).is_file():
+    if not is_file(space):
         raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
     return read_config(space)

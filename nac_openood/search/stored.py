@@ -14,6 +14,7 @@ from typing import Any, Mapping, Optional, Union
 from nac_openood import files
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
+from nac_openood.paths import is_folder, mode_of
 from nac_openood.search.alternatives import Known
 from nac_openood.structure import from_values
 
@@ -67,8 +68,8 @@ class ReadingSet:
     @classmethod
     def load(cls, path: Union[str, Path]) -> ReadingSet:
         """Map the set in a folder into memory; any file of the folder may be named instead."""
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
-        if not Path(path).exists():
+        folder = Path(path) if is_folder(path) else Path(path).parent
+        if not mode_of(path):
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
         again = "Read the network and save its readings again"
         noted = files.read_document(
@@ -84,7 +85,15 @@ class ReadingSet:
                 f"{paths[moved[0]]} is not the file that was saved as '{moved[0]}'. {again}."
             )
         _refuse_strangers(folder, found)
-        return cls(**found, about=noted.about)
+        loaded = cls(**found, about=noted.about)
+        named = [loaded.known.head_input or "", *loaded.known.early]
+        unread = [name for name in named if name and name not in loaded.fit]
+        if unread:
+            raise FileError(
+                f"{folder / MANIFEST} is damaged: it names the layer '{unread[0]}', which was not "
+                f"read. {again}."
+            )
+        return loaded
 
 
 def prepare_folder(folder: Union[str, Path]) -> Path:

@@ -11,6 +11,7 @@ from torch import nn
 
 from nac_openood.errors import NACError
 from nac_openood.network.replica import unwrap
+from nac_openood.paths import entries, is_file, is_folder
 
 _BEST = "best.ckpt"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl")
@@ -45,7 +46,7 @@ def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     """
     found: list[str] = []
     for entry in map(Path, given):
-        inside = [entry] if entry.is_file() else _inside(entry)
+        inside = [entry] if is_file(entry) else _inside(entry)
         found += [str(path) for path in inside]
     return by_step(_named(found))
 
@@ -102,9 +103,9 @@ def training_step(checkpoint: Checkpoint) -> Optional[int]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise NACError(f"there is no checkpoint {folder}.")
-    found = sorted(p for p in folder.iterdir() if p.suffix in _SUFFIXES and p.is_file())
+    found = [p for p in entries(folder) if p.suffix in _SUFFIXES and is_file(p)]
     if not found:
         raise NACError(
             f"{folder} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
@@ -116,15 +117,15 @@ def _expand(entry: str) -> list[str]:
     path = Path(entry)
     if entry.startswith(PUBLISHED):
         return [entry]
-    if not path.is_dir():
-        return [entry] if path.is_file() else _missing(path)
+    if not is_folder(path):
+        return [entry] if is_file(path) else _missing(path)
     runs = sorted(path.glob(f"s*/{_BEST}"), key=lambda p: (len(p.parent.name), p.parent.name))
-    inside = runs or ([path / _BEST] if (path / _BEST).is_file() else [])
+    inside = runs or ([path / _BEST] if is_file(path / _BEST) else [])
     return [str(p) for p in inside] or _missing(path)
 
 
 def _missing(path: Path) -> list[str]:
-    if path.is_dir():
+    if is_folder(path):
         others = sorted(p.name for p in path.glob("*.ckpt"))
         told = f" Name one of its files: {', '.join(others)}." if others else ""
         raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{told}")

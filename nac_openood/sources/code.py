@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping
 
 from nac_openood.errors import NACError, some
+from nac_openood.paths import is_file
 
 _SHOWN = 8
 
@@ -121,7 +122,7 @@ def _is_theirs(filename: str) -> bool:
 
 def _file(path: Path, what: str) -> ModuleType:
     """Run a file once, as a module of its own; it can import its neighbors."""
-    if not path.is_file():
+    if not is_file(path):
         raise NACError(f"{what}: there is no file {path}.")
     path = path.resolve()
     name = f"nac_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"

@@ -59,6 +59,8 @@ def rgb_image(
     # importing OpenOOD makes Pillow fill truncated files with gray in the whole process
     before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
+        if isinstance(source, Path) and source.exists() and not source.is_file():
+            raise ImageError("not a regular file")  # opening a pipe would wait for a writer
         with Image.open(source, formats=formats or _own_formats()) as image:
             if max_pixels is not None:
                 _check_size(image, max_pixels)

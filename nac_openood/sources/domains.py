@@ -12,6 +12,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood.errors import NACError
+from nac_openood.paths import entries, is_folder
 from nac_openood.sources.image_settings import square_settings
 from nac_openood.sources.images import FileImages, Transform, image_names
 from nac_openood.sources.samples import Rows
@@ -61,9 +62,9 @@ def domain_folders(root: Union[str, Path]) -> dict[str, Path]:
     Args:
         root: e.g. `PACS`, with one subfolder per domain.
     """
-    if not Path(root).is_dir():
+    if not is_folder(root):
         raise NACError(f"there is no folder {root}: expected one with a subfolder per domain.")
-    folders = {p.name: p for p in sorted(Path(root).iterdir()) if p.is_dir() and _is_shown(p.name)}
+    folders = {p.name: p for p in entries(root) if is_folder(p) and _is_shown(p.name)}
     if not folders:
         raise NACError(
             f"{root} has no subfolders: expected one per domain, as in {root}/sketch/dog/1.jpg."

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.errors import NACError, some
+from nac_openood.paths import is_folder
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
 from nac_openood.sources.listing import files_in
@@ -105,7 +106,7 @@ def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
 def image_names(folder: Union[str, Path]) -> list[str]:
     """The paths of all images in a folder and its subfolders, relative to it and sorted."""
     root = Path(folder)
-    if not root.is_dir():
+    if not is_folder(root):
         raise NACError(f"there is no folder {root}: expected a folder of images.")
     names = files_in(root, _SUFFIXES)
     if not names:

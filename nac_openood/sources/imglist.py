@@ -9,6 +9,7 @@ from typing import Mapping, Union
 
 from nac_openood.errors import NACError
 from nac_openood.files import read_text
+from nac_openood.paths import is_file
 from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 from nac_openood.sources.images import FileImages, Transform
 
@@ -111,7 +112,7 @@ class ListedImages(FileImages):
     """
 
     def __init__(self, list_file: Path, image_root: Path, transform: Transform) -> None:
-        if not list_file.is_file():
+        if not is_file(list_file):
             others = sorted(path.stem for path in list_file.parent.glob("*.txt"))
             if others:  # the layout is right, the name is not
                 raise NACError(

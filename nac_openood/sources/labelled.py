@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Iterable, Optional, Sequence, Union
 
 from nac_openood.errors import NACError, some, why_unreadable
+from nac_openood.paths import is_file
 from nac_openood.sources.domains import by_class, names_by_class
 from nac_openood.sources.images import FileImages, Transform, folder_images
 from nac_openood.sources.texts import LabelledTexts
@@ -115,7 +116,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 def _columns(path: Path, *, labelled: bool) -> tuple[str, list[str], list[str]]:
     """Which column of a CSV file has the samples, these, and their labels if they are wanted."""
-    if not path.is_file():
+    if not is_file(path):
         raise NACError(f"there is no list {path}.")
     lines = _lines(path)
     header = lines[0][1] if lines else []

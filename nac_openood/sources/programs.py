@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from nac_openood.errors import NACError, first_line
+from nac_openood.paths import is_file
 from nac_openood.sources.archives import check_archive, no_code_run, refuse_code
 from nac_openood.sources.network_kind import NetworkKind
 from nac_openood.sources.torchscript import is_script, network_of_script
@@ -36,9 +37,7 @@ class ExportedPrograms(NetworkKind):
 
     def is_mine(self, arch: str) -> bool:
         """Whether `arch` is the path of a program rather than a name."""
-        return Path(arch).suffix == _EXPORTED or (
-            Path(arch).suffix in _SCRIPTS and Path(arch).is_file()
-        )
+        return Path(arch).suffix == _EXPORTED or (Path(arch).suffix in _SCRIPTS and is_file(arch))
 
     def build(self, arch: str, n_classes: int) -> nn.Module:
         """Refused: weights are part of a program."""
@@ -48,7 +47,7 @@ class ExportedPrograms(NetworkKind):
         """The program as a network with submodules."""
         if weights is not None:
             return self.build(arch, n_classes)
-        if not Path(arch).is_file():
+        if not is_file(arch):
             raise NACError(f"there is no program {arch}.")
         check_archive(arch)
         if Path(arch).suffix != _EXPORTED:

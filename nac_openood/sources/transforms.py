@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
+from nac_openood.paths import is_file
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.image_settings import (
     EXAMPLE,
@@ -77,7 +78,7 @@ def chosen_transform(
     if given in (None, AUTO):
         return _automatic(arch, weights, benchmark)
     assert given is not None
-    if Path(given).suffix in _YAML or Path(given).is_file():
+    if Path(given).suffix in _YAML or is_file(given):
         return Preprocessing.of(read_settings(given))
     if is_code(given):
         return Preprocessing(user_transform(given), given)

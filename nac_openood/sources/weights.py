@@ -9,8 +9,9 @@ from typing import Any, Mapping, Union
 import torch
 from torch import Tensor, nn
 
-from nac_openood.errors import NACError, some
+from nac_openood.errors import NACError, some, why_unreadable
 from nac_openood.files import check_encoding
+from nac_openood.paths import is_file
 from nac_openood.sources.archives import check_archive
 from nac_openood.sources.domainbed import allowed_content, plain_state
 
@@ -19,6 +20,8 @@ _PREFIXES = ("module.", "_orig_mod.")
 #: Where training scripts keep the state dict among other things.
 _PLACES = ("state_dict", "model_state_dict", "model_dict", "model", "net")
 _SHOWN = 4
+#: How the archives and the pickles that `torch.save` writes begin.
+_STARTS, _SHOWN_BYTES = (b"PK", b"\x80"), 30
 
 
 def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
@@ -31,7 +34,13 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     Raises:
         NACError: the file is missing or damaged, or does not fit; the message names the keys.
     """
-    state = {_bare(key): value for key, value in _read_state(Path(path)).items()}
+    saved = _read_state(Path(path))
+    state = {_bare(key): value for key, value in saved.items()}
+    if len(state) < len(saved):
+        raise NACError(
+            f"{path} holds weights twice, with and without a prefix such as {_PREFIXES[0]}: save "
+            "one of them."
+        )
     wanted = net.state_dict()
     state = dict(plain_state(state, wanted))
     missing = [key for key in wanted if key not in state]
@@ -41,7 +50,13 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
         for key, value in wanted.items()
         if key in state and state[key].shape != value.shape
     ]
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    odd = [key for key, value in state.items() if value.is_meta or value.layout != torch.strided]
+    problems = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "of another shape": shapes,
+        "without values, or sparse": odd,
+    }
     found = [f"{what}: {some(keys, _SHOWN)}" for what, keys in problems.items() if keys]
     if found:
         raise NACError(
@@ -53,7 +68,7 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
-    if not path.is_file():
+    if not is_file(path):
         raise NACError(f"there is no checkpoint {path}.")
     content = _safetensors(path) if path.suffix == ".safetensors" else _pytorch(path)
     for key in _PLACES:
@@ -74,6 +89,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
 
 def _pytorch(path: Path) -> Any:
     check_archive(path)
+    _check_start(path)
     try:
         with allowed_content():
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -85,6 +101,21 @@ def _pytorch(path: Path) -> Any:
         ) from error  # whose own message advises to run the code
     except Exception as error:  # on a broken file torch's reader may raise anything
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
+
+
+def _check_start(path: Path) -> None:
+    """Refuse what is saved in the place of a checkpoint, e.g. a web page."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_SHOWN_BYTES)
+    except OSError as error:
+        raise NACError(f"cannot read {path}: {why_unreadable(error)}.") from error
+    if not start.startswith(_STARTS):
+        told = f"it begins with {str(start)[1:]}" if start else "it is empty"
+        raise NACError(
+            f"{path} is damaged or not a checkpoint ({told}). Get the file itself, not a web page "
+            "or a pointer of Git LFS."
+        )
 
 
 def _safetensors(path: Path) -> Any:

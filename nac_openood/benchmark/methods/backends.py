@@ -17,6 +17,7 @@ from nac_openood.benchmark.methods.table import (
     Method,
 )
 from nac_openood.errors import NACError
+from nac_openood.paths import is_file
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
 
@@ -109,7 +110,7 @@ def _backend_of(method: Method, backends: Sequence[str]) -> str:
 
 
 def _opengan(discriminator: Path) -> Scorer:
-    if not discriminator.is_file():
+    if not is_file(discriminator):
         raise Absent(
             f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {discriminator}. "
             "Train one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."

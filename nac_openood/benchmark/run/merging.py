@@ -12,6 +12,7 @@ from nac_openood.benchmark.run.conduct import beside_the_paper
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.errors import NACError
 from nac_openood.files import make_folder, replacing
+from nac_openood.paths import entries, is_file, is_folder
 
 
 def merge_results(parts: Sequence[Results], out: Path) -> Results:
@@ -90,10 +91,10 @@ def _choose(chosen: dict[tuple[str, str], tuple[Row, Results]], row: Row, part: 
 
 
 def _copy(source: Path, target: Path) -> None:
-    if not source.is_dir():
+    if not is_folder(source):
         return
     make_folder(target)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith("."):
+    for path in entries(source):
+        if is_file(path) and not path.name.startswith("."):
             with replacing(target / path.name) as temporary:
                 shutil.copyfile(path, temporary)

@@ -19,6 +19,7 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
+from nac_openood.paths import is_file
 from nac_openood.structure import from_values
 
 RESULTS_FILE = "results.json"
@@ -223,7 +224,7 @@ class Results:
         Raises:
             FileError: there is no such file, or it is damaged or newer than this package.
         """
-        folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
+        folder = Path(folder).parent if is_file(folder) else Path(folder)
         path = folder / RESULTS_FILE
         return files.read_document(
             path, _FORMAT, partial(from_values, cls, folder=folder), kind=_KIND,
