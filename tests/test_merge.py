@@ -163,7 +163,7 @@ def test_tables_must_be_whole_and_of_one_run(here, capsys):
     (here / "torn").write_text(text[:-200])
     (here / "edited").write_text(text.replace(",out\n", ",in\n", 1))
     (here / "early").write_text(f"{text[: text.rindex(' ')]}\n")  # without a checksum
-    assert main(["merge", "half1", "early", "--out", "both"]) == 0
+    assert main(["merge", "half1", "early", "--out", "halves"]) == 0
     for given, told in (
         (["half1"], "expected each of the shards 1 to 2 once, got [1]"),
         (["half1", "other_alpha"], "are shards of different runs"),
