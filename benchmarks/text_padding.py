@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector
 from nac_openood.detector.verdicts import Verdicts
-from nac_openood.sources import hugging_face
+from nac_openood.sources import networks
 from nac_openood.sources.texts import LabelledTexts, collate_texts
 
 BATCH, LONGEST, WORDS = 100, 512, 8000
@@ -72,7 +72,7 @@ def main() -> None:
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [rows[place] for place in order]
     tokenizer = tokenizer_of([text for text, _ in rows[:TRAIN]])
-    encode = hugging_face.Tokenizer(tokenizer, transformers.BertConfig())
+    encode = networks.Tokenizer(tokenizer, transformers.BertConfig())
 
     def texts(first: int, n: int) -> LabelledTexts:
         part = rows[first : first + n]

@@ -81,11 +81,15 @@ def test_a_file_imports_its_neighbors(tmp_path):
         ("def f(:", "f", "SyntaxError"),
         ("raise SystemExit(3)", "f", "SystemExit: 3"),
         ("def g(): pass\nh = 3", "f", r"has no 'f'. It has g\."),
-        ("def f(): return 3", "f", "returned a int, expected a network"),
-        ("f = 3", "f", "is a int, expected a function or class"),
-        ("def f(a, b): pass", "f", "must take `n_classes` or nothing, but it needs a, b"),
-        ("def f(n_classes, width): pass", "f", "but it needs width"),
-        ("def f(*, depth): pass", "f", "but it needs depth"),
+        ("def f(): return 3", "f", "gives a int, expected a network"),
+        ("f = 3", "f", "gives a int, expected a network"),
+        (
+            "def f(a, b): pass",
+            "f",
+            r"must take `n_classes` or nothing, but its parameters are \(a, b\)",
+        ),
+        ("def f(n_classes, width): pass", "f", r"are \(n_classes, width\)"),
+        ("def f(*, depth): pass", "f", r"are \(\*, depth\)"),
     ],
 )
 def test_errors_of_the_users_code(tmp_path, code, name, told):

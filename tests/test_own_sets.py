@@ -167,7 +167,7 @@ def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(tmp_path):
     ("name", "told"),
     [
         ("unknown", r"unknown set of images \['tests'\]; expected one of \['far', 'near'"),
-        ("pictures", "must take nothing, but it needs transform"),
+        ("pictures", r"must take nothing, but its parameters are \(transform\)"),
         ("unlabelled", "the training data has no labels"),
         ("nothing", "has no 'nothing'. It has TensorDataset, table"),
     ],

@@ -27,39 +27,45 @@ class Checkpoint:
     path: str
 
 
-def find_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
-    """The checkpoints in the given files and folders, each with its own name.
+def find_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
+    """Find the checkpoints in files and folders, each with its own name.
 
     A folder stands for the `best.ckpt` of its runs `s0`, `s1`, ... or for its own `best.ckpt`.
     """
-    found = [path for entry in given for path in _expand(str(entry))]
+    found = [path for entry in paths for path in _best_in(str(entry))]
     if not found:
         raise NACError("expected at least one checkpoint, got none.")
     return _named(found)
 
 
-def run_checkpoints(given: Sequence[Union[str, Path]]) -> list[Checkpoint]:
-    """All checkpoints of a training run, in the order of their steps.
+def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
+    """Find all checkpoints of a training run, in the order of their steps.
 
     Args:
-        given: files, or folders with files such as `step_300.pt` or `model_step300.pkl`.
+        paths: files, or folders with files such as `step_300.pt` or `model_step300.pkl`.
     """
     found: list[str] = []
-    for entry in map(Path, given):
-        inside = [entry] if is_file(entry) else _inside(entry)
-        found += [str(path) for path in inside]
+    for path in map(Path, paths):
+        if not is_file(path) and not is_folder(path):
+            raise NACError(f"there is no checkpoint {path}.")
+        inside = [path] if is_file(path) else [p for p in entries(path) if p.suffix in _SUFFIXES]
+        if not inside:
+            raise NACError(
+                f"{path} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
+            )
+        found += map(str, filter(is_file, inside))
     return by_step(_named(found))
 
 
 def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Checkpoints in the order of their steps, or as they are if some have none."""
+    """Sort checkpoints by their steps; keep their order if some have none."""
     if any(training_step(each) is None for each in checkpoints):
         return list(checkpoints)
     return sorted(checkpoints, key=lambda each: training_step(each) or 0)
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered if any is there twice, as `s0` of two folders."""
+    """Number the names if any occurs twice, as `s0` of two folders does."""
     repeated = len(set(names)) < len(names)
     return [f"{i}-{name}" for i, name in enumerate(names)] if repeated else list(names)
 
@@ -67,7 +73,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 def networks_by_name(
     named: Mapping[str, Any], load: Optional[Callable[[str], nn.Module]], verb: str
 ) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
-    """Networks that were given as modules or paths, and a function that makes them.
+    """Turn modules and paths into checkpoints, and a function that makes their networks.
 
     Args:
         named: modules and paths of checkpoints by name.
@@ -83,53 +89,38 @@ def networks_by_name(
             f"to {verb} checkpoint files, pass `load`: a function that makes a network from the "
             "path of a checkpoint. Or pass the networks themselves."
         )
-    kinds = {name: type(unwrap(net)).__name__ for name, net in modules.items()}
+    paths = {**named, **{name: type(unwrap(net)).__name__ for name, net in modules.items()}}
 
     def network(checkpoint: Checkpoint) -> nn.Module:
-        known = modules.get(checkpoint.name)
-        return load(checkpoint.path) if known is None else known  # type: ignore[misc]
+        module = modules.get(checkpoint.name)
+        return load(checkpoint.path) if module is None else module  # type: ignore[misc]
 
-    return [Checkpoint(name, kinds.get(name, str(net))) for name, net in named.items()], network
+    return [Checkpoint(name, str(path)) for name, path in paths.items()], network
 
 
 def training_step(checkpoint: Checkpoint) -> Optional[int]:
     """The number at the end of a checkpoint's name, 300 of `model_step300.pkl`, or None.
 
-    That of a network that was given as a module is in its own name: its path is that of a class.
+    For a network that was passed as a module, it is in the name: the path is that of a class.
     """
     path = Path(checkpoint.path)
     number = re.search(r"(\d+)$", path.stem if path.suffix else checkpoint.name)
     return None if number is None else int(number[1])
 
 
-def _inside(folder: Path) -> list[Path]:
-    if not is_folder(folder):
-        raise NACError(f"there is no checkpoint {folder}.")
-    found = [p for p in entries(folder) if p.suffix in _SUFFIXES and is_file(p)]
-    if not found:
-        raise NACError(
-            f"{folder} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
-        )
-    return found
-
-
-def _expand(entry: str) -> list[str]:
+def _best_in(entry: str) -> list[str]:
     path = Path(entry)
-    if entry.startswith(PUBLISHED):
+    if entry.startswith(PUBLISHED) or is_file(path):
         return [entry]
     if not is_folder(path):
-        return [entry] if is_file(path) else _missing(path)
+        raise NACError(f"there is no checkpoint {path}.")
     runs = sorted(path.glob(f"s*/{_BEST}"), key=lambda p: (len(p.parent.name), p.parent.name))
-    inside = runs or ([path / _BEST] if is_file(path / _BEST) else [])
-    return [str(p) for p in inside] or _missing(path)
-
-
-def _missing(path: Path) -> list[str]:
-    if is_folder(path):
+    best = runs or [p for p in [path / _BEST] if is_file(p)]
+    if not best:
         others = sorted(p.name for p in path.glob("*.ckpt"))
-        told = f" Name one of its files: {', '.join(others)}." if others else ""
-        raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{told}")
-    raise NACError(f"there is no checkpoint {path}.")
+        hint = f" Name one of its files: {', '.join(others)}." if others else ""
+        raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{hint}")
+    return [str(p) for p in best]
 
 
 def _named(paths: Sequence[str]) -> list[Checkpoint]:

@@ -1,31 +1,303 @@
-"""Networks by description: the table of the forms that `arch` can have."""
+"""Networks by description: the forms that `arch` can have, and how each is built."""
 
 from __future__ import annotations
 
-from typing import Optional
+import hashlib
+import importlib
+import json
+import warnings
+from typing import Any, Callable, Optional
 
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 from nac_openood.sources.checkpoints import PUBLISHED
-from nac_openood.sources.hugging_face import HuggingFace
-from nac_openood.sources.network_kind import NetworkKind
-from nac_openood.sources.package_networks import PackageNetworks
-from nac_openood.sources.programs import ExportedPrograms
-from nac_openood.sources.timm_networks import TimmNetworks
-from nac_openood.sources.torchvision_networks import TorchvisionNetworks
-from nac_openood.sources.user_networks import UserNetworks
+from nac_openood.sources.code import call_code, is_code, load_code
+from nac_openood.sources.images import Transform
+from nac_openood.sources.programs import is_program, load_program
+from nac_openood.sources.small_networks import CifarResNet18, SmallResNet, small_vit
 from nac_openood.sources.weights import load_checkpoint
 
-#: The first that recognizes its form takes it; `timm:resnet18` has the form of code, too.
+_PACKAGE: dict[str, Callable[[int], nn.Module]] = {
+    "resnet18_32x32": CifarResNet18,
+    "resnet_embedded": SmallResNet,
+    "vit_embedded": small_vit,
+}
+_MAX_TOKENS = 512
+
+
+class NetworkKind:
+    """Loads networks of one form; `prefix` is what `arch` begins with, where it has one.
+
+    Attributes:
+        form: how to write it, for errors.
+        by_name: whether the name alone says which network it is, without code or files of the
+            user's.
+        benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
+    """
+
+    form = prefix = ""
+    by_name = False
+    benchmarks: tuple[str, ...] = ()
+
+    def matches(self, arch: str) -> bool:
+        """Whether `arch` has this form."""
+        return arch.startswith(self.prefix)
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        """Make the network, for weights to be loaded into."""
+        raise NotImplementedError
+
+    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
+        """Make the network with published weights; None takes its own, if it comes with any."""
+        if weights is not None:
+            raise NACError(f"expected a checkpoint file for {arch}, got '{weights}'.")
+        return self.build(arch, n_classes)
+
+    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
+        """How the network's configuration turns an image into its input; None if unknown."""
+        return None
+
+    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
+        """The names of the classes in the order of the logits; empty if unknown."""
+        return ()
+
+
+class _PackageNetworks(NetworkKind):
+    """The networks of this package."""
+
+    form = " or ".join(_PACKAGE)
+    by_name = True
+
+    def matches(self, arch: str) -> bool:
+        return arch in _PACKAGE
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        return _PACKAGE[arch](n_classes)
+
+    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
+        raise NACError(f"there are no published weights of '{arch}'. Pass a checkpoint file.")
+
+    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
+        from nac_openood.sources.imglist import BENCHMARKS
+
+        return BENCHMARKS["embedded"].transform() if arch.endswith("_embedded") else None
+
+
+class _TimmNetworks(NetworkKind):
+    """Networks of timm."""
+
+    form, prefix = "timm:NAME", "timm:"
+    by_name = True
+    benchmarks = ("imagenet", "imagenet200")
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        timm, name = self._timm(arch)
+        return timm.create_model(name, pretrained=False, num_classes=n_classes)
+
+    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
+        timm, name = self._timm(arch)
+        if weights is not None or not timm.is_model_pretrained(name):
+            raise NACError(f"timm publishes no {weights or 'weights'} of '{name}'. {_PASS_FILE}")
+        return _downloaded(arch, lambda: timm.create_model(name, pretrained=True))
+
+    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
+        timm, name = self._timm(arch)
+        config = timm.get_pretrained_cfg(name)
+        settings = timm.data.resolve_data_config(
+            {}, pretrained_cfg=config.to_dict() if config else {}
+        )
+        return timm.data.create_transform(**settings, is_training=False)
+
+    def _timm(self, arch: str) -> tuple[Any, str]:
+        """The module timm and the name of the model."""
+        timm, name = _library("timm", arch, "timm"), arch[len(self.prefix) :]
+        if not timm.is_model(name):
+            raise NACError(f"timm has no model '{name}'. See timm.list_models('*{name[:6]}*').")
+        return timm, name
+
+
+class _TorchvisionNetworks(NetworkKind):
+    """Classifiers of torchvision."""
+
+    form = "a torchvision classifier (resnet50, vit_b_16, swin_t, ...)"
+    by_name = True
+    benchmarks = ("imagenet",)
+
+    def matches(self, arch: str) -> bool:
+        import torchvision
+
+        return arch in torchvision.models.list_models(module=torchvision.models)
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        import torchvision
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of GoogLeNet and Inception, about random weights
+            return torchvision.models.get_model(arch, weights=None, num_classes=n_classes)
+
+    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
+        import torchvision
+
+        name = (weights or "").removeprefix(PUBLISHED)
+        published = [entry.name for entry in torchvision.models.get_model_weights(arch)]
+        if name not in published:
+            raise NACError(
+                f"which weights of {arch}? torchvision publishes {published}; got "
+                f"'{name or 'none'}'. {_PASS_FILE[:-1]}, or e.g. "
+                f"'{PUBLISHED}{(published or ['NAME'])[0]}'."
+            )
+        net = _downloaded(arch, lambda: torchvision.models.get_model(arch, weights=name))
+        if n_classes != 1000:
+            raise NACError(f"{weights} has 1000 classes, not {n_classes}. {_PASS_FILE}")
+        return net
+
+    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
+        """The transform of the published weights, of version 1 for a checkpoint file."""
+        entry = self._entry(arch, weights)
+        return None if entry is None else entry.transforms()
+
+    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
+        entry = self._entry(arch, weights) if (weights or "").startswith(PUBLISHED) else None
+        return () if entry is None else tuple(entry.meta["categories"])
+
+    def _entry(self, arch: str, weights: Optional[str]) -> Any:
+        import torchvision
+
+        is_published = weights is not None and weights.startswith(PUBLISHED)
+        name = str(weights)[len(PUBLISHED) :] if is_published else "IMAGENET1K_V1"
+        return getattr(torchvision.models.get_model_weights(arch), name, None)
+
+
+class _HuggingFace(NetworkKind):
+    """Classifiers of images or texts in a folder or on the Hugging Face Hub."""
+
+    form, prefix = "hf:NAME-OR-FOLDER of a Hugging Face classifier", "hf:"
+    benchmarks = ("cifar10", "cifar100", "imagenet200", "imagenet", "embedded")
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        task = "SequenceClassification" if self._takes_text(arch) else "ImageClassification"
+        return self._load(arch, f"AutoModelFor{task}")
+
+    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
+        """The image processor or the tokenizer that was saved with the network."""
+        if self._takes_text(arch):
+            return Tokenizer(self._load(arch, "AutoTokenizer"), self._load(arch, "AutoConfig"))
+        return Processor(self._load(arch, "AutoImageProcessor"))
+
+    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
+        names = self._load(arch, "AutoConfig").id2label
+        found = tuple(str(names[number]) for number in sorted(names))
+        return () if found == tuple(f"LABEL_{n}" for n in range(len(found))) else found
+
+    def _takes_text(self, arch: str) -> bool:
+        config = self._load(arch, "AutoConfig")
+        if config.architectures:
+            return any(name.endswith("ForSequenceClassification") for name in config.architectures)
+        import transformers
+
+        return type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    def _load(self, arch: str, auto_class: str) -> Any:
+        transformers, name = _library("transformers", arch, "hf"), arch[len(self.prefix) :]
+        try:
+            return getattr(transformers, auto_class).from_pretrained(name)
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise NACError(
+                f"{auto_class}.from_pretrained('{name}') of transformers failed: {reason[:400]} "
+                "Expected a folder written by save_pretrained (of the network, and of its image "
+                "processor or tokenizer), or a name on the Hugging Face Hub, which needs internet "
+                "access."
+            ) from error
+
+
+class Processor:
+    """A Hugging Face image processor as a transform of one image."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """The `pixel_values` of an image, `[channels, height, width]`."""
+        return self.processor(image, return_tensors="pt")["pixel_values"][0]
+
+    def __repr__(self) -> str:
+        settings = json.loads(self.processor.to_json_string())
+        return f"{type(self.processor).__name__}({json.dumps(settings, sort_keys=True)})"
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer as a transform of one text.
+
+    Texts are padded and truncated to the longest input of the network, at most 512 tokens. Batches
+    are then cut to the longest of their texts (`samples.without_padding`).
+    """
+
+    takes_text = True
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        longest = getattr(config, "max_position_embeddings", _MAX_TOKENS)
+        self.tokenizer = tokenizer
+        self.length = min(_MAX_TOKENS, tokenizer.model_max_length, longest)
+
+    def __call__(self, text: Any) -> Any:
+        """The network's inputs by name, `[length]` each."""
+        made = self.tokenizer(
+            text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
+        )
+        return {name: tensor[0] for name, tensor in made.items()}
+
+    def __repr__(self) -> str:
+        words = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return f"{type(self.tokenizer).__name__}(length={self.length}, vocabulary={digest})"
+
+
+class _Programs(NetworkKind):
+    """Programs of torch.export, and TorchScript."""
+
+    form = "a program FILE.pt2 of torch.export, or FILE.pt of TorchScript"
+
+    def matches(self, arch: str) -> bool:
+        return is_program(arch)
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        raise NACError(f"the program {arch} has its weights in it: leave out the checkpoint.")
+
+    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
+        return load_program(arch) if weights is None else self.build(arch, n_classes)
+
+
+class _UserNetworks(NetworkKind):
+    """Networks that the user's code makes."""
+
+    form = "your own code, package.module:factory or path/to/file.py:factory"
+
+    def matches(self, arch: str) -> bool:
+        return is_code(arch)
+
+    def build(self, arch: str, n_classes: int) -> nn.Module:
+        """Call the factory, with the number of classes if it takes it."""
+        found = load_code(arch, "`arch`")
+        if callable(found) and not isinstance(found, nn.Module):
+            offered = {"n_classes": n_classes, "num_classes": n_classes}
+            found = call_code(found, arch, "`arch`", offered)
+        if not isinstance(found, nn.Module):
+            raise NACError(
+                f"`arch`: {arch} gives a {type(found).__name__}, expected a network "
+                "(torch.nn.Module), or a function or class that makes one."
+            )
+        return found
+
+
+#: The first that matches is taken: `timm:resnet18` also has the form of code.
 _KINDS: tuple[NetworkKind, ...] = (
-    PackageNetworks(),
-    TimmNetworks(),
-    HuggingFace(),
-    ExportedPrograms(),
-    UserNetworks(),
-    TorchvisionNetworks(),
-)
+    _PackageNetworks(), _TimmNetworks(), _HuggingFace(), _Programs(), _UserNetworks(),
+    _TorchvisionNetworks(),
+)  # fmt: skip
+_PASS_FILE = "Pass a checkpoint file."
 
 
 def kind_of(arch: str) -> NetworkKind:
@@ -38,7 +310,7 @@ def kind_of(arch: str) -> NetworkKind:
             `package.module:factory` or `path/to/file.py:factory`, which is run.
     """
     for kind in _KINDS:
-        if kind.is_mine(arch):
+        if kind.matches(arch):
             return kind
     if arch.endswith(".py"):
         raise NACError(
@@ -53,17 +325,17 @@ def kind_of(arch: str) -> NetworkKind:
 
 
 def build(arch: str, n_classes: int) -> nn.Module:
-    """A network, in evaluation mode and, where it does not come with weights, with random ones.
+    """Make a network in evaluation mode; its weights are random unless it comes with some.
 
     Args:
         arch: as in `kind_of`.
         n_classes: number of classes.
     """
-    return kind_of(arch).build(arch, n_classes)
+    return kind_of(arch).build(arch, n_classes).eval()
 
 
 def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.Module:
-    """A network with weights, in evaluation mode.
+    """Make a network with weights, in evaluation mode.
 
     Args:
         arch: as in `kind_of`.
@@ -71,7 +343,27 @@ def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.M
         weights: a checkpoint file, or `torchvision:NAME` for published ones; None takes those that
             the network comes with.
     """
-    kind = kind_of(arch)
-    if weights is None or weights.startswith(PUBLISHED):
-        return kind.with_weights(arch, n_classes, weights)
-    return load_checkpoint(kind.build(arch, n_classes), weights)
+    if weights is not None and not weights.startswith(PUBLISHED):
+        return load_checkpoint(build(arch, n_classes), weights)
+    net = kind_of(arch).pretrained(arch, n_classes, weights)
+    return net if is_program(arch) else net.eval()  # programs have no other mode
+
+
+def _library(name: str, arch: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise NACError(
+            f"'{arch}' needs {name}, which is not installed: pip install 'nac-openood[{extra}]'."
+        ) from None
+
+
+def _downloaded(arch: str, download: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return download()
+    except Exception as error:  # a download has many ways to fail
+        raise NACError(
+            f"the weights of {arch} cannot be downloaded ({type(error).__name__}: "
+            f"{first_line(error)}). Download them on a machine with internet access and pass the "
+            "file."
+        ) from error

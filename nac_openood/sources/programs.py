@@ -1,28 +1,37 @@
-"""Exported programs: a network and its weights in one file, without the code that made them.
+"""Networks that were saved as programs, without the code that made them.
 
-`torch.export` keeps which operation came from which submodule, so its programs have layers that
-can be read. TorchScript becomes a network of operations where PyTorch can take it apart
-(`torchscript.py`).
+Programs of `torch.export` keep which operation came from which submodule, so their layers can be
+read. TorchScript runs outside of Python; where PyTorch can convert it to a graph, each operation of
+the graph becomes a module whose output can be read.
 """
 
 from __future__ import annotations
 
+import logging
+import operator
+import os
 import pickle
+import warnings
+import zipfile
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from nac_openood.errors import NACError, first_line
 from nac_openood.paths import is_file
-from nac_openood.sources.archives import check_archive, no_code_run, refuse_code
-from nac_openood.sources.network_kind import NetworkKind
-from nac_openood.sources.torchscript import is_script, network_of_script
+from nac_openood.sources.weights import check_archive
 
 _EXPORTED = ".pt2"
-#: What people call TorchScript files.
 _SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
+#: Parts of a program that run when it is loaded: compiled code, and pickled objects of any kind.
+_CODE = ("data/aotinductor/", "data/constants/opaque_obj", "data/constants/custom_obj")
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+#: Sizes of images to try, since TorchScript does not say what it takes.
+_SIDES = (224, 32, 64, 28, 128, 256, 299, 384, 96, 512)
 _HOW_TO_EXPORT = (
     "Export the network with torch.export, for batches of any size: torch.export.save("
     "torch.export.export(net.eval(), (images,), dynamic_shapes=({0: torch.export.Dim('batch')},)), "
@@ -30,62 +39,171 @@ _HOW_TO_EXPORT = (
 )
 
 
-class ExportedPrograms(NetworkKind):
-    """Programs of torch.export, and TorchScript."""
-
-    form = "a program FILE.pt2 of torch.export, or FILE.pt of TorchScript"
-
-    def is_mine(self, arch: str) -> bool:
-        """Whether `arch` is the path of a program rather than a name."""
-        return Path(arch).suffix == _EXPORTED or (Path(arch).suffix in _SCRIPTS and is_file(arch))
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        """Refused: weights are part of a program."""
-        raise NACError(f"the program {arch} has its weights in it: leave out the checkpoint.")
-
-    def with_weights(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        """The program as a network with submodules."""
-        if weights is not None:
-            return self.build(arch, n_classes)
-        if not is_file(arch):
-            raise NACError(f"there is no program {arch}.")
-        check_archive(arch)
-        if Path(arch).suffix != _EXPORTED:
-            if is_script(arch):
-                return network_of_script(arch, _HOW_TO_EXPORT)
-            raise NACError(
-                f"{arch} holds weights, not a network. Pass it as the checkpoint, and say with "
-                "`arch` which network it belongs to."
-            )
-        try:
-            refuse_code(arch)
-            with no_code_run():
-                program = torch.export.load(arch)
-                net: nn.Module = torch.export.unflatten(program)
-        except NACError:
-            raise
-        except pickle.UnpicklingError as error:  # whose own message advises to run the code
-            raise NACError(
-                f"{arch} holds more than tensors and is not loaded, because it could run code. "
-                f"{_HOW_TO_EXPORT}"
-            ) from error
-        except Exception as error:  # a damaged file fails in many ways
-            raise NACError(
-                f"{arch} is damaged or not a program ({type(error).__name__}: "
-                f"{first_line(error)}). {_HOW_TO_EXPORT}"
-            ) from error
-        _refuse_fixed_batch(arch, program)
-        return net
+def is_program(path: str) -> bool:
+    """Whether `path` is the path of a program rather than a name."""
+    suffix = Path(path).suffix
+    return suffix == _EXPORTED or (suffix in _SCRIPTS and is_file(path))
 
 
-def _refuse_fixed_batch(arch: str, program: torch.export.ExportedProgram) -> None:
-    """A program for batches of one size would fail on the last batch of most datasets."""
-    given = set(program.graph_signature.user_inputs)
+def load_program(path: str) -> nn.Module:
+    """Load a program as a network with submodules; no code in the file is run.
+
+    Args:
+        path: a file that `torch.export.save` or `torch.jit.save` wrote.
+
+    Raises:
+        NACError: it is missing or damaged, could run code, or takes batches of one size only.
+    """
+    if not is_file(path):
+        raise NACError(f"there is no program {path}.")
+    check_archive(path)
+    if Path(path).suffix != _EXPORTED:
+        return _load_torchscript(path)
+    code = [name for name in _parts(path) if any(part in name for part in _CODE)]
+    if code:
+        raise NACError(
+            f"{path} holds compiled code or pickled objects ('{code[0]}') and is not loaded, "
+            "because it could run any code. Export the network alone."
+        )
+    try:
+        with _tensors_only():
+            program = torch.export.load(path)
+            net: nn.Module = torch.export.unflatten(program)
+    except pickle.UnpicklingError as error:  # its own message advises to run the code
+        raise NACError(
+            f"{path} holds more than tensors and is not loaded, because it could run code. "
+            f"{_HOW_TO_EXPORT}"
+        ) from error
+    except Exception as error:  # a damaged file fails in many ways
+        raise NACError(
+            f"{path} is damaged or not a program ({type(error).__name__}: {first_line(error)}). "
+            f"{_HOW_TO_EXPORT}"
+        ) from error
+    _check_batch_size(path, program)
+    return net
+
+
+def _parts(path: str) -> list[str]:
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
+@contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Make `torch.load` read tensors only: `torch.export.load` tries pickles where that fails."""
+    log, before = logging.getLogger("torch.export"), os.environ.get(_FORCE)
+    os.environ[_FORCE], log.disabled = "1", True  # it also logs and warns about its own formats
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = False
+        del os.environ[_FORCE]
+        if before is not None:
+            os.environ[_FORCE] = before
+
+
+def _check_batch_size(path: str, program: torch.export.ExportedProgram) -> None:
+    """Refuse a program for batches of one size, which fails on the last batch of most datasets."""
+    inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
         shape: Any = getattr(node.meta.get("val"), "shape", ())
-        if node.op == "placeholder" and node.name in given and len(shape):
+        if node.op == "placeholder" and node.name in inputs and len(shape):
             if isinstance(shape[0], int):
                 raise NACError(
-                    f"{arch} was exported for batches of {shape[0]} only. {_HOW_TO_EXPORT}"
+                    f"{path} was exported for batches of {shape[0]} only. {_HOW_TO_EXPORT}"
                 )
             return
+
+
+class Operation(nn.Module):
+    """One operation of a graph."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operation returns."""
+        return self.function(*args, **kwargs)
+
+
+class OperationNetwork(nn.Module):
+    """A network with a module for each operation of a graph.
+
+    Args:
+        traced: the graph with its parameters; the graph is changed.
+    """
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__()
+        self._graph = traced.graph
+        self.weights = nn.Module()
+        for node in list(self._graph.nodes):
+            if node.op == "get_attr":
+                value = operator.attrgetter(node.target)(traced)
+                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                    self.weights.register_buffer(node.name, value)
+                else:
+                    setattr(self.weights, node.name, value)
+                node.target = f"weights.{node.name}"
+            elif node.op == "call_module":  # checks the sizes of the example
+                self._graph.erase_node(node)
+            elif node.op == "call_function":
+                self.add_module(node.name, Operation(node.target))
+                node.op, node.target = "call_module", node.name
+
+    def forward(self, x: Tensor) -> Any:
+        """Run the operations in order."""
+        out = fx.Interpreter(self, graph=self._graph).run(x)
+        return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def _load_torchscript(path: str) -> nn.Module:
+    """Convert TorchScript to a network of operations, and check that it computes the same."""
+    if not any(name.endswith("/constants.pkl") for name in _parts(path)):
+        raise NACError(
+            f"{path} holds weights, not a network. Pass it as the checkpoint, and say with `arch` "
+            "which network it belongs to."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        try:
+            script = torch.jit.load(path, map_location="cpu").eval()
+        except (RuntimeError, ValueError) as error:  # its reader is written in C++
+            raise NACError(
+                f"{path} is damaged or not TorchScript ({first_line(error)}). {_HOW_TO_EXPORT}"
+            ) from error
+        example = _example_images(script)
+        if example is None:
+            raise NACError(
+                f"{path} is TorchScript that takes no images of a usual size (3 or 1 channels, "
+                f"{min(_SIDES)} to {max(_SIDES)} pixels). {_HOW_TO_EXPORT}"
+            )
+        # another number of images, because a conversion may have fixed it
+        images = torch.randn(3, *example.shape[1:])
+        with suppress(Exception):  # unknown operations, or a PyTorch without the converter
+            from torch._export.converter import TS2EPConverter
+
+            program = TS2EPConverter(script, (example,)).convert()
+            net = OperationNetwork(program.module()).eval()
+            with torch.no_grad():
+                if torch.allclose(script(images), net(images), rtol=1e-4, atol=1e-5):
+                    return net
+    raise NACError(
+        f"{path} is TorchScript, which runs outside of Python, and PyTorch cannot turn it into a "
+        f"graph of operations whose outputs can be read. {_HOW_TO_EXPORT}"
+    )
+
+
+def _example_images(script: nn.Module) -> Optional[Tensor]:
+    """Images of a size that the script takes."""
+    for channels, side in product((3, 1), _SIDES):
+        x = torch.zeros(2, channels, side, side)
+        with suppress(Exception), torch.no_grad():  # TorchScript raises many kinds of errors
+            script(x)
+            return x
+    return None

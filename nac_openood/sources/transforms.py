@@ -107,7 +107,7 @@ def square_transform(side: int) -> Preprocessing:
 
 def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]) -> Preprocessing:
     kind = kind_of(arch)
-    if benchmark is None or kind.transforms(benchmark.name):
+    if benchmark is None or benchmark.name in kind.benchmarks:
         own = kind.transform(arch, weights)
         if own is not None:
             return Preprocessing(own, AUTO)
