@@ -11,8 +11,7 @@ import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
 from nac_openood.analysis.api import analyze
-from nac_openood.analysis.figures import BarGroups, Densities, Density, Lines, Series
-from nac_openood.analysis.finding import About, ColumnHead, DataTable, Finding
+from nac_openood.analysis.finding import About, Finding
 from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
@@ -26,6 +25,7 @@ from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
 from nac_openood.report.analysis.write import write_analysis_page, write_finding
 from nac_openood.structure import from_values
+from nac_openood.tables import BarGroups, Column, Densities, Density, Lines, Series, Table
 
 QUIET = Options(progress=False)
 
@@ -227,7 +227,7 @@ def example(**changes):
     about = from_values(About, {**about, **changes.pop("about", {})})
     given = dict(
         kind="layers", title="T", sentence="It is so.", about=about,
-        tables=[DataTable("t", [ColumnHead("a", number=False), ColumnHead("b")],
+        tables=[Table("t", [Column("a", number=False), Column("b")],
                           [["x", 1.234], ["y", None], ["z", [1.0, 0.5]]])],
         figures=[
             Lines("l", "L", "x", "y", [Series("s", [[1.0, 2.0, 0.1], [3.0, None, None]])], True, 1.0),

@@ -13,7 +13,6 @@ from compare_toy import Toy
 from sklearn.metrics import roc_auc_score
 
 from nac_openood.analysis.api import analyze
-from nac_openood.analysis.figures import Density
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.params import bound_of
 from nac_openood.analysis.scores import TestScores
@@ -23,6 +22,7 @@ from nac_openood.benchmark.methods.table import Method
 from nac_openood.core.ranking import auroc
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
+from nac_openood.tables import Density
 
 QUIET = Options(progress=False)
 

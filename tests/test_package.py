@@ -16,7 +16,7 @@ PACKAGE = ROOT / "nac_openood"
 LEVELS = [
     {"__about__", "errors", "lazy"},
     {"distributed", "ownership", "paths", "seals", "structure"},
-    {"files", "locks", "progress", "yaml_text"},
+    {"files", "locks", "progress", "tables", "yaml_text"},
     {"spool"},
     {"core"},
     {"network"},

@@ -8,8 +8,7 @@ from typing import Mapping, Optional, Sequence
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups, Matrix
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.gallery import disputed
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import BySet, Decisions, scores_on_readings
@@ -17,6 +16,7 @@ from nac_openood.analysis.tabulate import text_heads
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.search.advice import NAC_TITLE
+from nac_openood.tables import BarGroups, Column, Entry, Matrix, Table
 
 _KEPT = 0.95
 
@@ -80,18 +80,18 @@ def _pairs(id_rejected: _Rejected, ood_rejected: _Rejected) -> list[dict[str, ob
     return found
 
 
-def _pair_table(pairs: Sequence[Mapping[str, object]]) -> DataTable:
+def _pair_table(pairs: Sequence[Mapping[str, object]]) -> Table:
     group = "OOD samples rejected by"
     columns = [
         *text_heads("First method", "Second method"),
-        *(ColumnHead(title, group) for title in ("both", "first only", "second only", "neither")),
-        ColumnHead("ID decided differently"),
+        *(Column(title, group) for title in ("both", "first only", "second only", "neither")),
+        Column("ID decided differently"),
     ]
     rows: list[list[Entry]] = [list(pair.values()) for pair in pairs]  # type: ignore[arg-type]
-    return DataTable("Decisions of two methods, % of the samples", columns, rows)
+    return Table("Decisions of two methods, % of the samples", columns, rows)
 
 
-def _alone(id_rejected: _Rejected, ood_rejected: _Rejected) -> DataTable:
+def _alone(id_rejected: _Rejected, ood_rejected: _Rejected) -> Table:
     """What each method rejects, and which OOD samples it finds that no other method does."""
     rows: list[list[Entry]] = []
     for method, mine in ood_rejected.items():
@@ -100,24 +100,24 @@ def _alone(id_rejected: _Rejected, ood_rejected: _Rejected) -> DataTable:
         shares = [id_rejected[method], mine, found, missed]
         rows.append([method, *(_percent(share) for share in shares)])
     columns = [
-        *text_heads("Method"), ColumnHead("ID rejected", better="lower"),
-        ColumnHead("OOD rejected", better="higher"), ColumnHead("OOD found by it alone"),
-        ColumnHead("OOD missed by it alone", better="lower"),
+        *text_heads("Method"), Column("ID rejected", better="lower"),
+        Column("OOD rejected", better="higher"), Column("OOD found by it alone"),
+        Column("OOD missed by it alone", better="lower"),
     ]  # fmt: skip
     ours = [number for number, method in enumerate(ood_rejected) if method.startswith(NAC_TITLE)]
-    return DataTable("What each method rejects, % of the samples", columns, rows, ours)
+    return Table("What each method rejects, % of the samples", columns, rows, ours)
 
 
-def _counts(decisions: Mapping[str, Decisions], data: AnalysisData) -> DataTable:
+def _counts(decisions: Mapping[str, Decisions], data: AnalysisData) -> Table:
     """By set, how many methods reject a sample."""
     numbers = range(len(decisions) + 1)
-    heads = [ColumnHead(str(n), "Rejected by so many methods") for n in numbers]
+    heads = [Column(str(n), "Rejected by so many methods") for n in numbers]
     rows: list[list[Entry]] = []
     for name in data.names("id", "csid", "near", "far"):
         votes = np.sum([d.rejected([name]) for d in decisions.values()], axis=0)
         rows.append([name, *(_percent(votes == n) for n in numbers)])
     title = "How many methods reject a sample, % of the samples"
-    return DataTable(title, [*text_heads("Set"), *heads], rows)
+    return Table(title, [*text_heads("Set"), *heads], rows)
 
 
 def _found_by(ood_rejected: _Rejected) -> BarGroups:

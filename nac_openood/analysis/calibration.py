@@ -10,8 +10,7 @@ from typing import Optional, Sequence
 
 from nac_openood.analysis.calibration_error import equal_mass_bins
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import Lines, Series
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.mixtures import (
     ALL_SAMPLES,
     CONSTANT,
@@ -29,6 +28,7 @@ from nac_openood.analysis.options import Options
 from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
 from nac_openood.search.advice import NAC_TITLE
+from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 _PRINTED = {"msp": PLAIN, "temp_scaling": SCALED, "nac": NAC_TITLE}
 _TITLES = tuple(_PRINTED.values())
@@ -74,9 +74,9 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
     )
 
 
-def _table(found: Sequence[Mixture], metric: str, mixed: str) -> DataTable:
+def _table(found: Sequence[Mixture], metric: str, mixed: str) -> Table:
     methods = list(found[0].errors)
-    heads = [ColumnHead(method, better="lower") for method in methods]
+    heads = [Column(method, better="lower") for method in methods]
     rows: list[list[Entry]] = [
         [m.name or _ID_ALONE, *(m.errors[method][metric] for method in methods)]
         for m in found
@@ -85,10 +85,10 @@ def _table(found: Sequence[Mixture], metric: str, mixed: str) -> DataTable:
     means = [mean_error(found, mixed, m, metric) for m in methods]
     rows.append(["Mean over OOD sets", *means])
     title = f"{metric} calibration error, {mixed}"
-    return DataTable(title, [*text_heads("ID test data with"), *heads], rows)
+    return Table(title, [*text_heads("ID test data with"), *heads], rows)
 
 
-def _levels(known: Confident) -> DataTable:
+def _levels(known: Confident) -> Table:
     """The mean confidence of right, wrong and OOD samples."""
     hits = known.pick(known.right, None)
     rows: list[list[Entry]] = []
@@ -96,16 +96,16 @@ def _levels(known: Confident) -> DataTable:
         inside = known.pick(values, None)
         parts = [inside[hits], inside[~hits], *(values[name] for name in known.outside)]
         rows.append([method, *(100 * float(p.mean()) if len(p) else None for p in parts)])
-    heads = [ColumnHead(title) for title in ("ID, right", "ID, wrong", *known.outside)]
-    return DataTable("Mean confidence, %", [*text_heads("Method"), *heads], rows)
+    heads = [Column(title) for title in ("ID, right", "ID, wrong", *known.outside)]
+    return Table("Mean confidence, %", [*text_heads("Method"), *heads], rows)
 
 
-def _against(found: Sequence[Mixture]) -> DataTable:
+def _against(found: Sequence[Mixture]) -> Table:
     """The paper's numbers, and what was measured on sets of the same names."""
     paper, here = "Paper: cifar10 with resnet18_32x32", "Measured, all samples"
     columns = [
         *text_heads("OOD set", "Error"),
-        *(ColumnHead(title, group, "lower") for group in (here, paper) for title in _TITLES),
+        *(Column(title, group, "lower") for group in (here, paper) for title in _TITLES),
     ]
     measured = {m.name: m.errors for m in found if m.mixed == ALL_SAMPLES}
     printed = table("Table 19")
@@ -116,7 +116,7 @@ def _against(found: Sequence[Mixture]) -> DataTable:
             errors = measured.get(dataset, {})
             mine = [errors[m][metric] if m in errors else None for m in _TITLES]
             rows.append([dataset, metric, *mine, *(None if v is None else v.mean for v in values)])
-    return DataTable("Table 19 of the paper", columns, rows)
+    return Table("Table 19 of the paper", columns, rows)
 
 
 def _diagram(known: Confident, name: Optional[str]) -> Lines:

@@ -9,8 +9,7 @@ from typing import Any, Mapping, Sequence
 
 from nac_openood.analysis.contestants import Contestant, Workload, contestants, workload
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.tabulate import printed_entry, text_heads
 from nac_openood.benchmark.paper.published import table
@@ -19,6 +18,7 @@ from nac_openood.benchmark.run.results import Value
 from nac_openood.errors import error_text
 from nac_openood.network.calling import classify
 from nac_openood.progress import bar
+from nac_openood.tables import BarGroups, Column, Entry, Table
 
 FORWARD = "Forward pass"
 _PAPER = {"GEN": "gen none", "VIM": "vim none", "SHE": "she none",
@@ -129,17 +129,17 @@ def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _table(summary: _Summary, work: Workload, options: Options) -> DataTable:
+def _table(summary: _Summary, work: Workload, options: Options) -> Table:
     inference = f"Inference, {work.n_test} samples"
     columns = [
-        *text_heads("Method"), ColumnHead("samples", "Set-up"),
-        ColumnHead("seconds", "Set-up", "lower"), ColumnHead("MB", "Set-up", "lower"),
-        ColumnHead("seconds", inference, "lower"), ColumnHead("x forward", inference, "lower"),
-        ColumnHead("MB", inference, "lower"),
+        *text_heads("Method"), Column("samples", "Set-up"),
+        Column("seconds", "Set-up", "lower"), Column("MB", "Set-up", "lower"),
+        Column("seconds", inference, "lower"), Column("x forward", inference, "lower"),
+        Column("MB", inference, "lower"),
     ]  # fmt: skip
     if options.against:
         paper = "Paper, Table 14: imagenet with resnet50"
-        columns += [ColumnHead(title, paper, "lower") for title in ("set-up s", "inference s")]
+        columns += [Column(title, paper, "lower") for title in ("set-up s", "inference s")]
     rows: list[list[Entry]] = []
     for name, s in summary.items():
         samples = None if s["setup_samples"] is None else str(s["setup_samples"])
@@ -147,7 +147,7 @@ def _table(summary: _Summary, work: Workload, options: Options) -> DataTable:
                s["inference_seconds"], s["ratio"], s["inference_mb"]]  # fmt: skip
         rows.append([*row, *(_printed(name) if options.against else [])])
     ours = [number for number, name in enumerate(summary) if name.startswith("NAC")]
-    return DataTable(f"Means over {options.repeats} trials", columns, rows, ours)
+    return Table(f"Means over {options.repeats} trials", columns, rows, ours)
 
 
 def _printed(name: str) -> list[Entry]:

@@ -1,72 +1,17 @@
-"""What a study found, as JSON values: a sentence, tables, figures and numbers, and about what."""
+"""What a study found: a sentence, tables, figures and numbers, and which network they are about."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence
 
 from nac_openood import files
-from nac_openood.analysis.figures import Figure, figure_of
 from nac_openood.errors import NACError
 from nac_openood.structure import checked, from_values
+from nac_openood.tables import Examples, Figure, Table, figure_of
 
 _FORMAT = 1
-
-#: A number with two digits, a text as it is, a mean and its standard deviation, or nothing.
-Entry = Union[None, float, str, Sequence[Optional[float]]]
-
-
-@dataclass(frozen=True)
-class ColumnHead:
-    """The heading of a column: `group` stands above it, `better` is "higher", "lower" or ""."""
-
-    title: str
-    group: str = ""
-    better: str = ""
-    number: bool = True
-
-
-@dataclass(frozen=True)
-class DataTable:
-    """Rows below headings.
-
-    Args:
-        title: above the table.
-        columns: the headings.
-        rows: an entry per column.
-        ours: numbers of the rows to highlight.
-    """
-
-    title: str
-    columns: Sequence[ColumnHead]
-    rows: Sequence[Sequence[Entry]]
-    ours: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Example:
-    """A sample to look at.
-
-    Args:
-        dataset: the set it is in.
-        name: of its file, or its number.
-        shares: percent by name, shown as bars.
-        image: a picture as a data URL, or None.
-    """
-
-    dataset: str
-    name: str
-    shares: Mapping[str, float]
-    image: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Samples side by side below a title."""
-
-    title: str
-    samples: Sequence[Example]
 
 
 @dataclass(frozen=True)
@@ -140,7 +85,7 @@ class Finding:
     kind: str
     title: str
     sentence: str
-    tables: Sequence[DataTable] = ()
+    tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     records: Sequence[Mapping[str, Any]] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -160,11 +105,9 @@ class Finding:
         Raises:
             NACError: what is missing or wrong.
         """
-        known = dict(document)
-        figures = checked(Sequence[Mapping[str, Any]], known.pop("figures", None), "figures")
-        found = from_values(cls, known, figures=list(map(figure_of, figures)))
-        _check_tables(found)
-        return found
+        fields = dict(document)
+        figures = checked(Sequence[Mapping[str, Any]], fields.pop("figures", None), "figures")
+        return from_values(cls, fields, figures=list(map(figure_of, figures)))
 
     def save(self, folder: Path) -> Path:
         """Write `<kind>.json` into a folder, atomically."""
@@ -179,13 +122,3 @@ class Finding:
         """
         missing, again = f"there is no {path}", "Repeat the analysis"
         return files.read_document(path, _FORMAT, cls.from_dict, missing=missing, again=again)
-
-
-def _check_tables(found: Finding) -> None:
-    """Raise if a row is longer or shorter than its table."""
-    for table in found.tables:
-        pairs = [e for row in table.rows for e in row if isinstance(e, (list, tuple))]
-        if any(len(row) != len(table.columns) for row in table.rows):
-            raise NACError(f"a row of the table '{table.title}' has not one entry per column")
-        if any(len(pair) != 2 for pair in pairs):
-            raise NACError(f"an entry of the table '{table.title}' is no mean with its deviation")

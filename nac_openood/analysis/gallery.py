@@ -7,10 +7,10 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import Example, Examples
 from nac_openood.analysis.scores import Decisions
 from nac_openood.search.advice import NAC_TITLE
 from nac_openood.sources.decoding import png_url, small_png
+from nac_openood.tables import Example, Examples
 
 _MOST = 8  # samples per group
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any, Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.tabulate import (
@@ -20,6 +20,7 @@ from nac_openood.analysis.tabulate import (
     text_heads,
 )
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
+from nac_openood.tables import Entry, Table
 
 #: With more layers, only combinations of the deepest ones, single layers and all but one.
 _MOST_SUBSETS = 6
@@ -42,9 +43,9 @@ def layers(data: AnalysisData, options: Options) -> Finding:
         entries = group_entries(data, found[path])
         lines.append([path, *entries, *paper.entries("+".join(printed))])
     title = "From the deepest layer to all layers"
-    table = DataTable(title, [*heads, *paper.heads()], lines, ours=[len(paths) - 1])
+    table = Table(title, [*heads, *paper.heads()], lines, ours=[len(paths) - 1])
     rows = [[chosen, *group_entries(data, line)] for chosen, line in found.items()]
-    every = DataTable("Every combination", heads, rows, ours=[len(rows) - 1])
+    every = Table("Every combination", heads, rows, ours=[len(rows) - 1])
     group = data.main_group
     shown = {chosen: line[group] for chosen, line in found.items()}
     values = {chosen: line["AUROC"] for chosen, line in shown.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.methods import MethodScores, feature_methods, method_scores
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, set_metrics
@@ -23,6 +23,7 @@ from nac_openood.analysis.tabulate import (
 from nac_openood.benchmark.methods.table import NAC
 from nac_openood.benchmark.run.metrics import NEAR
 from nac_openood.errors import NACError
+from nac_openood.tables import Entry, Table
 
 
 def near(data: AnalysisData, options: Options) -> Finding:
@@ -59,7 +60,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
 
 def _table(
     data: AnalysisData, order: Sequence[MethodScores], found: Mapping[str, Metrics], paper: Beside
-) -> DataTable:
+) -> Table:
     names = [NEAR, *data.names("near")]
     heads = metric_heads(["Mean", *names[1:]])
     rows: list[list[Entry]] = []
@@ -67,7 +68,7 @@ def _table(
         entries = metric_entries(found[each.method.name], names)
         rows.append([each.method.title, *entries, *paper.entries(each.method.name)])
     ours = [row for row, each in enumerate(order) if each.method.rule is not None]
-    return DataTable("", [*text_heads("Method"), *heads, *paper.heads()], rows, ours)
+    return Table("", [*text_heads("Method"), *heads, *paper.heads()], rows, ours)
 
 
 def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:

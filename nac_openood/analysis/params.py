@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import Lines, Series
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
@@ -27,6 +26,7 @@ from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.core.bins import MIN_BINS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
+from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ def _count(r: float, n: int, n_bins: int) -> int:
 
 def _table(
     data: AnalysisData, parameter: Parameter, points: Sequence[_Point], paper: Beside
-) -> DataTable:
+) -> Table:
     deepest, group = data.layers[0], data.main_group
-    counted = [ColumnHead("O*")] if parameter.name == "bound" else []
+    counted = [Column("O*")] if parameter.name == "bound" else []
     heads = metric_heads([f"{deepest} alone", "All layers"])
     rows: list[list[Entry]] = []
     for point in points:
@@ -151,7 +151,7 @@ def _table(
         rows.append([*row, *paper.entries(value)])
     ours = [row for row, point in enumerate(points) if point.config == data.settings[deepest]]
     columns = [*text_heads(parameter.symbol), *counted, *heads, *paper.heads()]
-    return DataTable(f"{parameter.title}: {GROUP_WORDS[group]}", columns, rows, ours)
+    return Table(f"{parameter.title}: {GROUP_WORDS[group]}", columns, rows, ours)
 
 
 def _figure(
@@ -171,7 +171,7 @@ def _figure(
     )  # fmt: skip
 
 
-def _sensitivity(data: AnalysisData, points: Sequence[_Point]) -> DataTable:
+def _sensitivity(data: AnalysisData, points: Sequence[_Point]) -> Table:
     """How much each parameter of each layer matters to all layers together."""
     group = data.main_group
     rows: list[list[Entry]] = []
@@ -186,9 +186,9 @@ def _sensitivity(data: AnalysisData, points: Sequence[_Point]) -> DataTable:
                 min(by_value.values()), by_value[best], f"{best:g}",
             ])  # fmt: skip
     numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
-    heads = [*text_heads("Layer", "Parameter"), *map(ColumnHead, numbers)]
+    heads = [*text_heads("Layer", "Parameter"), *map(Column, numbers)]
     title = f"Every layer: {GROUP_WORDS[group]} AUROC of all layers while one parameter changes"
-    return DataTable(title, heads, rows)
+    return Table(title, heads, rows)
 
 
 def _sentence(shown: Mapping[Parameter, Sequence[_Point]], group: str, layer: str) -> str:

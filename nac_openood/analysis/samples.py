@@ -8,8 +8,7 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import Lines, Series
-from nac_openood.analysis.finding import DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
@@ -25,6 +24,7 @@ from nac_openood.benchmark.run.results import Value
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
+from nac_openood.tables import Entry, Lines, Series, Table
 
 #: Whether O* stays as it is, or is scaled with the number of samples, which keeps the paper's r.
 _WAYS = {"O* kept": False, "r kept": True}
@@ -92,14 +92,14 @@ def _summary(lines: Sequence[Metrics], group: str, metric: str) -> Value:
     return Value.of([line[group][metric] for line in lines])
 
 
-def _table(data: AnalysisData, sizes: Mapping[int, float], found: _Found) -> DataTable:
+def _table(data: AnalysisData, sizes: Mapping[int, float], found: _Found) -> Table:
     columns = [(way, group) for way in _WAYS for group in data.groups]
     heads = metric_heads(f"{GROUP_NAMES[group]}, {way}" for way, group in columns)
     rows: list[list[Entry]] = []
     for n, share in sizes.items():
         means = [_summary(found[n, way], g, m) for way, g in columns for m in TABLE_METRICS]
         rows.append([f"{n:,} ({100 * share:g} %)", *means])
-    return DataTable("", [*text_heads("Training samples"), *heads], rows)
+    return Table("", [*text_heads("Training samples"), *heads], rows)
 
 
 def _figure(found: _Found, sizes: Mapping[int, float], group: str, metric: str) -> Lines:

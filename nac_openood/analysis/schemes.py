@@ -12,8 +12,7 @@ from typing import Any, Mapping, Sequence
 from torch.utils.data import DataLoader
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer, train_scheme
 from nac_openood.analysis.scores import Metrics
@@ -34,6 +33,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_ready
 from nac_openood.sources.networks import build
+from nac_openood.tables import BarGroups, Column, Entry, Table
 
 _NATIVE = "native"
 _BATCH = 64  # samples per training step
@@ -108,9 +108,9 @@ def _metrics(results: Results, method: str) -> Metrics:
 
 def _table(
     data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
-) -> DataTable:
+) -> Table:
     columns = [
-        *text_heads("Training", "Detector"), ColumnHead("ID accuracy"), *group_heads(data)
+        *text_heads("Training", "Detector"), Column("ID accuracy"), *group_heads(data)
     ]  # fmt: skip
     rows: list[Sequence[Entry]] = []
     ours = []
@@ -122,7 +122,7 @@ def _table(
                      *group_entries(data, line), *paper[name].entries(key)])  # fmt: skip
         if method != _NATIVE:
             ours.append(len(rows) - 1)
-    return DataTable("", [*columns, *first.heads()], rows, ours)
+    return Table("", [*columns, *first.heads()], rows, ours)
 
 
 def _bars(found: SchemeMetrics, group: str) -> BarGroups:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import Densities, Density
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import TestScores
 from nac_openood.analysis.state_forms import STATE_FORMS
@@ -19,6 +18,7 @@ from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.ranking import joined_auroc
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
+from nac_openood.tables import Densities, Density
 
 #: Values of alpha to show.
 SHOWN_STEEPNESS = (1.0, 10.0, 100.0, 1000.0, 3000.0)

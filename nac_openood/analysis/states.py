@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Mapping, Optional
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups
-from nac_openood.analysis.finding import DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.state_figures import coverage_figure, neuron_figure
@@ -25,6 +24,7 @@ from nac_openood.analysis.tabulate import (
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
+from nac_openood.tables import BarGroups, Entry, Table
 
 _ALL = "all layers"
 #: The three parts of the state together.
@@ -72,7 +72,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
 
 def _forms_table(
     data: AnalysisData, found: StateMetrics, settings: Mapping[str, Mapping[str, LayerConfig]]
-) -> DataTable:
+) -> Table:
     rows: list[list[Entry]] = []
     ours = []
     for layer in (*data.layers, _ALL):
@@ -82,21 +82,21 @@ def _forms_table(
                 ours.append(len(rows))
             rows.append([layer, title, _told(used), *group_entries(data, found[form, layer])])
     heads = [*text_heads("Layer", "State", "alpha, M, O*"), *group_heads(data)]
-    return DataTable("Output, gradient and their product", heads, rows, ours)
+    return Table("Output, gradient and their product", heads, rows, ours)
 
 
 def _told(used: Optional[LayerConfig]) -> str:
     return "" if used is None else f"{used.steepness:g}, {used.n_bins}, {used.full_count}"
 
 
-def _parts_table(data: AnalysisData, parts: Parts, paper: Beside) -> DataTable:
+def _parts_table(data: AnalysisData, parts: Parts, paper: Beside) -> Table:
     rows: list[list[Entry]] = [
         [name, _told(used), *group_entries(data, line), *paper.entries(name)]
         for name, (used, line) in parts.items()
     ]
     heads = [*text_heads("Parts", "alpha, M, O*"), *group_heads(data), *paper.heads()]
     title = f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u"
-    return DataTable(title, heads, rows, ours=[len(rows) - 1])
+    return Table(title, heads, rows, ours=[len(rows) - 1])
 
 
 def _bars(data: AnalysisData, found: StateMetrics, group: str) -> BarGroups:

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups, NamedRow
-from nac_openood.analysis.finding import ColumnHead, Entry
 from nac_openood.analysis.scores import Metrics
 from nac_openood.benchmark.paper.printed import PrintedValue
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
 from nac_openood.benchmark.run.metrics import GROUP_NAMES, METRICS
+from nac_openood.tables import BarGroups, Column, Entry, NamedRow
 
 #: The metrics of the tables: OpenOOD's FPR@95 counts rejected ID samples when 95 % of the OOD
 #: samples are found.
@@ -24,15 +23,15 @@ FPR_NOTE = (
 )
 
 
-def text_heads(*titles: str) -> list[ColumnHead]:
+def text_heads(*titles: str) -> list[Column]:
     """Headings of columns of texts."""
-    return [ColumnHead(title, number=False) for title in titles]
+    return [Column(title, number=False) for title in titles]
 
 
-def metric_heads(titles: Iterable[str]) -> list[ColumnHead]:
+def metric_heads(titles: Iterable[str]) -> list[Column]:
     """Headings of AUROC and FPR@95 below each title."""
     return [
-        ColumnHead(metric, title, better)
+        Column(metric, title, better)
         for title in titles
         for metric, better in TABLE_METRICS.items()
     ]
@@ -43,7 +42,7 @@ def metric_entries(found: Metrics, names: Iterable[str]) -> list[Entry]:
     return [found[name][metric] for name in names for metric in TABLE_METRICS]
 
 
-def group_heads(data: AnalysisData) -> list[ColumnHead]:
+def group_heads(data: AnalysisData) -> list[Column]:
     """Headings of AUROC and FPR@95 of the near and far means."""
     return metric_heads(GROUP_NAMES[group] for group in data.groups)
 
@@ -101,7 +100,7 @@ class Beside:
     notes: Sequence[str] = ()
     rows: Mapping[str, Mapping[str, PrintedValue]] = field(default_factory=dict)
 
-    def heads(self) -> list[ColumnHead]:
+    def heads(self) -> list[Column]:
         """Headings of the paper's metrics."""
         return metric_heads(["Paper"] if self.rows else [])
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Mapping
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.figures import BarGroups
-from nac_openood.analysis.finding import ColumnHead, DataTable, Entry, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.options import Options
 from nac_openood.analysis.scores import Metrics, TestScores
 from nac_openood.analysis.tabulate import (
@@ -25,6 +24,7 @@ from nac_openood.errors import NACError
 from nac_openood.search.result import SearchResult
 from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE
+from nac_openood.tables import BarGroups, Column, Entry, Table
 
 _WAYS = ("equal weights", "searched weights")
 #: A grid over the weights of more layers would take long; then they are searched at random.
@@ -46,12 +46,12 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     weights = {name: used.weight for name, used in best.items()}
     paper = beside(data, options.against, "Table 17", "weights", dataset=FAR)
     chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
-    heads = [*text_heads("Layer"), ColumnHead("Weight")]
-    tables = [_table(data, found), DataTable("Weights", heads, chosen)]
+    heads = [*text_heads("Layer"), Column("Weight")]
+    tables = [_table(data, found), Table("Weights", heads, chosen)]
     if paper.rows:
         rows: list[list[Entry]] = [[way, *paper.entries(way)] for way in paper.rows]
         heads = [*text_heads("Weights"), *paper.heads()]
-        tables.append(DataTable("Published", heads, rows))
+        tables.append(Table("Published", heads, rows))
     return Finding(
         "weighted", "Weighted layers", _sentence(found, weights, data.main_group), tables,
         [_bars(data, found, metric) for metric in TABLE_METRICS],
@@ -78,7 +78,7 @@ def _searched(data: AnalysisData, equal: dict[str, LayerConfig], options: Option
     )  # fmt: skip
 
 
-def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
+def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> Table:
     """A row for each OOD set and mean."""
     heads = metric_heads([*_WAYS, "Difference"])
     rows: list[list[Entry]] = []
@@ -87,7 +87,7 @@ def _table(data: AnalysisData, found: Mapping[str, Metrics]) -> DataTable:
         gain = [f"{b - a:+.2f}" for a, b in zip(*numbers)]
         title = f"{GROUP_WORDS[name]} mean" if name in GROUP_WORDS else name
         rows.append([title, *numbers[0], *numbers[1], *gain])
-    return DataTable("", [*text_heads("OOD set"), *heads], rows)
+    return Table("", [*text_heads("OOD set"), *heads], rows)
 
 
 def _bars(data: AnalysisData, found: Mapping[str, Metrics], metric: str) -> BarGroups:

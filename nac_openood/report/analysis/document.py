@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Sequence
 
-from nac_openood.analysis.finding import About, DataTable, Entry, Examples, Finding
+from nac_openood.analysis.finding import About, Finding
 from nac_openood.benchmark.run.results import Value
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import (
@@ -24,6 +24,8 @@ from nac_openood.report.blocks import (
 )
 from nac_openood.report.sections.about import about_section
 from nac_openood.report.words import NOTHING, count, set_title, settings_text
+from nac_openood.tables import Entry, Examples
+from nac_openood.tables import Table as DataTable
 
 _ROLES = {
     "fit": "fitting subset",

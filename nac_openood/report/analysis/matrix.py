@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nac_openood.analysis.figures import Matrix
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import FAINT, INK, OOD_COLOR, OUR_COLOR, PAPER
 from nac_openood.report.words import alt_text
+from nac_openood.tables import Matrix
 
 _SQUARE, _WIDTH = 38, 420
 _STRONG = 0.55  # above it, squares are dark enough for light ink

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
-from nac_openood.analysis.figures import BarGroups, Densities, Figure, Lines, Matrix, Series
 from nac_openood.report.analysis.matrix import matrix_picture
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures import canvas
 from nac_openood.report.figures.distributions import draw_density
 from nac_openood.report.words import alt_text
+from nac_openood.tables import BarGroups, Densities, Figure, Lines, Matrix, Series
 
 _COLORS = (canvas.OUR_COLOR, *canvas.OTHERS)
 _LINES_SIZE = (420, 300)

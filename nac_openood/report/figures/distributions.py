@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from nac_openood.analysis.figures import Density, shares
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import FAINT, ID_COLOR, OOD_COLOR, OUR_COLOR
 from nac_openood.report.figures.sample import RunScores, Shown, finite
 from nac_openood.report.order import Standing
 from nac_openood.report.words import set_title
+from nac_openood.tables import Density, shares
 
 _BINS, _WIDTH, _ROW = 44, 300, 88
 

@@ -6,13 +6,13 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.analysis.figures import Lines, Series
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import CRITERIA
 from nac_openood.report.analysis.pictures import picture_of
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import DASHES, ID_COLOR, OOD_COLOR, OUR_COLOR
+from nac_openood.tables import Lines, Series
 
 _STEPS_SIZE = (330, 250)
 _VOLUME = ("nac-me", "validation")

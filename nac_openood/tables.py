@@ -1,0 +1,285 @@
+"""Tables and figures as data: what analyses find and what reports show. JSON values can hold them.
+
+`nac_openood.report` renders them as a page, as Markdown, as text for a terminal and as CSV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from nac_openood.errors import NACError
+from nac_openood.structure import from_values
+
+#: Shown where nothing was measured.
+NOTHING = "\u2013"
+
+
+@dataclass(frozen=True)
+class Column:
+    """The heading of a column.
+
+    Args:
+        title: the heading; what follows a line break is shown smaller.
+        group: a heading above the title that neighboring columns share.
+        better: "higher" or "lower"; empty where neither is better.
+        number: whether the column holds numbers. The first column that does not names the rows.
+    """
+
+    title: str
+    group: str = ""
+    better: str = ""
+    number: bool = True
+
+    @property
+    def full_title(self) -> str:
+        """All headings on one line: `Near-OOD FPR@95 (OOD found)`."""
+        title, _, note = self.title.partition("\n")
+        return " ".join(part for part in (self.group, title, f"({note})" if note else "") if part)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table that is more than a text or a number.
+
+    Args:
+        text: what is shown.
+        spread: shown smaller behind the text, e.g. "± 0.10".
+        value: what a page sorts by; None for the text itself.
+        rank: 1, 2 and 3 are marked.
+        best: whether it is the best of its column.
+        code: whether the text is shown as code.
+    """
+
+    text: str
+    spread: str = ""
+    value: Optional[float] = None
+    rank: Optional[int] = None
+    best: bool = False
+    code: bool = False
+
+    @classmethod
+    def of(cls, entry: Entry, rank: Optional[int] = None) -> Cell:
+        """How an entry is shown."""
+        if isinstance(entry, Cell):
+            return entry
+        if entry is None or isinstance(entry, str):
+            return cls(NOTHING if entry is None else entry)
+        mean, std = (entry, None) if isinstance(entry, (int, float)) else entry
+        if mean is None:
+            return cls(NOTHING)
+        return cls(f"{mean:.2f}", "" if std is None else f"\u00b1 {std:.2f}", float(mean), rank)
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.spread}".rstrip()
+
+
+#: A number (shown with two digits), a text, a mean with its standard deviation, or nothing.
+Entry = Union[None, float, Cell, str, Sequence[Optional[float]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below headings.
+
+    Args:
+        title: above the table.
+        columns: the headings.
+        rows: an entry per column.
+        ours: numbers of the rows to highlight.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Entry]]
+    ours: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise NACError(f"a row of the table '{self.title}' does not have one entry per column")
+        pairs = [e for row in self.rows for e in row if isinstance(e, (list, tuple))]
+        if any(len(pair) != 2 for pair in pairs):
+            raise NACError(
+                f"an entry of the table '{self.title}' is not a mean with its standard deviation"
+            )
+
+    @property
+    def name_column(self) -> int:
+        """The number of the column that names the rows."""
+        return next((i for i, column in enumerate(self.columns) if not column.number), 0)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sample to look at.
+
+    Args:
+        dataset: the set it is in.
+        name: of its file, or its number.
+        shares: percent by name, shown as bars.
+        image: a picture as a data URL, or None.
+    """
+
+    dataset: str
+    name: str
+    shares: Mapping[str, float]
+    image: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples side by side below a title."""
+
+    title: str
+    samples: Sequence[Example]
+
+
+#: A name, and a value for every bar or column, or None.
+NamedRow = tuple[str, Sequence[Optional[float]]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: points are (x, y, standard deviation or None); `printed` marks the paper's."""
+
+    name: str
+    points: Sequence[Sequence[Optional[float]]]
+    printed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
+
+    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn. The `key` of
+    a figure is its name in files, unique in a finding.
+    """
+
+    type: ClassVar[str] = "lines"
+    key: str
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    mark: Optional[float] = None
+    diagonal: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are points, each with an x."""
+        points = [point for line in self.series for point in line.points]
+        return bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
+
+
+@dataclass(frozen=True)
+class BarGroups:
+    """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
+
+    The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
+    """
+
+    type: ClassVar[str] = "bars"
+    key: str
+    title: str
+    x_label: str
+    names: Sequence[str]
+    rows: Sequence[NamedRow]
+    origin: float = 0.0
+    end: float = 100.0
+    ours: Sequence[str] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are rows, all of the right length."""
+        return bool(self.rows) and all(len(row) == len(self.names) for _, row in self.rows)
+
+
+@dataclass(frozen=True)
+class Density:
+    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is shown above them."""
+
+    edges: Sequence[float]
+    inside: Sequence[float]
+    outside: Sequence[float]
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, inside: np.ndarray, outside: np.ndarray, *, bins: int = 40, note: str = ""
+    ) -> Density:
+        """Bins over the middle 99 percent, so that a few outliers do not flatten the rest."""
+        low, high = np.quantile(np.concatenate([inside, outside]), [0.005, 0.995])
+        # values too close together for that many bins count as equal
+        if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
+            half = max(0.01, abs(low) * 1e-3)
+            low, high = low - half, high + half
+        edges = np.linspace(low, high, bins + 1).tolist()
+        return cls(edges, shares(inside, edges), shares(outside, edges), note)
+
+
+def shares(values: np.ndarray, edges: Sequence[float]) -> list[float]:
+    """The share of the values in each bin; values beyond the edges count in the outermost bins."""
+    counts = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
+    found: list[float] = (counts / max(1, counts.sum())).tolist()
+    return found
+
+
+@dataclass(frozen=True)
+class Densities:
+    """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
+
+    type: ClassVar[str] = "densities"
+    key: str
+    title: str
+    x_label: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Density]]]
+    inside: str = "ID"
+    outside: str = "OOD"
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are rows, all of the right length, and so are the panels in them."""
+        panels = [panel for _, row in self.rows for panel in row]
+        equal = all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
+        return bool(self.rows) and equal and all(len(r) == len(self.columns) for _, r in self.rows)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers in colored squares: each row has a name and a value for every column, or None."""
+
+    type: ClassVar[str] = "matrix"
+    key: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[NamedRow]
+    limits: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are rows, all of the right length."""
+        return bool(self.rows) and all(len(row) == len(self.columns) for _, row in self.rows)
+
+
+Figure = Union[Lines, BarGroups, Densities, Matrix]
+_FIGURES: Mapping[Any, Any] = {kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)}
+
+
+def figure_of(document: Mapping[str, Any]) -> Figure:
+    """The figure that JSON values describe: its fields and its `type`.
+
+    Raises:
+        NACError: what is missing or wrong.
+    """
+    fields = dict(document)
+    kind = fields.pop("type", None)
+    if not isinstance(kind, str) or kind not in _FIGURES:
+        raise NACError(f"there is no figure of type {kind!r}")
+    found: Figure = from_values(_FIGURES[kind], fields, "figures")
+    if not found.complete:
+        raise NACError(f"the figure '{found.key}' has no rows, or rows of different lengths")
+    return found
