@@ -13,7 +13,7 @@ from fuzz_case import IDENTICAL, SILENT, Target
 from mutations import mutate_bytes
 from torch import nn
 
-from nac_openood.network.calling import classify
+from nac_openood.network.probe import classify
 from nac_openood.sources.networks import network_of
 
 

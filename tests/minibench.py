@@ -7,7 +7,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.detector.subset import balanced_indices, dataset_labels
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.weights import load_checkpoint

@@ -13,7 +13,7 @@ from torchvision.models.resnet import BasicBlock
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, known_layers
 from nac_openood.network.auto import auto_layers
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 TV, TIMM = torchvision.models.get_model, timm.create_model
 

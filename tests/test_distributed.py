@@ -234,12 +234,12 @@ def test_a_killed_process_ends_the_others(here: Path, victim: int) -> None:
     slow = f"""
     import time
     from pathlib import Path
-    from nac_openood.network import taps
+    from nac_openood.network import probe
     from nac_openood.detector import reader
     def read(*given, **options):
         Path("begun_{victim}_" + os.environ["RANK"]).touch()
         time.sleep(0.3)
-        return taps.read(*given, **options)
+        return probe.read(*given, **options)
     reader.read = read
     """
     words = ("fit", *fit_options("nac_plus"), "--batch-size", 5, "--out", f"killed_{victim}.nac")

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nac_openood import ProbeError
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 
 class Operations(TorchDispatchMode):

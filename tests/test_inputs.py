@@ -10,8 +10,8 @@ from nac_openood import NACDetector
 from nac_openood.detector.batches import as_batch
 from nac_openood.errors import NACError, ProbeError
 from nac_openood.network.auto import auto_layers
-from nac_openood.network.calling import classify, prepare
-from nac_openood.network.inputs import as_inputs, joined_inputs, rows, sample_count, shapes
+from nac_openood.network.inputs import as_inputs, joined_inputs, prepare, rows, sample_count, shapes
+from nac_openood.network.probe import classify
 from nac_openood.training.loop import train
 
 CLASSES = 3
@@ -149,8 +149,8 @@ def test_inputs_the_network_does_not_take_are_told(net):
     [
         ({"a": [[1, 2]], "b": torch.zeros(1, 4)}, "input 'a' is list of list.*return_tensors='pt'"),
         ({"a": np.zeros((1, 5)), "b": torch.zeros(1, 4)}, "input 'a' is ndarray"),
-        ({"a": "x", "b": None}, "got dict of {'a': 'str', 'b': 'NoneType'}"),
-        ({}, "got an empty dict"),
+        ({"a": "x", "b": None}, "got dict of a: str, b: NoneType"),
+        ({}, "got dict of nothing"),
         ((), "got tuple of nothing"),
         (np.zeros((2, 5)), r"got ndarray. Convert it: torch.from_numpy\(x\).float\(\)"),
         ("a.png", "got str. Load and transform the file"),

@@ -28,7 +28,7 @@ from nac_openood.core.reading import Probed
 from nac_openood.evaluation.integral import count_coverage
 from nac_openood.evaluation.passes import deepest_layer
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 
 def passed(n, neurons=4, seed=0):

@@ -9,7 +9,7 @@ from torch import nn
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
 from nac_openood.core.layouts import LAYOUTS, pooling_for
 from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognize
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
 VIT = ["ln", "block2", "block1", "block0"]

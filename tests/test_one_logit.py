@@ -9,10 +9,9 @@ from nac_openood import LayerConfig, NACDetector
 from nac_openood.core.logit_scores import energy, msp
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.calling import classify
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import classify, read
 
 
 class OneLogit(nn.Module):

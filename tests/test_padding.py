@@ -7,7 +7,7 @@ from torch import nn
 from nac_openood import NACDetector
 from nac_openood.core.layouts import pooling_for
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 WORDS, CLASSES = 40, 3
 

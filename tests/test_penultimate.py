@@ -8,7 +8,7 @@ from torch import nn
 from nac_openood import LayerConfig, NACDetector
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 from nac_openood.sources.small_networks import CifarResNet18
 
 

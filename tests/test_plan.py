@@ -8,9 +8,8 @@ from test_probe import NAMES, equal, expected_readings, layers, same, snapshot
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.network.calling import classify
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import classify, read
 
 
 def test_the_same_numbers_up_to_rounding(small_net, images):

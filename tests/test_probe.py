@@ -13,8 +13,7 @@ from torch import nn
 from nac_openood import ProbeError
 from nac_openood.core.layouts import pooling_for
 from nac_openood.network.architectures import Layer, find_layer, known_layers
-from nac_openood.network.calling import classify
-from nac_openood.network.taps import read
+from nac_openood.network.probe import classify, read
 
 NAMES = ["avgpool", "layer3", "layer2", "layer1"]
 

@@ -11,10 +11,9 @@ from test_probe import NAMES, equal, layers, snapshot
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.network.calling import classify
 from nac_openood.network.head import with_features
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.taps import read
+from nac_openood.network.probe import classify, read
 
 SECONDS = 3.0
 #: How often every thread runs at least, however busy the machine is.

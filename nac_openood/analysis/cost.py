@@ -16,7 +16,7 @@ from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
 from nac_openood.benchmark.run.results import Value
 from nac_openood.errors import error_text
-from nac_openood.network.calling import classify
+from nac_openood.network.probe import classify
 from nac_openood.progress import bar
 from nac_openood.tables import BarGroups, Column, Entry, Table
 

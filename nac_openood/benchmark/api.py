@@ -25,7 +25,8 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.distributed import agreed
 from nac_openood.errors import NACError
-from nac_openood.network.calling import count_classes, unwrap
+from nac_openood.network.probe import count_classes
+from nac_openood.network.replica import unwrap
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints, networks_by_name
 from nac_openood.sources.samples import Samples

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from nac_openood.distributed import world
 from nac_openood.errors import NACError
-from nac_openood.network.inputs import LABELS, as_inputs, rows, said, sample_count
+from nac_openood.network.inputs import LABELS, as_inputs, describe_value, rows, sample_count
 
 
 class Batch(NamedTuple):
@@ -115,7 +115,7 @@ def _labels(label: Any, n: int) -> Tensor:
     try:
         tensor = torch.as_tensor(label)
     except (TypeError, ValueError, RuntimeError):  # texts, say, or rows of different lengths
-        raise _no_labels(n, said(label)) from None
+        raise _no_labels(n, describe_value(label)) from None
     whole = not tensor.is_complex()
     if tensor.is_floating_point():
         whole = bool((tensor == tensor.long()).all())

@@ -16,7 +16,7 @@ from nac_openood.detector.export_files import check_onnx, write_onnx, write_pt2
 from nac_openood.detector.program import DetectorProgram
 from nac_openood.detector.verdicts import checked_alpha
 from nac_openood.errors import NACError, NotFittedError
-from nac_openood.network.calling import prepare
+from nac_openood.network.inputs import prepare
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import unwrap
 

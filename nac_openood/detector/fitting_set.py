@@ -17,7 +17,7 @@ from nac_openood.detector.dealing import dealt
 from nac_openood.detector.subset import fitting_loader, too_few
 from nac_openood.distributed import exchange
 from nac_openood.errors import NACError
-from nac_openood.network.calling import count_classes
+from nac_openood.network.probe import count_classes
 
 
 @dataclass

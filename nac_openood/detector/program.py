@@ -11,7 +11,7 @@ from nac_openood.core.portable import Portable
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule
 from nac_openood.network.architectures import Layer
-from nac_openood.network.tapped import Tapped
+from nac_openood.network.probe import ReadNetwork
 
 #: What a program returns, in order.
 OUTPUTS = ("logits", "score", "p_value", "decision")
@@ -41,7 +41,7 @@ class DetectorProgram(nn.Module):
         portable: bool,
     ) -> None:
         super().__init__()
-        self.tapped = Tapped(net, layers, mean=rule.needs.mean)
+        self.tapped = ReadNetwork(net, layers, mean=rule.needs.mean)
         # a copy: what tracing leaves behind in the rule must not reach the detector
         self._rule = type(rule).restore(rule.settings(), rule.tensors())
         self._pvalues, self._alpha, self._portable = pvalues, alpha, portable

@@ -27,13 +27,13 @@ from nac_openood.distributed import in_turn
 from nac_openood.errors import NotFittedError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
-from nac_openood.network.autocasting import autocast_to, checked_autocast
+from nac_openood.network.auto import with_layouts
 from nac_openood.network.fingerprint import identity
+from nac_openood.network.inputs import autocast_to, checked_autocast
 from nac_openood.network.plan import PassPlan
+from nac_openood.network.probe import read
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import unwrap
-from nac_openood.network.taps import read
-from nac_openood.network.tokens import with_layouts
 
 _T = TypeVar("_T")
 

@@ -18,8 +18,8 @@ from nac_openood.core.restoring import stored_values
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import FileError, NACError
-from nac_openood.network.autocasting import PRECISIONS
 from nac_openood.network.fingerprint import difference
+from nac_openood.network.inputs import PRECISIONS
 from nac_openood.structure import from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.

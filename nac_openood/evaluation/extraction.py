@@ -24,7 +24,7 @@ from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.data import Domains
 from nac_openood.evaluation.passes import OneLayerReader
-from nac_openood.network.calling import classify
+from nac_openood.network.probe import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.sources.samples import Samples

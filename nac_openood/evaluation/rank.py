@@ -24,8 +24,8 @@ from nac_openood.evaluation.space import Space, integral_candidates
 from nac_openood.evaluation.volume import rc_by_volume
 from nac_openood.files import make_folder
 from nac_openood.locks import locked
-from nac_openood.network.calling import count_classes
 from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.probe import count_classes
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, training_step
 

@@ -8,6 +8,7 @@ does: a stage and its last block, a pooling layer and the dropout after it are o
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
@@ -18,14 +19,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nac_openood.network.axes import PRODUCTS, Look, axis_after
-from nac_openood.network.hooks import hooked
-from nac_openood.network.inputs import Inputs, call
+from nac_openood.network.inputs import Inputs
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import run
 
 #: What is known of a tensor that is no node: made of weights and constants alone, or integers
 #: that come from the input.
 _STATIC, _INTEGERS = -1, -2
+
+
+#: Products of data with weights, and the axis on which the neurons that they make lie.
+PRODUCTS = {
+    "convolution": 1,
+    "mkldnn_convolution": 1,
+    "linear": -1,
+    "mkldnn_linear": -1,
+    "addmm": -1,
+    "mm": -1,
+    "bmm": -1,
+    "baddbmm": -1,
+    "mkldnn_rnn_layer": -1,
+    "_cudnn_rnn": -1,
+    "miopen_rnn": -1,
+}
+_REDUCTIONS = ("mean", "sum", "amax", "amin", "max", "min", "var", "logsumexp")
+
+
+class Look(NamedTuple):
+    """How a tensor looks at the values of its node; `axis` is the one of the neurons, if known."""
+
+    node: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    axis: Optional[int]
 
 
 class Node(NamedTuple):
@@ -143,17 +170,57 @@ def record(net: nn.Module, x: Inputs) -> Flow:
         calls[path][-1] = Call(path, module, nodes, found, readable)
 
     modules = [(path, module) for path, module in net.named_modules() if path]
-    watched = hooked(
-        net,
-        on_input=[(module, partial(before, path)) for path, module in modules],
-        on_output=[(module, partial(after, path)) for path, module in modules],
-        adapt=_layer_by_layer,
-    )
     with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
-        output = call(watched, x)
+        output = run(
+            net,
+            x,
+            on_input=[(module, partial(before, path)) for path, module in modules],
+            on_output=[(module, partial(after, path)) for path, module in modules],
+            adapt=_layer_by_layer,
+        )
     once = [found[0] for found in calls.values() if len(found) == 1]
     found = [one for one in once if one is not None and one.outputs]
     return Flow(recorder.nodes, found, output, recorder.look)
+
+
+def axis_after(
+    name: str, args: Sequence[Any], looks: list[Look], shape: Sequence[int]
+) -> Optional[int]:
+    """The axis of `shape` on which the neurons lie, after an operation on `looks`."""
+    if name in PRODUCTS:  # of two activations (attention) it is not known
+        return PRODUCTS[name] % len(shape) if len(looks) == 1 else None
+    if name == "embedding":
+        return len(shape) - 1
+    # in a sum of branches the one that began first is the residual stream
+    for look in sorted(looks, key=lambda look: look.node):
+        axis = _moved(name, args, look, shape)
+        if axis is not None:
+            return axis
+    if name.endswith("layer_norm"):
+        return len(shape) - 1
+    return 1 if "batch_norm" in name else None
+
+
+def _moved(name: str, args: Sequence[Any], look: Look, shape: Sequence[int]) -> Optional[int]:
+    """Where an operation puts the neurons of one of its inputs."""
+    axis, dims = look.axis, len(look.shape)
+    if axis is None:
+        return None
+    if name == "permute":
+        return [d % dims for d in args[1]].index(axis)
+    if name in ("transpose", "t"):
+        first, second = (d % dims for d in args[1:3]) if name == "transpose" else (0, dims - 1)
+        return {first: second, second: first}.get(axis, axis)
+    if name in ("select", *_REDUCTIONS) and len(shape) < dims:
+        gone = args[1] if len(args) > 1 and args[1] is not None else range(dims)
+        gone = {d % dims for d in ([gone] if isinstance(gone, int) else gone)}
+        return None if axis in gone else axis - sum(d < axis for d in gone)
+    if math.prod(shape) == math.prod(look.shape):  # reshapes, operations on each element
+        before, width = math.prod(look.shape[:axis]), look.shape[axis]
+        axes = [i for i, n in enumerate(shape) if n == width and math.prod(shape[:i]) == before]
+        return axes[0] if axes else None
+    fits = len(shape) == dims and (name == "cat" or shape[axis] == look.shape[axis])
+    return axis if fits else None
 
 
 def _layer_by_layer(replicas: Mapping[nn.Module, nn.Module]) -> None:

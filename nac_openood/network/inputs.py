@@ -1,111 +1,113 @@
-"""What a network takes: one tensor, or several in a tuple or a dict.
+"""What a network takes and returns.
 
-`net(x)` for a tensor, `net(*x)` for a tuple, `net(**x)` for a dict. This file is the one place that
-knows it. All else counts samples, takes rows and calls networks through the functions here.
+A batch is one tensor, or several in a tuple or a dict: `net(x)`, `net(*x)` or `net(**x)`. This is
+the one file that knows it; all others count samples, take rows and call networks through the
+functions here.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, Callable, Mapping, Optional, Sequence, Union
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from nac_openood.errors import ProbeError
+from nac_openood.errors import NACError, ProbeError
 
 #: A batch: a tensor `[batch, ...]`, or a tuple or dict of such tensors, also nested.
 Inputs = Union[Tensor, "tuple[Any, ...]", "dict[str, Any]"]
 #: Names under which batches carry labels. They are never passed to a network, which would compute
 #: a loss from them.
 LABELS = ("label", "labels")
-_PACKED = (tuple, list)
+#: The precisions that a network can be cast to, with their names in files.
+PRECISIONS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_SEQUENCES = (tuple, list)
+_EXPECTED = (
+    "a batch as a torch.Tensor [batch, ...], or several tensors in a tuple (passed as `net(*x)`) "
+    "or in a dict (passed as `net(**x)`)"
+)
+_NO_BATCH = "Expected a batch: a single image needs a leading dimension, x[None]."
+
+
+# -- batches ---------------------------------------------------------------------------------
 
 
 def as_inputs(value: Any) -> Inputs:
-    """Whatever a loader yields as data, in the form that the functions of this file take.
+    """Convert the data that a loader yields to the form that the functions of this file take.
 
     Lists become tuples. Of a mapping (a dict, a Hugging Face `BatchEncoding`), labels and entries
     that no network takes are left out: None, strings, lists of strings.
 
     Raises:
-        ProbeError: no tensor is found, or something that should have been made one.
+        ProbeError: there is no tensor, or an entry should have been made one.
     """
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Mapping):
-        named = {str(name): _entry(name, part) for name, part in value.items()}
-        kept = {n: part for n, part in named.items() if part is not None and n not in LABELS}
+        entries = {str(name): _entry(name, part) for name, part in value.items()}
+        kept = {n: part for n, part in entries.items() if part is not None and n not in LABELS}
         if tensors_in(kept):
             return kept
-    elif isinstance(value, _PACKED) and tensors_in(value):
-        return tuple(_entry(place, part) for place, part in enumerate(value))
-    raise ProbeError(f"expected {_WANTED}; got {said(value)}.{_conversion(value)}")
-
-
-_WANTED = (
-    "a batch as a torch.Tensor [batch, ...], or several tensors in a tuple (passed as `net(*x)`) "
-    "or in a dict (passed as `net(**x)`)"
-)
+    elif isinstance(value, _SEQUENCES) and tensors_in(value):
+        return tuple(_entry(index, part) for index, part in enumerate(value))
+    hint = ""
+    if isinstance(value, np.ndarray):
+        hint = " Convert it: torch.from_numpy(x).float()."
+    elif isinstance(value, (str, bytes)):
+        hint = " Load and transform the file, or tokenize the text, first."
+    raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.{hint}")
 
 
 def _entry(name: Any, part: Any) -> Any:
-    """One of several inputs; None where no network takes it."""
-    if part is None or isinstance(part, Tensor) or _is_text(part) or name in LABELS:
-        return part if isinstance(part, Tensor) and name not in LABELS else None
+    """One of several inputs; None if no network takes it."""
+    if name in LABELS or part is None or isinstance(part, (str, bytes)):
+        return None
+    if isinstance(part, Tensor):
+        return part
     if isinstance(part, Mapping) and tensors_in(part):
         return {key: _entry(key, value) for key, value in part.items()}
-    if isinstance(part, _PACKED) and all(isinstance(value, Tensor) for value in part):
+    if isinstance(part, _SEQUENCES) and all(isinstance(value, Tensor) for value in part):
         return tuple(part)
+    if isinstance(part, _SEQUENCES) and all(isinstance(value, str) for value in part):
+        return None
     raise ProbeError(
-        f"expected {_WANTED}; input {name!r} is {said(part)}. Make it a tensor, or leave it out "
-        "of the batch. Hugging Face's tokenizers return tensors with return_tensors='pt'."
+        f"expected {_EXPECTED}; input {name!r} is {describe_value(part)}. Make it a tensor, or "
+        "leave it out of the batch. Hugging Face's tokenizers return tensors with "
+        "return_tensors='pt'."
     )
 
 
-def _is_text(part: Any) -> bool:
-    if isinstance(part, _PACKED):
-        return bool(part) and all(isinstance(value, str) for value in part)
-    return isinstance(part, (str, bytes))
-
-
-def said(value: Any) -> str:
-    """What a value is, for errors."""
+def describe_value(value: Any) -> str:
+    """Describe a value for an error message: the shapes of tensors, the types of all else."""
+    if isinstance(value, Tensor):
+        return str(list(value.shape))
+    kind = type(value).__name__
     if isinstance(value, Mapping):
-        kinds = {str(name): type(part).__name__ for name, part in value.items()}
-        return f"{type(value).__name__} of {kinds}" if kinds else f"an empty {type(value).__name__}"
-    if isinstance(value, _PACKED):
-        kinds_in = sorted({type(part).__name__ for part in value})
-        return f"{type(value).__name__} of {', '.join(kinds_in) or 'nothing'}"
-    return type(value).__name__
-
-
-def _conversion(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return " Convert it: torch.from_numpy(x).float()."
-    if isinstance(value, (str, bytes)):
-        return " Load and transform the file, or tokenize the text, first."
-    return ""
-
-
-def device_of(net: nn.Module) -> torch.device:
-    """Where a network is; the CPU if it has no parameters."""
-    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+        parts = [f"{name}: {describe_value(part)}" for name, part in value.items()]
+    elif isinstance(value, _SEQUENCES):
+        parts = list(dict.fromkeys(map(describe_value, value)))
+    elif hasattr(value, "logits"):
+        parts = [describe_value(value.logits)]
+    else:
+        return kind
+    return f"{kind} of {', '.join(parts) or 'nothing'}"
 
 
 def tensors_in(x: Any) -> list[Tensor]:
     """All tensors of a batch, in order."""
     if isinstance(x, Tensor):
         return [x]
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, _PACKED) else ()
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, _SEQUENCES) else ()
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def mapped(x: Inputs, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor changed; None may stand in the place of an optional input."""
+    """Apply a function to every tensor of a batch; optional inputs may be None."""
     return tree_map_only(Tensor, change, x)
 
 
@@ -113,7 +115,7 @@ def sample_count(x: Inputs) -> int:
     """How many samples a batch has.
 
     Raises:
-        ProbeError: there are none, or tensors do not agree on their number.
+        ProbeError: the tensors do not agree on their number.
     """
     if isinstance(x, Tensor):
         return x.shape[0] if x.ndim else 0
@@ -131,22 +133,30 @@ def shapes(x: Inputs) -> str:
     if isinstance(x, Tensor):
         return f"shape {list(x.shape)}"
     named = x.items() if isinstance(x, Mapping) else enumerate(x)
-    told = [f"{n}: {[list(t.shape) for t in tensors_in(part)]}" for n, part in named]
-    return f"shapes {{{', '.join(told)}}}".replace("[[", "[").replace("]]", "]")
+    parts = [f"{n}: {', '.join(str(list(t.shape)) for t in tensors_in(part))}" for n, part in named]
+    return f"shapes {{{', '.join(parts)}}}"
 
 
 def rows(x: Inputs, index: Union[slice, Tensor]) -> Any:
-    """Some samples of a batch, by a slice or whole numbers `[n]`."""
+    """Some samples of a batch, by a slice or by integers `[n]`."""
 
-    def taken(tensor: Tensor) -> Tensor:
+    def select(tensor: Tensor) -> Tensor:
         return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
 
-    return mapped(x, taken)
+    return mapped(x, select)
 
 
 def joined_inputs(parts: Sequence[Any]) -> Any:
-    """Batches of one kind, one after the other, as one batch."""
+    """Concatenate batches of one kind."""
     return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else None, *parts)
+
+
+# -- calling a network -----------------------------------------------------------------------
+
+
+def device_of(net: nn.Module) -> torch.device:
+    """Where a network is; the CPU if it has no parameters."""
+    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
 
 
 def call(net: Callable[..., Any], x: Inputs) -> Any:
@@ -156,26 +166,41 @@ def call(net: Callable[..., Any], x: Inputs) -> Any:
     return net(*x) if isinstance(x, tuple) else net(x)
 
 
-def accepted(net: nn.Module, x: Inputs) -> Inputs:
-    """Without named inputs that the network's `forward` does not take, which are warned about.
-
-    A single tensor under another name is passed without a name: `{'image': x}` is `net(x)`.
+def prepare(net: nn.Module, x: Any) -> Any:
+    """The batch as `net` takes it: tensors on its device, floats in its precision.
 
     Args:
         net: the network, without wrappers.
-        x: from `as_inputs`.
+        x: a tensor, or several in a tuple, list, dict or Hugging Face encoding.
+    """
+    if not isinstance(x, Tensor):
+        x = _accepted(net, as_inputs(x))
+    if not sample_count(x):
+        raise ProbeError(f"expected a batch of at least one sample, got {shapes(x)}.")
+    weights = next((p for p in net.parameters() if p.is_floating_point()), None)
 
-    Raises:
-        ProbeError: `forward` takes none of several names.
+    def move(tensor: Tensor) -> Tensor:
+        if weights is not None:
+            dtype = weights.dtype if tensor.is_floating_point() else tensor.dtype
+            tensor = tensor.to(weights.device, dtype, non_blocking=True)
+        return tensor.clone() if tensor.is_inference() else tensor
+
+    return mapped(x, move)
+
+
+def _accepted(net: nn.Module, x: Inputs) -> Inputs:
+    """Without named inputs that the network's `forward` does not take; warns about them.
+
+    A single tensor under another name is passed without a name: `{'image': x}` is `net(x)`.
     """
     if not isinstance(x, dict):
         return x
-    names, any_name = _signature(net)
+    names, takes_any = _signature(net)
     known = {name: part for name, part in x.items() if name in names}
     if names and not known and len(x) == 1:
         (only,) = x.values()
         return only if isinstance(only, Tensor) else tuple(only)
-    if any_name or len(known) == len(x):
+    if takes_any or len(known) == len(x):
         return x
     other = ", ".join(f"'{name}'" for name in x if name not in known)
     takes = f"{type(net).__name__}.forward takes {', '.join(names) or 'no named input'}"
@@ -184,15 +209,15 @@ def accepted(net: nn.Module, x: Inputs) -> Inputs:
             f"{takes}, and the batch has {other}. Name the inputs as the network does, yield them "
             "in a tuple, or wrap a network that takes a dict as its only argument."
         )
-    warnings.warn(f"{takes}, not {other}, which it is not given.", UserWarning, stacklevel=4)
+    warnings.warn(f"{takes}, not {other}, which is left out.", UserWarning, stacklevel=4)
     return known
 
 
 def token_mask(net: nn.Module, x: Inputs) -> Optional[Tensor]:
     """Which tokens of a batch are no padding, bool `[batch, tokens]`; None if it has no such mask.
 
-    Known by name: `attention_mask` (0 is padding), and PyTorch's `key_padding_mask` and the like
-    (True or -inf is padding). Inputs in a tuple have the names that `forward` gives them.
+    Masks are recognized by name: `attention_mask` (0 is padding), and PyTorch's `key_padding_mask`
+    and the like (True or -inf is padding). Inputs in a tuple have the names of `forward`.
     """
     if isinstance(x, Tensor):
         return None
@@ -210,8 +235,110 @@ def _signature(net: nn.Module) -> tuple[list[str], bool]:
     """The names of what `forward` takes, and whether it takes any other name, too."""
     try:
         found = list(inspect.signature(net.forward).parameters.values())
-    except (TypeError, ValueError):  # compiled code does not tell
+    except (TypeError, ValueError):  # compiled code has no signature
         return [], True
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [parameter.name for parameter in found if parameter.kind in by_name]
     return names, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
+
+
+@contextmanager
+def explained(x: Any) -> Iterator[None]:
+    """Add a hint to an error of the network where a common mistake in the batch is seen.
+
+    Some networks do take such batches, so they are not refused beforehand.
+    """
+    try:
+        yield
+    except NACError:
+        raise
+    except Exception as error:
+        hint = _common_mistake(x)
+        if hint is None or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ProbeError(f"the network failed on this batch: {first} {hint}") from error
+
+
+def _common_mistake(x: Any) -> Optional[str]:
+    tensors = tensors_in(x)
+    if isinstance(x, _SEQUENCES) and len(tensors) > 1 and len({t.shape for t in tensors}) == 1:
+        return (
+            f"The batch has {shapes(tuple(x))}. A tuple or list holds the inputs of a network with "
+            "several, `net(*x)`: samples of one input are joined with torch.stack(x)."
+        )
+    for tensor in tensors:
+        found = f"The batch has {shapes(x)} and dtype {tensor.dtype}."
+        if tensor.ndim > 2 and not tensor.is_floating_point():
+            return (
+                f"{found} Networks take images as floating-point numbers: pass x.float() / 255, "
+                "normalized as in training."
+            )
+        if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
+            return f"{found} {_NO_BATCH}"
+    return None
+
+
+# -- what it returns, in which precision -----------------------------------------------------
+
+
+def logits_of(output: Any, x: Inputs) -> Tensor:
+    """The logits `[batch, classes]` in what a network returned.
+
+    That is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs; or a tuple
+    that begins with one of these. A single logit `z` per sample, `[batch]` or `[batch, 1]`, as
+    classifiers with a sigmoid have it, counts as the two logits `[0, z]`: `softmax([0, z])[1]` is
+    `sigmoid(z)`.
+
+    Args:
+        output: what the network returned.
+        x: the batch it was called with.
+    """
+    found = returned_logits(output)
+    single = found is not None and (found.ndim == 1 or found.shape[1:] == (1,))
+    if single and found is not None:
+        found = torch.stack([torch.zeros_like(found), found], dim=1).flatten(1)
+    if found is None or found.ndim != 2 or found.shape[1] < 2:
+        raise ProbeError(
+            "expected logits of shape [batch, classes] from the network, or [batch] for two "
+            f"classes; got {describe_value(output)}. Wrap a network that returns something else."
+        )
+    unbatched = single and isinstance(x, Tensor) and x.ndim == 1 and x.is_floating_point()
+    if unbatched or found.shape[0] != sample_count(x):
+        raise ProbeError(
+            f"the network returned logits for {found.shape[0]} samples, given input of "
+            f"{shapes(x)}. {_NO_BATCH}"
+        )
+    return found
+
+
+def returned_logits(output: Any) -> Optional[Tensor]:
+    """The tensor of logits that a network returned, as it is; None if there is none."""
+    found = output[0] if isinstance(output, _SEQUENCES) and output else output
+    found = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", found)
+    return found if isinstance(found, Tensor) else None
+
+
+def checked_autocast(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
+    """The precision to cast to; None is the network's own."""
+    if dtype is not None and dtype not in list(PRECISIONS):
+        raise NACError(
+            f"`autocast` must be torch.bfloat16, torch.float16 or None, got {dtype!r}. None runs "
+            "the network in its own precision."
+        )
+    return dtype
+
+
+def autocast_to(net: nn.Module, dtype: Optional[torch.dtype]) -> ContextManager[object]:
+    """A context in which the network runs in this precision, also inside `torch.autocast`.
+
+    Args:
+        net: the network, on its device.
+        dtype: what to cast to; None turns autocast off.
+    """
+    kind = device_of(net).type
+    if not torch.amp.is_autocast_available(kind):
+        return nullcontext()
+    if dtype is None and not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, dtype=dtype, enabled=dtype is not None)

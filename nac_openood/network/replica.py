@@ -1,38 +1,52 @@
-"""A private replica of a network: its own modules, the same weights.
+"""Run a network and watch it, without touching it: passes run on a private replica.
 
 A pass needs hooks, evaluation mode and sometimes folded convolutions. On the caller's own modules
-all of that would be seen by other threads, and left behind by an interrupt at the wrong moment. So
-every pass makes a replica of the module tree, as `nn.DataParallel` does: new module objects with
-copies of the old ones' attributes and hooks. Parameters and buffers are shared, not copied. Making
-one takes a millisecond or two for a ResNet-50; as it is made for each pass, it is never stale.
+other threads would see them, and an interrupt could leave them behind. So a pass runs on a replica
+of the module tree, as in `nn.DataParallel`: new module objects that share the parameters and
+buffers of the old ones and have copies of their other attributes and hooks.
 
-What `forward` assigns to `self` stays in the replica and is dropped with it. A hook is given the
-replica of its module, which is what `weight_norm` and the like need; a hook of an object that
-keeps modules of the network, and may look its module up among them, is given the original.
+What `forward` assigns to `self` stays in the replica and is dropped with it. A hook is called with
+the replica of its module, which is what `weight_norm` and the like need. The hook of an object that
+keeps modules of the network, and may look its module up among them, is called with the original.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from functools import partial
 from itertools import chain
-from typing import Any, Callable
+from operator import is_not
+from types import CellType, FunctionType, MethodType
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from nac_openood.errors import ProbeError
-from nac_openood.network.rebind import LEAVES, Rebind
+from nac_openood.network.inputs import Inputs, call, mapped
+
+#: Called as `observe(module, inputs)` before a module runs.
+InputObserver = Callable[[nn.Module, "tuple[Any, ...]"], None]
+#: Called as `observe(module, inputs, output)`; what it returns, unless None, replaces the output.
+OutputObserver = Callable[[nn.Module, "tuple[Any, ...]", Any], Any]
+#: Changes the replicas, given by their originals, before they run.
+Adapt = Callable[[Mapping[nn.Module, nn.Module]], None]
 
 #: Attributes of every module that hold its parameters, buffers, children and hooks of a pass.
-_REGISTRIES = frozenset(
-    name
-    for name, value in vars(nn.Module()).items()
-    if isinstance(value, dict) and "state_dict" not in name
-)
-#: The hooks that somebody may have put on a module, by attribute.
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(value, dict)}
+#: Attributes that hold the hooks that somebody may have put on a module.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+#: Types of values that refer to no module; most attributes of a module have one of them.
+_SIMPLE = {type(None), bool, int, float, str, bytes, Tensor}
+#: Longer containers hold data, not modules; they are not searched.
+_LONGEST = 1000
+
+
+class EndOfPass(BaseException):
+    """Raised by an observer that has seen enough: the rest of the network is not run."""
 
 
 def unwrap(net: nn.Module) -> nn.Module:
@@ -51,32 +65,171 @@ def unwrap(net: nn.Module) -> nn.Module:
         net = inner
 
 
-def replicate(net: nn.Module, *, frozen: bool = False) -> dict[nn.Module, nn.Module]:
-    """Every module of `net` with its replica, `net` itself first.
+# -- running -----------------------------------------------------------------------------------
 
-    Replicas are in evaluation mode and run eagerly where the original is compiled.
+
+class ReplicaCache:
+    """Replicas of a network that are reused until it changes; threads can share it.
+
+    Every pass has a replica to itself. One on which `forward` has left something is not used
+    again, and neither is one after an error.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Replica] = []
+
+    def take(self, net: nn.Module, read: Iterable[nn.Module], adapt: Optional[Adapt]) -> Replica:
+        """A replica of `net`, adapted to the modules that are read; made if none is free."""
+        state = [*map(id, read), *_identities(net.modules())]
+        while self._free:
+            try:
+                replica = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if replica.original == state:
+                return replica
+        replica = Replica(net)
+        if adapt is not None:
+            adapt(replica.modules)
+        replica.original, replica.pristine = state, [*_identities(replica.modules.values())]
+        return replica
+
+    def give_back(self, replica: Replica) -> None:
+        """Keep a replica for the next pass, if it is as it was made."""
+        if replica.reusable and replica.pristine == [*_identities(replica.modules.values())]:
+            self._free.append(replica)
+
+
+def _identities(modules: Iterable[nn.Module]) -> Iterator[int]:
+    """The identities of all that modules consist of.
+
+    A replica keeps the attributes that it shares alive, so no other can get the identity of one.
+    """
+    for name in _HOOKS:
+        yield from map(id, getattr(torch_module, f"_global{name}").values())
+    for module in modules:
+        yield id(type(module))
+        for value in vars(module).values():
+            yield id(value)
+            if isinstance(value, dict):
+                yield from map(id, value.values())
+
+
+def run(
+    net: nn.Module,
+    x: Inputs,
+    *,
+    on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
+    on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
+    adapt: Optional[Adapt] = None,
+    cache: Optional[ReplicaCache] = None,
+) -> Any:
+    """What `net` returns for a batch, in evaluation mode, with observers on some of its modules.
+
+    Observers come after the hooks that modules have already, and are called with modules of `net`,
+    never with replicas. A graph is recorded if gradients are enabled. The network gets a copy of
+    `x`, which it may overwrite.
+
+    Args:
+        net: the network; it is run without its DataParallel, DDP or torch.compile wrapper.
+        x: a batch as `prepare` returns it.
+        on_input: pairs of a module of `net` and what to call with its inputs.
+        on_output: pairs of a module of `net` and what to call with its output.
+        adapt: is called with replicas when they are made.
+        cache: where replicas are kept between passes that are adapted in the same way.
+
+    Returns:
+        The network's output; None if an observer raised `EndOfPass`.
+    """
+    net, on_output = unwrap(net), list(on_output)
+    cache = cache or ReplicaCache()
+    replica = cache.take(net, [module for module, _ in on_output], adapt)
+    added = [
+        *add_hooks(replica.modules, "_forward_pre_hooks", on_input),
+        *add_hooks(replica.modules, "_forward_hooks", on_output),
+    ]
+    try:
+        output = call(replica.modules[net], mapped(x, torch.clone))
+    except EndOfPass:
+        output = None
+    for hooks, key in added:
+        del hooks[key]
+    cache.give_back(replica)
+    return output
+
+
+def run_without_grad(net: nn.Module, x: Inputs, **observers: Any) -> Any:
+    """Like `run`, without a graph, also where the caller is in inference mode."""
+    # in C, unlike torch.inference_mode: no interrupt can come between half of it and the rest
+    with torch._C._InferenceMode(False):
+        torch._C._set_grad_enabled(False)  # leaving the block restores this, too
+        return run(net, x, **observers)
+
+
+def add_hooks(
+    replicas: Mapping[nn.Module, nn.Module], name: str, observers: Iterable[tuple[nn.Module, Any]]
+) -> list[tuple[dict[Any, Any], object]]:
+    """Put the observers of `run` on replicas.
+
+    Args:
+        replicas: by their originals.
+        name: `_forward_pre_hooks` or `_forward_hooks`.
+        observers: pairs of an original and what to call.
+
+    Returns:
+        Where the hooks are, as pairs of a dict and a key.
+    """
+    added: list[tuple[dict[Any, Any], object]] = []
+    for module, observe in observers:
+        hooks, key = getattr(replicas[module], name), object()
+        # not register_forward_hook, whose keys are not unique when threads register at once
+        hooks[key] = partial(_call_with, module, observe)
+        added.append((hooks, key))
+    return added
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody hooked a module, or all modules there are."""
+    return any(getattr(module, name) or getattr(torch_module, f"_global{name}") for name in _HOOKS)
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+class Replica:
+    """New module objects that compute what `net` computes, with its weights.
+
+    They are in evaluation mode and run eagerly where the original is compiled.
 
     Args:
         net: any network.
-        frozen: whether the replicas' parameters need no gradients; they share the memory of the
-            originals all the same.
+        frozen: whether parameters need no gradients; they share the memory of the originals all
+            the same.
+
+    Attributes:
+        modules: the replicas by their originals, that of `net` first.
+        reusable: whether `_identities` of `net` tells that they are still replicas of it.
     """
-    replicas = {module: _blank(module) for module in net.modules()}
-    replaced: dict[int, Any] = {id(module): replica for module, replica in replicas.items()}
-    if frozen:
-        for parameter in net.parameters():
-            replaced[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
-    rebind = Rebind(replaced)
-    for module, replica in replicas.items():
-        if not isinstance(module, torch.jit.ScriptModule):
-            _fill(replica, module, rebind)
-    return replicas
+
+    original: list[int]
+    pristine: list[int]
+
+    def __init__(self, net: nn.Module, *, frozen: bool = False) -> None:
+        self.modules = {module: _blank(module) for module in net.modules()}
+        new: dict[int, Any] = {id(module): replica for module, replica in self.modules.items()}
+        if frozen:
+            for parameter in net.parameters():
+                new[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+        self.reusable = True
+        for module, replica in self.modules.items():
+            scripted = isinstance(module, torch.jit.ScriptModule)
+            self.reusable &= not scripted and _fill(replica, module, new)
 
 
 def private_copy(net: nn.Module) -> nn.Module:
     """A frozen replica of `net`, without wrappers, for code that is not ours to run on."""
     net = unwrap(net)
-    return replicate(net, frozen=True)[net]
+    return Replica(net, frozen=True).modules[net]
 
 
 def _blank(module: nn.Module) -> nn.Module:
@@ -91,24 +244,26 @@ def _blank(module: nn.Module) -> nn.Module:
     return replica
 
 
-def _fill(replica: nn.Module, module: nn.Module, rebind: Rebind) -> None:
+def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
+    """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
     if any(map(is_lazy, chain(state["_parameters"].values(), state["_buffers"].values()))):
         raise ProbeError(
             f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
             "once on a batch, which initializes them."
         )
+    shared = True
     for name, value in state.items():
-        if name in _REGISTRIES:
-            state[name] = value = value.copy()
-            if name in HOOKS:
-                for key, hook in value.items():
-                    value[key] = _rebound(hook, module, rebind)
-            elif name in ("_modules", "_parameters"):
-                for key, part in value.items():
-                    value[key] = rebind(part)
-        elif type(value) not in LEAVES:
-            state[name] = rebind(value)
+        if name in ("_modules", "_parameters"):
+            state[name] = {key: new.get(id(part), part) for key, part in value.items()}
+        elif name in _HOOKS:
+            state[name] = OrderedDict((k, _hook(f, module, new)) for k, f in value.items())
+            shared &= not any(map(is_not, state[name].values(), value.values()))
+        elif name in _REGISTRIES:
+            state[name] = value.copy()
+        elif type(value) not in _SIMPLE:
+            state[name] = _rebound(value, new)
+            shared &= state[name] is value
     state["training"] = False
     if isinstance(module, nn.TransformerEncoder):
         state["use_nested_tensor"] = False  # as which no module between its layers can be read
@@ -117,16 +272,78 @@ def _fill(replica: nn.Module, module: nn.Module, rebind: Rebind) -> None:
     if "_compiled_call_impl" in state:  # made by module.compile()
         state["_compiled_call_impl"] = None
     vars(replica).update(state)
+    return shared
 
 
-def _rebound(hook: Callable[..., Any], module: nn.Module, rebind: Rebind) -> Callable[..., Any]:
+def _hook(hook: Callable[..., Any], module: nn.Module, new: dict[int, Any]) -> Callable[..., Any]:
     """A hook for the replica of `module`."""
-    new: Callable[..., Any] = rebind(hook)
-    keeper = getattr(hook, "__self__", hook)
-    if new is hook and rebind.leads(getattr(keeper, "__dict__", None)):
+    rebound: Callable[..., Any] = _rebound(hook, new)
+    attributes = getattr(getattr(hook, "__self__", hook), "__dict__", None)
+    if rebound is hook and _rebound(attributes, new) is not attributes:
         return partial(_call_with, module, hook)
-    return new
+    return rebound
 
 
 def _call_with(module: nn.Module, hook: Callable[..., Any], _: nn.Module, *rest: Any) -> Any:
     return hook(module, *rest)
+
+
+def _rebound(value: Any, new: dict[int, Any]) -> Any:
+    """`value`, or a copy of it that refers to replicas in place of the network's modules.
+
+    A module can reach others by more than its registered children: a list of blocks, a bound
+    method, a `forward` set on the instance, a hook that closes over its parent. So containers,
+    bound methods, partials and closures are followed. Other objects are shared.
+
+    Args:
+        value: an attribute or hook of a module.
+        new: what replaces what, by the `id` of the original; copies are added to it.
+    """
+    kind = type(value)
+    if kind in _SIMPLE:
+        return value
+    if id(value) in new:
+        return new[id(value)]
+    new[id(value)] = value  # where it contains itself
+    make: Callable[[list[Any]], Any] = kind
+    if kind in (list, tuple, set, frozenset) and len(value) <= _LONGEST:
+        parts = list(value)
+    elif kind in (dict, OrderedDict) and len(value) <= _LONGEST:
+        parts = [*value, *value.values()]
+        make = partial(_mapping, kind)
+    elif kind is MethodType:
+        parts, make = [value.__func__, value.__self__], lambda p: MethodType(*p)
+    elif kind is partial:
+        parts, make = (
+            [value.func, value.args, value.keywords],
+            lambda p: partial(p[0], *p[1], **p[2]),
+        )
+    elif kind is FunctionType and hasattr(value, "_torchdynamo_orig_callable"):
+        # eagerly: compiled code skips hooks
+        parts, make = [value, value._torchdynamo_orig_callable], lambda p: p[1]
+    elif kind is FunctionType:
+        parts, make = [c.cell_contents for c in value.__closure__ or ()], partial(_function, value)
+    else:
+        return value
+    copies = [_rebound(part, new) for part in parts]
+    if any(map(is_not, copies, parts)):
+        new[id(value)] = make(copies)
+    return new[id(value)]
+
+
+def _mapping(kind: type, parts: list[Any]) -> Any:
+    half = len(parts) // 2
+    return kind(zip(parts[:half], parts[half:]))
+
+
+def _function(old: FunctionType, contents: list[Any]) -> FunctionType:
+    """A function with other variables in its closure."""
+    # a cell without a module is shared: what the function writes into it stays visible
+    cells = [
+        cell if cell.cell_contents is content else CellType(content)
+        for cell, content in zip(old.__closure__ or (), contents)
+    ]
+    new = FunctionType(old.__code__, old.__globals__, old.__name__, old.__defaults__, tuple(cells))
+    new.__kwdefaults__ = old.__kwdefaults__
+    vars(new).update(vars(old))
+    return new

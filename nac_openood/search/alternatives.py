@@ -27,7 +27,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.network.architectures import Layer
 from nac_openood.network.auto import AutoLayers, auto_layers
 from nac_openood.network.inputs import Inputs, rows
-from nac_openood.network.taps import read
+from nac_openood.network.probe import read
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100

@@ -15,9 +15,8 @@ from nac_openood.core.layer_config import finite_number, whole_number
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError
-from nac_openood.network.calling import logits_of, prepare
 from nac_openood.network.head import head_of
-from nac_openood.network.inputs import call, joined_inputs, rows, tensors_in
+from nac_openood.network.inputs import call, joined_inputs, logits_of, prepare, rows, tensors_in
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.training.algorithms import ERM, Algorithm, Outputs

@@ -17,8 +17,8 @@ from nac_openood.detector.batches import Batch
 from nac_openood.detector.dealing import dealt
 from nac_openood.distributed import agreed, in_turn
 from nac_openood.errors import FileError, NACError
-from nac_openood.network.calling import classify
 from nac_openood.network.head import head_of, with_features
+from nac_openood.network.probe import classify
 from nac_openood.spool import Spool
 
 _KIND, _VERSION = "nac_openood features", 2

@@ -15,10 +15,10 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.features import FeatureBatches, Features, features_of
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.batches import batches
-from nac_openood.network.calling import classify
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import device_of
+from nac_openood.network.probe import classify
 from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
 

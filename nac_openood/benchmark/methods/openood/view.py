@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.network.architectures import known_layers
-from nac_openood.network.calling import logits_of
 from nac_openood.network.head import Head, head_of
-from nac_openood.network.hooks import run
+from nac_openood.network.inputs import logits_of
+from nac_openood.network.replica import run
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")

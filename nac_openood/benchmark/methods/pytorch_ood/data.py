@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError, some
-from nac_openood.network.calling import prepare
+from nac_openood.network.inputs import prepare
 
 
 class Gathered(NamedTuple):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.network.architectures import known_layers, recognize
-from nac_openood.network.calling import logits_of
-from nac_openood.network.hooks import EndOfPass, run
+from nac_openood.network.inputs import logits_of
+from nac_openood.network.replica import EndOfPass, run
 
 
 def stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:

@@ -8,9 +8,8 @@ from torch import Tensor
 from nac_openood.benchmark.methods.pytorch_ood import data, maps
 from nac_openood.benchmark.methods.pytorch_ood.adapter import Adapter, Point
 from nac_openood.benchmark.methods.scorer import Given
-from nac_openood.network.calling import logits_of
-from nac_openood.network.hooks import run
-from nac_openood.network.inputs import device_of
+from nac_openood.network.inputs import device_of, logits_of
+from nac_openood.network.replica import run
 
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
