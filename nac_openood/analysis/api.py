@@ -1,32 +1,57 @@
-"""Prepare the data of analyses and carry analyses out."""
+"""Prepare the data of analyses with one pass over the network, and run analyses on it.
+
+Readings of every dataset are kept in the folder `readings`:
+
+    fitting/                  the fitting subset, validation sets, held-out training samples
+    training.safetensors      the other training samples
+    test/SET.safetensors      a test set
+
+A file that was made with the same network, data and versions is used again, so an interrupted
+pass continues where it stopped.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
+import numpy as np
 from torch import nn
+from torch.utils.data import Subset
 
-from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.extract import MOST_TRAIN, extract_data
+from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.options import Options
 from nac_openood.analysis.table import chosen_kinds
 from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.table import AUTO_BACKEND
+from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.vetting import vetted
 from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.config import NACConfig
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.presets import preset_or_auto
+from nac_openood.detector.readings import Readings
+from nac_openood.detector.subset import fitting_loader, loader_like
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import make_folder
+from nac_openood.files import checksum_in, make_folder, remove
 from nac_openood.locks import locked
 from nac_openood.progress import Say
+from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
+from nac_openood.search.split import held_out_of
+from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
 
-#: What one kind of analysis gave: its name, and what it found or why it could not.
+#: How many training samples are read at most, for the studies of the number of samples and of
+#: methods that are fitted on all training data.
+MOST_TRAIN = 50_000
+
+#: The result of one kind of analysis: its name, and the finding or the error that prevented it.
 AnalysisOutcome = tuple[str, Union[Finding, NACError]]
 
 
@@ -48,7 +73,7 @@ def prepare_analysis(
     say: Say = lambda text: None,
     command: str = "",
 ) -> AnalysisData:
-    """Read all datasets once, or take what was read before.
+    """Read all datasets once, or load what was read before, and choose NAC's settings.
 
     Args:
         net: the classifier, on its device.
@@ -58,14 +83,14 @@ def prepare_analysis(
         config: NAC's settings and sweep; None takes those shipped for the data and the network,
             or automatic layers where there are none.
         search: whether to search NAC's settings, as `nac_openood.compare` does.
-        most_train: how many training samples to read at most.
+        most_train: upper limit of training samples to read.
         batch_size: samples per batch.
         workers: number of processes that load samples.
         seed: random seed.
         skip_bad: leave out image files that cannot be read.
         checkpoint: where the weights come from, for the record.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is told what is going on.
+        say: receives progress messages.
         command: the command that repeats the analysis, for the report.
 
     Raises:
@@ -84,13 +109,97 @@ def prepare_analysis(
         )  # fmt: skip
         study.check()
         bench = Workbench(study, run, net)
-        return extract_data(bench, config, search=search, most_train=most_train, say=say)
+        return _read(bench, config or preset_or_auto(net, sets.id_name), search, most_train, say)
+
+
+def _read(
+    bench: Workbench, config: NACConfig, search: bool, most_train: int, say: Say
+) -> AnalysisData:
+    """Read whatever was not read before, and choose the settings of NAC as `compare` does."""
+    study, given = bench.study, bench.given("network")
+    # gradients of all layers are read, whatever their settings are
+    layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
+    read_config = NACConfig(layers, n_samples=config.n_samples)
+    reader = NACDetector(bench.net, read_config.layer_choice)
+    made_with = bench.made_with(NACScorer(read_config, strategy="read"))
+
+    def read(where: Path, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
+        """The readings in a file if it was made with the same, else those of a pass."""
+        # names of sets may have dots, so no `with_suffix`
+        path, note_path = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
+        note = {"made_with": made_with, "images": bench.identity[name], **note}
+        if cells.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
+            with suppress(FileError):
+                return Readings.load(path)
+        say(f"reading {title}")
+        remove(note_path)
+        found = reader.read_loader(loader, save_to=path, progress=study.progress)
+        # last: without it the file counts as missing
+        cells.write_note(note_path, {**note, "checksum": checksum_in(path)})
+        return found
+
+    fitting = _stored(study.out / "fitting", made_with)
+    if fitting is not None:
+        say("readings of the fitting and validation data: made before")
+    else:
+        fitting = gather(
+            reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
+            n_samples=config.n_samples, n_held_out=HELD_OUT, folder=study.out / "fitting",
+            about={"made_with": made_with}, seed=study.seed, say=say, progress=study.progress,
+        )  # fmt: skip
+    train: Any = bench.loader("train", "network")
+    used = [_indices(fitting_loader(train, config.n_samples)),
+            _indices(held_out_of(train, config.n_samples, HELD_OUT))]  # fmt: skip
+    rest = np.setdiff1d(np.arange(len(train.dataset)), np.concatenate(used))
+    room = max(0, most_train - sum(map(len, used)))
+    if len(rest) > room:
+        rest = np.sort(np.random.RandomState(0).permutation(rest)[:room])
+    more = None
+    if len(rest):
+        loader = loader_like(train, Subset(train.dataset, rest.tolist()))
+        path, title = study.out / "training", "other training samples"
+        more = read(path, "train", loader, title, n=len(rest))
+    tests = make_folder(study.out / "test")
+    scored = {
+        name: read(tests / name, name, bench.loader(name, "network"), f"test set {name}")
+        for name in study.scored
+    }
+    config = replace(config, search=search)
+    found = None
+    if is_searched(config):
+        automatic = "paper's space: no settings are shipped for this data and network"
+        say(f"searching the {'settings' if config.layers else automatic}")
+        found = search_settings(
+            fitting, config, strategy="grid", seed=study.seed, progress=study.progress
+        )
+        settings = found.layers
+    else:
+        settings = config.layers or {name: LayerConfig() for name in fitting.fit}
+    rows = np.concatenate([*used, rest])
+    return AnalysisData(bench, fitting, more, rows, scored, config, dict(settings), found)
+
+
+def _stored(folder: Path, made_with: Mapping[str, Any]) -> Optional[ReadingSet]:
+    """The readings in a folder if they were made with the same."""
+    with suppress(FileError):
+        kept = ReadingSet.load(folder)
+        return kept if kept.about.get("made_with") == made_with else None
+    return None
+
+
+def _indices(loader: Any) -> np.ndarray:
+    """Which samples of the training data a loader yields, int64."""
+    if loader is None:
+        return np.zeros(0, dtype=np.int64)
+    chosen = loader.dataset
+    whole = not isinstance(chosen, Subset)
+    return np.arange(len(chosen)) if whole else np.asarray(chosen.indices, dtype=np.int64)
 
 
 def analyze(
     data: AnalysisData, kinds: Sequence[str], options: Options
 ) -> Iterator[AnalysisOutcome]:
-    """Carry out analyses one after the other; one that cannot be done does not stop the others.
+    """Run analyses one after the other; one that fails does not stop the others.
 
     Args:
         data: from `prepare_analysis`.
@@ -98,7 +207,7 @@ def analyze(
         options: for all of them.
 
     Yields:
-        The name of each kind, and what it found or the error that says why it could not.
+        The name of each kind, and its finding or the error that prevented it.
     """
     if options.against not in (None, "paper"):
         raise NACError(f"`against` must be 'paper' or None, got {options.against!r}.")

@@ -1,37 +1,30 @@
-"""How well confidences are calibrated where OOD samples count as wrong predictions (Table 19).
-
-`calibration_error.py` has the errors, `confidence.py` the ways from scores to probabilities, and
-`mixtures.py` applies both.
-"""
+"""How well confidences are calibrated where OOD samples count as wrong predictions (Table 19)."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from nac_openood.analysis.calibration_error import equal_mass_bins
-from nac_openood.analysis.data import AnalysisData
-from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.mixtures import (
-    ALL_SAMPLES,
-    CONSTANT,
-    ERRORS,
-    FIFTH,
-    PLAIN,
-    SCALED,
-    Confident,
-    Mixture,
-    confident,
-    mean_error,
-    mixtures,
-)
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.tabulate import text_heads
-from nac_openood.benchmark.paper.published import table
-from nac_openood.search.advice import NAC_TITLE
+import numpy as np
+
 from nac_openood.tables import Column, Entry, Lines, Series, Table
+from nac_openood.analysis.confidence import LogisticMap, equal_mass_bins, temperature_of, typicality
+from nac_openood.analysis.data import AnalysisData, Options
+from nac_openood.analysis.finding import Finding
+from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
+from nac_openood.analysis.metric_tables import text_heads
+from nac_openood.benchmark.paper.published import table
+from nac_openood.core.logit_scores import msp
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import NACError
+from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE
 
-_PRINTED = {"msp": PLAIN, "temp_scaling": SCALED, "nac": NAC_TITLE}
-_TITLES = tuple(_PRINTED.values())
+MSP, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
+ERRORS = ("RMS", "MAD")
+#: How many OOD samples are mixed with the ID test samples.
+ALL_SAMPLES, FIFTH = "all samples", "5 ID : 1 OOD"
+_ID_PER_OOD = 5
+#: The paper's methods and their titles here.
+_PRINTED = {"msp": MSP, "temp_scaling": SCALED, "nac": NAC_TITLE}
 _ID_ALONE = "ID alone"
 _POINTS = 10  # of a reliability diagram
 _NOTES = (
@@ -52,94 +45,184 @@ _NO_ERRORS = (
 )
 
 
+class Confidences(NamedTuple):
+    """Confidences and correctness of all test samples.
+
+    Args:
+        id_sets: names of the ID test sets.
+        ood_sets: names of the OOD sets.
+        correct: which predictions are correct, by set, `[samples]` each.
+        by_method: confidences by method and set, `[samples]` each.
+        fitted: what was fitted on ID validation data, as JSON values.
+    """
+
+    id_sets: Sequence[str]
+    ood_sets: Sequence[str]
+    correct: BySet
+    by_method: Mapping[str, BySet]
+    fitted: Mapping[str, Any]
+
+    def mixed(self, values: BySet, name: Optional[str], rows: Any = slice(None)) -> np.ndarray:
+        """Values of the ID test sets and of some rows of an OOD set."""
+        parts = [values[n] for n in self.id_sets]
+        return np.concatenate(parts if name is None else [*parts, values[name][rows]])
+
+    def errors(self, name: Optional[str], rows: Any = slice(None)) -> dict[str, dict[str, float]]:
+        """RMS and MAD in percent by method."""
+        correct, found = self.mixed(self.correct, name, rows), {}
+        for method, values in self.by_method.items():
+            bins = equal_mass_bins(self.mixed(values, name, rows), correct)
+            found[method] = {metric: 100 * error for metric, error in bins.errors().items()}
+        return found
+
+
 def calibration(data: AnalysisData, options: Options) -> Finding:
     """RMS and MAD calibration errors on ID test data mixed with each OOD set."""
-    known = confident(data)
-    found = mixtures(known, repeats=options.repeats, seed=options.seed)
-    shown = known.outside if options.ood_set is None else [data.ood_set(options.ood_set)]
-    tables = [_table(found, metric, mixed) for mixed in (ALL_SAMPLES, FIFTH) for metric in ERRORS]
+    known = confidences(data)
+    errors = _mixture_errors(known, options)
+    methods = list(known.by_method)
+    means = {
+        (mixture, method, metric): float(
+            np.mean([errors[name, mixture][method][metric] for name in known.ood_sets])
+        )
+        for mixture in (ALL_SAMPLES, FIFTH)
+        for method in methods
+        for metric in ERRORS
+    }
+    heads = [*text_heads("ID test data with"), *(Column(m, better="lower") for m in methods)]
+    tables, best = [], []
+    for mixture in (ALL_SAMPLES, FIFTH):
+        for metric in ERRORS:
+            rows: list[list[Entry]] = [
+                [name or _ID_ALONE, *(by_method[m][metric] for m in methods)]
+                for (name, mixed), by_method in errors.items()
+                if mixed == mixture
+            ]
+            rows.append(["Mean over OOD sets", *(means[mixture, m, metric] for m in methods)])
+            tables.append(Table(f"{metric} calibration error, {mixture}", heads, rows))
+        rms = {m: means[mixture, m, "RMS"] for m in methods if m != CONSTANT}
+        first = min(rms, key=rms.__getitem__)
+        others = ", ".join(f"{m} {rms[m]:.1f} %" for m in _PRINTED.values() if m != first)
+        best.append(f"{first} has the lowest mean RMS error ({rms[first]:.1f} %; {others})")
+    tables.append(_mean_confidences(known))
+    if options.against:
+        tables.append(_paper_table(errors))
+    shown = known.ood_sets if options.ood_set is None else [data.ood_set(options.ood_set)]
     return Finding(
-        "calibration",
-        "Calibration",
-        _sentence(found, list(known.by_method)),
-        [*tables, _levels(known), *([_against(found)] if options.against else [])],
-        [_diagram(known, name) for name in (None, *shown)],
+        "calibration", "Calibration",
+        f"With all OOD samples, {best[0]}. With one OOD sample for five ID samples, {best[1]}.",
+        tables, [_diagram(known, name) for name in (None, *shown)],
         [
-            {"dataset": m.name or _ID_ALONE, "mixture": m.mixed, "method": method, **errors}
-            for m in found
-            for method, errors in m.errors.items()
+            {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method, **found}
+            for (name, mixture), by_method in errors.items()
+            for method, found in by_method.items()
         ],
-        known.fitted,
-        _NOTES if known.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
-    )
+        known.fitted, _NOTES if known.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
+    )  # fmt: skip
 
 
-def _table(found: Sequence[Mixture], metric: str, mixed: str) -> Table:
-    methods = list(found[0].errors)
-    heads = [Column(method, better="lower") for method in methods]
-    rows: list[list[Entry]] = [
-        [m.name or _ID_ALONE, *(m.errors[method][metric] for method in methods)]
-        for m in found
-        if m.mixed == mixed
-    ]
-    means = [mean_error(found, mixed, m, metric) for m in methods]
-    rows.append(["Mean over OOD sets", *means])
-    title = f"{metric} calibration error, {mixed}"
-    return Table(title, [*text_heads("ID test data with"), *heads], rows)
+def confidences(data: AnalysisData) -> Confidences:
+    """Confidence of every method on every test set; nothing but ID validation data is used."""
+    val, scores = data.fitting.id_val, scores_on_readings(data)
+    if val.logits is None or not bool((val.label >= 0).all()):
+        raise NACError("calibration needs logits and a label for every ID validation sample.")
+    temperature, val_correct = temperature_of(val.logits, val.label), _correct(val)
+    found: dict[str, dict[str, np.ndarray]] = {
+        MSP: {},
+        SCALED: {},
+        NAC_TITLE: dict(scores[NAC_TITLE]),
+    }
+    constant = {}
+    for name, readings in with_id_val(data).items():
+        assert readings.logits is not None
+        found[MSP][name] = msp(readings.logits).numpy()
+        found[SCALED][name] = msp(readings.logits.double() / temperature).numpy()
+        constant[name] = np.full(readings.n_samples, val_correct.mean())
+    fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}
+    joint = {}
+    for method in (NAC_TITLE, NAC_PLUS_TITLE):
+        if method in scores:
+            own = scores[method]
+            curve = LogisticMap.fit(own[ID_VAL], val_correct)
+            found[f"{method}, fitted"] = {name: curve(score) for name, score in own.items()}
+            fitted[f"{method}, fitted"] = curve._asdict()
+            joint[f"{SCALED} x {method}"] = {
+                name: found[SCALED][name] * typicality(score, own[ID_VAL])
+                for name, score in own.items()
+            }
+    correct = {name: _correct(readings) for name, readings in data.scored.items()}
+    return Confidences(
+        data.names("id", "csid"), data.names("near", "far"), correct,
+        {**found, **joint, CONSTANT: constant}, fitted,
+    )  # fmt: skip
 
 
-def _levels(known: Confident) -> Table:
+def _correct(readings: Readings) -> np.ndarray:
+    """Which predictions are correct, bool `[samples]`; those of OOD samples never are."""
+    return (readings.prediction == readings.label).numpy()
+
+
+def _mixture_errors(
+    known: Confidences, options: Options
+) -> dict[tuple[Optional[str], str], dict[str, dict[str, float]]]:
+    """Errors by OOD set (None for ID samples alone) and mixture, then by method and metric.
+
+    OOD sets are mixed once with all of their samples and once with a random one for every five ID
+    samples; errors of the latter are means over `options.repeats` draws.
+    """
+    found = {(name, ALL_SAMPLES): known.errors(name) for name in (None, *known.ood_sets)}
+    wanted = max(1, sum(len(known.correct[n]) for n in known.id_sets) // _ID_PER_OOD)
+    for name in known.ood_sets:
+        rng, size = np.random.default_rng(options.seed), len(known.correct[name])
+        repeats = options.repeats if wanted < size else 1
+        draws = [known.errors(name, rng.permutation(size)[:wanted]) for _ in range(repeats)]
+        found[name, FIFTH] = {
+            method: {m: float(np.mean([draw[method][m] for draw in draws])) for m in ERRORS}
+            for method in known.by_method
+        }
+    return found
+
+
+def _mean_confidences(known: Confidences) -> Table:
     """The mean confidence of right, wrong and OOD samples."""
-    hits = known.pick(known.right, None)
+    correct = known.mixed(known.correct, None)
     rows: list[list[Entry]] = []
     for method, values in known.by_method.items():
-        inside = known.pick(values, None)
-        parts = [inside[hits], inside[~hits], *(values[name] for name in known.outside)]
+        inside = known.mixed(values, None)
+        parts = [inside[correct], inside[~correct], *(values[name] for name in known.ood_sets)]
         rows.append([method, *(100 * float(p.mean()) if len(p) else None for p in parts)])
-    heads = [Column(title) for title in ("ID, right", "ID, wrong", *known.outside)]
+    heads = [Column(title) for title in ("ID, right", "ID, wrong", *known.ood_sets)]
     return Table("Mean confidence, %", [*text_heads("Method"), *heads], rows)
 
 
-def _against(found: Sequence[Mixture]) -> Table:
+def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
     """The paper's numbers, and what was measured on sets of the same names."""
-    paper, here = "Paper: cifar10 with resnet18_32x32", "Measured, all samples"
+    groups = ("Measured, all samples", "Paper: cifar10 with resnet18_32x32")
     columns = [
         *text_heads("OOD set", "Error"),
-        *(Column(title, group, "lower") for group in (here, paper) for title in _TITLES),
+        *(Column(title, group, "lower") for group in groups for title in _PRINTED.values()),
     ]
-    measured = {m.name: m.errors for m in found if m.mixed == ALL_SAMPLES}
     printed = table("Table 19")
     rows: list[list[Entry]] = []
     for dataset in dict.fromkeys(cell.at["dataset"] for cell in printed.cells()):
+        measured = errors.get((dataset, ALL_SAMPLES), {})
         for metric in ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
-            errors = measured.get(dataset, {})
-            mine = [errors[m][metric] if m in errors else None for m in _TITLES]
-            rows.append([dataset, metric, *mine, *(None if v is None else v.mean for v in values)])
+            own = [measured[m][metric] if measured else None for m in _PRINTED.values()]
+            rows.append([dataset, metric, *own, *(None if v is None else v.mean for v in values)])
     return Table("Table 19 of the paper", columns, rows)
 
 
-def _diagram(known: Confident, name: Optional[str]) -> Lines:
+def _diagram(known: Confidences, name: Optional[str]) -> Lines:
     """A reliability diagram: accuracy over confidence, in ten bins of equal mass."""
-    hits = known.pick(known.right, name)
+    correct = known.mixed(known.correct, name)
     series = []
     for method, values in known.by_method.items():
         if method != CONSTANT:
-            bins = equal_mass_bins(
-                known.pick(values, name), hits, size=max(1, len(hits) // _POINTS)
-            )
-            points = [(100 * b.confidence, 100 * b.accuracy, None) for b in bins]
-            series.append(Series(method, points))
+            size = max(1, len(correct) // _POINTS)
+            bins = equal_mass_bins(known.mixed(values, name), correct, size=size)
+            pairs = zip(100 * bins.confidence, 100 * bins.accuracy)
+            series.append(Series(method, [(float(x), float(y), None) for x, y in pairs]))
     title = f"Reliability, ID test data {'alone' if name is None else f'with {name}'}"
     key = f"reliability_{name or 'id'}"
     return Lines(key, title, "mean confidence, %", "correct, %", series, diagonal=True)
-
-
-def _sentence(found: Sequence[Mixture], methods: Sequence[str]) -> str:
-    told = []
-    for mixed in (ALL_SAMPLES, FIFTH):
-        means = {m: mean_error(found, mixed, m, "RMS") for m in methods if m != CONSTANT}
-        best = min(means, key=lambda m: means[m])
-        others = ", ".join(f"{m} {means[m]:.1f} %" for m in _TITLES if m != best)
-        told.append(f"{best} has the lowest mean RMS error ({means[best]:.1f} %; {others})")
-    return f"With all OOD samples, {told[0]}. With one OOD sample for five ID samples, {told[1]}."

@@ -1,18 +1,25 @@
-"""From scores to the probability that a prediction is correct.
+"""From scores to the probability that a prediction is correct, and how wrong that probability is.
 
 * MSP is such a probability as it is. Temperature scaling (Guo et al., ICML 2017) divides the logits
   by the temperature with the smallest loss on ID validation data.
-* Coverage lies between 0 and 1, so it can be read as a probability without any change. The paper
+* Coverage is between 0 and 1, so it can be read as a probability without any change. The paper
   says nothing else.
 * Any score can be mapped by a logistic curve fitted to ID validation data: 1 where the network is
   right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data, but
   nothing can be learned if there are no wrong predictions.
-* A score can lower another confidence where it is unusual: temperature scaling times `typical`.
+* A score can lower another confidence where it is unusual: temperature scaling times `typicality`.
+
+RMS and MAD calibration errors are those of Hendrycks et al. (Outlier Exposure, ICLR 2019). Samples
+are sorted by confidence and cut into bins. In each bin, the gap is the difference between the mean
+confidence and the share of correct predictions. RMS is the root of the mean squared gap over
+samples, MAD is the mean absolute gap. OOD samples count as wrong: no class is right for them.
+Their code leaves out the last bin, that of the most confident samples; their formulas do not, and
+neither does this file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +28,50 @@ from torch import Tensor
 from nac_openood.core.pvalues import PValues
 from nac_openood.errors import NACError
 
+#: Samples per bin, as in Outlier Exposure.
+BIN_SIZE = 100
 _LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
 _UNUSUAL = 0.05  # p-values below it make a sample less credible
+
+
+class Bins(NamedTuple):
+    """Size, mean confidence and share of correct predictions of every bin, `[bins]` each."""
+
+    size: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+    def errors(self) -> dict[str, float]:
+        """RMS and MAD calibration error, from 0 to 1."""
+        gap, total = self.confidence - self.accuracy, self.size.sum()
+        return {
+            "RMS": float(np.sqrt(sum(self.size * gap**2) / total)),
+            "MAD": float(sum(self.size * np.abs(gap)) / total),
+        }
+
+
+def equal_mass_bins(confidence: np.ndarray, correct: np.ndarray, *, size: int = BIN_SIZE) -> Bins:
+    """Bins of `size` samples each; the last one also takes the rest.
+
+    Samples of equal confidence share their accuracy, so their order does not matter.
+
+    Args:
+        confidence: from 0 to 1, `[samples]`.
+        correct: whether each prediction is correct, `[samples]`.
+        size: samples per bin.
+    """
+    if not ((confidence >= 0) & (confidence <= 1)).all():  # NaN, too
+        raise NACError(
+            f"expected confidences from 0 to 1, got {confidence.min():g} to {confidence.max():g}. "
+            "Map scores to probabilities first."
+        )
+    values, index = np.unique(np.asarray(confidence, float), return_inverse=True)
+    shared = np.bincount(index, np.asarray(correct, float)) / np.bincount(index)
+    order = np.argsort(index, kind="stable")
+    cuts = [size * n for n in range(1, len(order) // size)]
+    parts = [index[part] for part in np.split(order, cuts)]
+    means = [(len(part), values[part].mean(), shared[part].mean()) for part in parts]
+    return Bins(*map(np.array, zip(*means)))
 
 
 def temperature_of(logits: Tensor, label: Tensor) -> float:
@@ -45,8 +94,7 @@ def temperature_of(logits: Tensor, label: Tensor) -> float:
     return float(np.exp(found.x))
 
 
-@dataclass(frozen=True)
-class LogisticMap:
+class LogisticMap(NamedTuple):
     """`1 / (1 + exp(-(slope * (score - center) / scale + offset)))`.
 
     A slope of 0 means that the score does not tell right from wrong; then every sample has the
@@ -76,11 +124,6 @@ class LogisticMap:
         from scipy.special import expit
 
         score, right = np.asarray(score, float), np.asarray(correct, bool)
-        if score.shape != right.shape or score.ndim != 1 or not len(score):
-            raise NACError(
-                "expected a score and a correctness for each of at least one sample, got "
-                f"{list(score.shape)} and {list(right.shape)}."
-            )
         if not np.isfinite(score).all():
             raise NACError("expected finite scores, got NaN or Inf.")
         n_right = int(right.sum())
@@ -101,12 +144,12 @@ class LogisticMap:
         return cls(center, scale, float(found.x[0]), float(found.x[1]))
 
 
-def typical(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
+def typicality(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
     """From 0 to 1: how far a score is from being unusual among ID validation data.
 
     `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
     ID data, and then falling to 0. Times the probability that the class is right if the sample is
-    in-distribution, it is a confidence that also falls where the network has never been.
+    in-distribution, it is a confidence that also falls for inputs unlike the training data.
 
     Args:
         score: `[samples]`; higher means more in-distribution.

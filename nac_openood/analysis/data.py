@@ -1,22 +1,63 @@
-"""What all analyses work on: the readings of one pass over the network, and the settings of NAC."""
+"""What every study is given: the readings of one pass over the network, and options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 import numpy as np
 
 from nac_openood.analysis.finding import About, ValidationData
-from nac_openood.benchmark.run.metrics import FAR, NEAR
+from nac_openood.benchmark.run.metrics import FAR, GROUP_NAMES, NEAR
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
+from nac_openood.progress import Say
 from nac_openood.search.result import SearchResult
 from nac_openood.search.stored import ReadingSet
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the studies; each study uses those that concern it.
+
+    Args:
+        against: "paper" puts the published numbers beside the measured ones.
+        seed: random seed.
+        repeats: how often random draws are repeated.
+        shares: fractions of the training data to fit on, in (0, 1].
+        steepness: values of the paper's alpha to show or to try; None takes those of the study.
+        bounds: values of the paper's r; None takes the paper's.
+        n_bins: values of the paper's M; None takes the paper's.
+        neuron: index of the neuron whose states are shown; None takes the one that separates ID
+            and OOD validation data best.
+        ood_set: the OOD test set whose distributions are shown; None takes the first far one.
+        methods: names of the methods to compare with; None takes those of the study.
+        backend: whose baselines run, as in `nac_openood.compare`.
+        most_samples: upper limit of training and test samples to measure costs on; None takes all.
+        epochs: how long networks of other training schemes are trained.
+        progress: whether to show progress bars; None shows them on a terminal.
+        say: receives progress messages.
+    """
+
+    against: Optional[str] = None
+    seed: int = 0
+    repeats: int = 5
+    shares: Sequence[float] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    steepness: Optional[Sequence[float]] = None
+    bounds: Optional[Sequence[float]] = None
+    n_bins: Optional[Sequence[int]] = None
+    neuron: Optional[int] = None
+    ood_set: Optional[str] = None
+    methods: Optional[Sequence[str]] = None
+    backend: str = "auto"
+    most_samples: Optional[int] = None
+    epochs: int = 15
+    progress: Optional[bool] = None
+    say: Say = lambda text: None
 
 
 @dataclass(frozen=True)
@@ -24,14 +65,14 @@ class AnalysisData:
     """A network's readings of all datasets, and the settings that NAC would use.
 
     Readings hold activations and gradients of every layer, summed over positions, with logits,
-    predictions and labels. They lie in files and are read as they are used.
+    predictions and labels. They are memory-mapped from files.
 
     Args:
         bench: the network, the datasets, and what results depend on.
         fitting: readings of the fitting subset, both validation sets and held-out training data.
         more: readings of the other training samples; None if there are none.
-        train_rows: int64, which training samples `fitting.fit`, `fitting.held_out` and `more`
-            are, in this order.
+        train_rows: int64, indices of the training samples in `fitting.fit`, `fitting.held_out`
+            and `more`, in this order.
         scored: readings of the test sets by name; the ID test set is called "test".
         config: settings and sweep that the search started from.
         settings: the settings in use by layer, deepest first; those that the search chose.
@@ -72,14 +113,15 @@ class AnalysisData:
         return list(self.settings)
 
     @property
-    def groups(self) -> list[str]:
-        """The means over OOD sets that there are: "nearood", "farood" or both."""
-        return [group for role, group in (("near", NEAR), ("far", FAR)) if self.names(role)]
+    def groups(self) -> dict[str, str]:
+        """Titles of the means over OOD sets by name: "nearood", "farood" or both."""
+        groups = {"near": NEAR, "far": FAR}
+        return {mean: GROUP_NAMES[mean] for role, mean in groups.items() if self.names(role)}
 
     @property
     def main_group(self) -> str:
         """The mean that the paper's ablations are about: far OOD, or near without a far set."""
-        return self.groups[-1]
+        return list(self.groups)[-1]
 
     @cached_property
     def train(self) -> Readings:
@@ -91,13 +133,13 @@ class AnalysisData:
     @cached_property
     def accuracy(self) -> float:
         """ID accuracy in percent, as `compare` computes it."""
-        read = [self.scored[name] for name in self.names("id", "csid")]
-        right = sum(int((each.prediction == each.label).sum()) for each in read)
-        return 100 * right / sum(each.n_samples for each in read)
+        tested = [self.scored[name] for name in self.names("id", "csid")]
+        correct = sum(int((each.prediction == each.label).sum()) for each in tested)
+        return 100 * correct / sum(each.n_samples for each in tested)
 
     @property
     def head_input(self) -> str:
-        """The layer whose output the head is given.
+        """The layer whose output is the input of the linear head.
 
         Raises:
             NACError: if it was not read.
@@ -105,22 +147,22 @@ class AnalysisData:
         name = self.fitting.known.head_input
         if name is None:
             raise NACError(
-                f"none of the layers that were read, {list(self.fitting.fit)}, is what the linear "
-                "head is given. Use settings that include it, e.g. 'avgpool' of a ResNet."
+                f"none of the layers that were read, {list(self.fitting.fit)}, is the input of the "
+                "linear head. Use settings that include it, e.g. 'avgpool' of a ResNet."
             )
         return name
 
     def ood_set(self, name: Optional[str]) -> str:
         """The OOD test set of that name; None takes the first far one, else the first near one."""
-        known = self.names("far", "near")
         if name is None:
-            return (self.names("far") or known)[0]
-        if name not in known:
-            raise NACError(f"`ood_set` must be one of {', '.join(known)}; got {name!r}.")
+            return (self.names("far") or self.names("near"))[0]
+        names = self.names("far", "near")
+        if name not in names:
+            raise NACError(f"`ood_set` must be one of {', '.join(names)}; got {name!r}.")
         return name
 
     def about(self) -> About:
-        """What the numbers are about."""
+        """The network and data, for the record of a finding."""
         noted = self.fitting.about
         sizes = {name: read.n_samples for name, read in self.scored.items()}
         return About(

@@ -1,89 +1,146 @@
-"""Which layers to combine: every subset of them, with the settings in use."""
+"""Which layers to combine: every subset of them, and searched weights against equal ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
-from nac_openood.analysis.data import AnalysisData
+from nac_openood.tables import Column, Table
+from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import TestScores
-from nac_openood.analysis.tabulate import (
+from nac_openood.analysis.scoring import TestScores
+from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     TABLE_METRICS,
-    beside,
-    group_entries,
-    group_heads,
+    MetricRow,
+    metric_bars,
+    metric_table,
+    paper_rows,
     ranked_bars,
     records_of,
-    text_heads,
 )
-from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
-from nac_openood.tables import Entry, Table
+from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS
+from nac_openood.errors import NACError
+from nac_openood.search.run import search
+from nac_openood.search.space import PAPER_SPACE
 
 #: With more layers, only combinations of the deepest ones, single layers and all but one.
 _MOST_SUBSETS = 6
+#: A grid over the weights of more layers would take long; then they are searched at random.
+_MOST_GRID = 5
 
 
 def layers(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 of all combinations of layers."""
-    scores = TestScores(data)
+    """AUROC and FPR@95 of all combinations of layers, with the settings in use."""
+    scores, group = TestScores(data), data.main_group
     found = {
         "+".join(chosen): scores.metrics({name: data.settings[name] for name in chosen})
         for chosen in subsets(data.layers)
     }
-    paths = ["+".join(data.layers[: n + 1]) for n in range(len(data.layers))]
-    paper = beside(data, options.against, "Table 4", "layers")
-    heads = [*text_heads("Layers"), *group_heads(data)]
-    lines: list[list[Entry]] = []
-    printed: list[str] = []
-    for path in paths:
-        printed.append(f"layer{4 - len(printed)}")
-        entries = group_entries(data, found[path])
-        lines.append([path, *entries, *paper.entries("+".join(printed))])
-    title = "From the deepest layer to all layers"
-    table = Table(title, [*heads, *paper.heads()], lines, ours=[len(paths) - 1])
-    rows = [[chosen, *group_entries(data, line)] for chosen, line in found.items()]
-    every = Table("Every combination", heads, rows, ours=[len(rows) - 1])
-    group = data.main_group
-    shown = {chosen: line[group] for chosen, line in found.items()}
-    values = {chosen: line["AUROC"] for chosen, line in shown.items()}
-    best = max(values, key=lambda chosen: values[chosen])
-    return Finding(
-        "layers",
-        "Which layers to combine",
-        _sentence(values, best, paths, GROUP_WORDS[group]),
-        [table, every],
-        [
-            ranked_bars(metric, f"{GROUP_NAMES[group]} {metric} by layers", shown, paths[-1:])
-            for metric in TABLE_METRICS
-        ],
-        records_of(found, "layers"),
-        {"best": best.split("+"), "all": found[paths[-1]]},
-        [FPR_NOTE, *paper.notes],
+    depths = range(1, len(data.layers) + 1)
+    deepest = ["+".join(data.layers[:depth]) for depth in depths]
+    printed = ["+".join(f"layer{4 - n}" for n in range(depth)) for depth in depths]
+    paper = paper_rows(data, options.against, "Table 4", "layers")
+    tables = [
+        metric_table(
+            "From the deepest layer to all layers", ["Layers"], data.groups,
+            [([name], found[name], row) for name, row in zip(deepest, printed)],
+            paper=paper, ours=[len(deepest) - 1],
+        ),
+        metric_table(
+            "Every combination", ["Layers"], data.groups,
+            [([name], line, "") for name, line in found.items()], ours=[len(found) - 1],
+        ),
+    ]  # fmt: skip
+    values = {name: line[group]["AUROC"] for name, line in found.items()}
+    best, steps = max(values, key=values.__getitem__), [values[name] for name in deepest]
+    rising = all(b >= a for a, b in zip(steps, steps[1:]))
+    trend = "rises with every layer that is added" if rising else "does not rise with every layer"
+    sentence = (
+        f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({steps[-1]:.2f} %), "
+        f"{GROUP_WORDS[group]} AUROC {trend}. "
     )
+    if best == deepest[-1]:
+        sentence += "No combination is better than all layers."
+    else:
+        sentence += f"The best combination on test data is {best} ({values[best]:.2f} %)."
+    shown = {name: line[group] for name, line in found.items()}
+    return Finding(
+        "layers", "Which layers to combine", sentence, tables,
+        ranked_bars(f"{data.groups[group]} {{}} by layers", shown, deepest[-1]),
+        records_of(found, "layers"), {"best": best.split("+"), "all": found[deepest[-1]]},
+        [FPR_NOTE, *paper.notes],
+    )  # fmt: skip
 
 
 def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     """All combinations of layers, small ones first, in the order of the layers."""
-    sizes: Any = range(1, len(names) + 1)
+    sizes = range(1, len(names) + 1)
     if len(names) <= _MOST_SUBSETS:
         return [chosen for size in sizes for chosen in combinations(names, size)]
-    some = {tuple(names[:n]): None for n in sizes}
-    some.update({chosen: None for n in (1, len(names) - 1) for chosen in combinations(names, n)})
-    return sorted(some, key=len)
+    some = [tuple(names[:n]) for n in sizes]
+    some += [chosen for n in (1, len(names) - 1) for chosen in combinations(names, n)]
+    return sorted(dict.fromkeys(some), key=len)
 
 
-def _sentence(values: Mapping[str, float], best: str, paths: Sequence[str], group: str) -> str:
-    whole = values[paths[-1]]
-    steps = [values[path] for path in paths]
-    rising = all(b >= a for a, b in zip(steps, steps[1:]))
-    trend = "rises with every layer that is added" if rising else "does not rise with every layer"
-    text = (
-        f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({whole:.2f} %), {group} "
-        f"AUROC {trend}."
-    )
-    if best == paths[-1]:
-        return f"{text} No combination is better than all layers."
-    return f"{text} The best combination on test data is {best} ({values[best]:.2f} %)."
+def weighted(data: AnalysisData, options: Options) -> Finding:
+    """Layer weights out of 0.2, ..., 1.0, searched on validation data, against equal weights."""
+    if len(data.layers) < 2:
+        raise NACError(
+            f"weights need at least two layers, and NAC has {data.layers} here. Use settings with "
+            "more layers."
+        )
+    equal = {name: replace(used, weight=1.0) for name, used in data.settings.items()}
+    fitting, group = data.fitting, data.main_group
+    result = search(
+        fitting.fit, fitting.id_val, fitting.ood_val, layers=equal,
+        sweep={name: {"weight": PAPER_SPACE["weight"]} for name in equal},
+        strategy="grid" if len(equal) <= _MOST_GRID else "random", leave_out=False, guard=None,
+        surrogate=fitting.surrogate, seed=options.seed, progress=options.progress,
+    )  # fmt: skip
+    scores = TestScores(data)
+    found = {
+        "equal weights": scores.metrics(equal),
+        "searched weights": scores.metrics(result.layers),
+    }
+    before, after = found.values()
+    weights = {name: used.weight for name, used in result.layers.items()}
+    names = data.names("near", "far")
+    rows: list[MetricRow] = []
+    for name in (*names, *data.groups):
+        title = f"{GROUP_WORDS[name]} mean" if name in GROUP_WORDS else name
+        gain = {m: f"{after[name][m] - before[name][m]:+.2f}" for m in TABLE_METRICS}
+        rows.append(([title], {0: before[name], 1: after[name], 2: gain}, ""))
+    columns = dict(enumerate([*found, "Difference"]))
+    chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
+    tables = [
+        metric_table("", ["OOD set"], columns, rows),
+        Table("Weights", [Column("Layer", number=False), Column("Weight")], chosen),
+    ]
+    paper = paper_rows(data, options.against, "Table 17", "weights", dataset=FAR)
+    if paper.rows:
+        printed: list[MetricRow] = [([way], {}, way) for way in paper.rows]
+        tables.append(metric_table("Published", ["Weights"], {}, printed, paper=paper))
+    listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    change = {m: after[group][m] - before[group][m] for m in TABLE_METRICS}
+    return Finding(
+        "weighted", "Weighted layers",
+        f"Weights searched on validation data ({listed}) change {GROUP_WORDS[group]} AUROC by "
+        f"{change['AUROC']:+.2f} points and FPR@95 by {change['FPR@95']:+.2f}.",
+        tables,
+        [
+            metric_bars(m, f"{m} by OOD set", list(found),
+                        [(n, [before[n][m], after[n][m]]) for n in names])
+            for m in TABLE_METRICS
+        ],
+        records_of(found, "weights"), {"weights": weights, "candidates": result.evaluated},
+        [
+            FPR_NOTE,
+            f"{result.evaluated} combinations of weights were tried; the one with the best AUROC "
+            f"of ID against OOD validation data ({100 * result.best.auroc:.2f} %) is used. Of "
+            "equally good ones it is the first, with large weights. The other settings stay as "
+            "they are.",
+            *paper.notes,
+        ],
+    )  # fmt: skip

@@ -1,87 +1,137 @@
-"""The near-OOD table: NAC and other methods on data that is close to the training data."""
+"""NAC and other methods on near-OOD data, scored on readings instead of running the network."""
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Any
 
-from nac_openood.analysis.data import AnalysisData
+import numpy as np
+import torch
+
+from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.methods import MethodScores, feature_methods, method_scores
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import Metrics, set_metrics
-from nac_openood.analysis.tabulate import (
+from nac_openood.analysis.scoring import TestScores
+from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
-    TABLE_METRICS,
-    Beside,
-    beside,
-    metric_entries,
-    metric_heads,
+    metric_table,
+    paper_rows,
     ranked_bars,
     records_of,
-    text_heads,
 )
-from nac_openood.benchmark.methods.table import NAC
-from nac_openood.benchmark.run.metrics import NEAR
-from nac_openood.errors import NACError
-from nac_openood.tables import Entry, Table
+from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
+from nac_openood.benchmark.run.features import FeatureBatches, Features
+from nac_openood.benchmark.run.meter import Timing
+from nac_openood.benchmark.run.metrics import NEAR, metrics_by_set
+from nac_openood.benchmark.run.runner import checked_scores
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import NACError, error_text
+from nac_openood.progress import bar
+from nac_openood.search.alternatives import alternatives
 
 
 def near(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 of methods on the near-OOD sets."""
+    """AUROC and FPR@95 of methods on the near-OOD sets.
+
+    NAC has the settings in use; NAC+ is fitted on the same samples. Baselines are set up on all
+    training samples that were read, with the search that `compare` does.
+    """
     if not data.names("near"):
         raise NACError("there is no near-OOD set: pass `near`.")
-    tried = method_scores(data, options, options.methods or feature_methods())
-    worked = [each for each in tried if not each.problem]
-    if not worked:
-        raise NACError(f"no method could be run: {_problems(tried)[0]}")
-    found = {each.method.name: set_metrics(data, each.scores) for each in worked}
-    order = sorted(worked, key=lambda each: -found[each.method.name][NEAR]["AUROC"])
-    paper = beside(data, options.against, "Table 15", "method", dataset=NEAR)
-    shown = {each.method.title: found[each.method.name][NEAR] for each in order}
-    ours = [each.method.title for each in order if each.method.rule is not None]
+    default = [row.name for row in METHODS.values() if row.needs == "features" or row.rule]
+    methods = {row.name: row for row in chosen_methods(options.methods or default)}
+    make = scorers(
+        [row for row in methods.values() if row.needs == "features"], options.backend,
+        say=options.say,
+    )  # fmt: skip
+    found, problems = {}, {}
+    for name, method in bar(list(methods.items()), "methods", options.progress):
+        try:
+            scores = _scores(data, method, make, options)
+        except Exception as error:  # methods of others may raise anything
+            problems[name] = error_text(error)
+        else:
+            found[name] = metrics_by_set(scores, data.roles, data.accuracy)
+    failed = [f"{methods[name].title} has no result: {why}" for name, why in problems.items()]
+    if not found:
+        raise NACError(f"no method could be run: {failed[0]}")
+    order = sorted(found, key=lambda name: -found[name][NEAR]["AUROC"])
+    paper = paper_rows(data, options.against, "Table 15", "method", dataset=NEAR)
+    best = order[0]
+    sentence = (
+        f"Of {len(order)} methods, {methods[best].title} has the highest near-OOD AUROC "
+        f"({found[best][NEAR]['AUROC']:.2f} %)"
+    )
+    if NAC in order and best != NAC:
+        own = found[NAC][NEAR]["AUROC"]
+        sentence += f"; NAC is number {order.index(NAC) + 1} ({own:.2f} %)"
+    table = metric_table(
+        "", ["Method"], {NEAR: "Mean", **{name: name for name in data.names("near")}},
+        [([methods[name].title], found[name], name) for name in order], paper=paper,
+        ours=[row for row, name in enumerate(order) if methods[name].rule is not None],
+    )  # fmt: skip
+    shown = {methods[name].title: found[name][NEAR] for name in order}
+    ours = [methods[name].title for name in order if methods[name].rule is not None]
     return Finding(
-        "near", "Near-OOD detection", _sentence(order, found),
-        [_table(data, order, found, paper)],
-        [
-            ranked_bars(metric, f"Near-OOD {metric}, mean over sets", shown, ours)
-            for metric in TABLE_METRICS
-        ],
-        records_of(found, "method"),
-        {"problems": {each.method.name: each.problem for each in tried if each.problem}},
+        "near", "Near-OOD detection", f"{sentence}.", [table],
+        ranked_bars("Near-OOD {}, mean over sets", shown, *ours),
+        records_of(found, "method"), {"problems": problems},
         [
             FPR_NOTE,
             f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
             "read. Methods that need the network itself are in nac_openood.compare only.",
-            *paper.notes,
-            *_problems(tried),
+            *paper.notes, *failed,
         ],
     )  # fmt: skip
 
 
-def _table(
-    data: AnalysisData, order: Sequence[MethodScores], found: Mapping[str, Metrics], paper: Beside
-) -> Table:
-    names = [NEAR, *data.names("near")]
-    heads = metric_heads(["Mean", *names[1:]])
-    rows: list[list[Entry]] = []
-    for each in order:
-        entries = metric_entries(found[each.method.name], names)
-        rows.append([each.method.title, *entries, *paper.entries(each.method.name)])
-    ours = [row for row, each in enumerate(order) if each.method.rule is not None]
-    return Table("", [*text_heads("Method"), *heads, *paper.heads()], rows, ours)
+def _scores(
+    data: AnalysisData, method: Method, make: Any, options: Options
+) -> dict[str, np.ndarray]:
+    """Scores of a method, `[samples]` by test set."""
+    if method.name == NAC:
+        return TestScores(data).scores(data.settings)
+    if method.rule is not None:
+        return _plus_scores(data)
+    if method.needs != "features":
+        raise Absent(
+            f"{method.title} needs the network itself, not only readings of it: use "
+            "nac_openood.compare."
+        )
+    sets, fitting = data.bench.study.sets, data.fitting
+    scorer = make(method, data.bench.run)
+    scorer.setup(
+        Given(
+            data.bench.head, sets.id_name, sets.n_classes,
+            _batches(data, data.train), _batches(data, fitting.id_val),
+            _batches(data, fitting.ood_val), std=sets.std, seed=options.seed,
+            progress=options.progress,
+        )
+    )  # fmt: skip
+    found = {}
+    for name, readings in data.scored.items():
+        scored = scorer.score(_batches(data, readings))
+        found[name] = checked_scores(scored, readings.n_samples, name).score.astype(np.float64)
+    return found
 
 
-def _sentence(order: Sequence[MethodScores], found: Mapping[str, Metrics]) -> str:
-    names = [each.method.name for each in order]
-    best = order[0]
-    value = found[best.method.name][NEAR]["AUROC"]
-    text = f"Of {len(order)} methods, {best.method.title} has the highest near-OOD AUROC"
-    text += f" ({value:.2f} %)"
-    if NAC in names and names[0] != NAC:
-        own = found[NAC][NEAR]["AUROC"]
-        text += f"; NAC is number {names.index(NAC) + 1} ({own:.2f} %)"
-    return f"{text}."
+def _plus_scores(data: AnalysisData) -> dict[str, np.ndarray]:
+    fitting = data.fitting
+    rules = alternatives(fitting.fit, fitting.id_val, fitting.known)
+    if "NAC+" not in rules:
+        raise NACError(
+            f"NAC+ needs the ends of the early stages, which are not among the layers that were "
+            f"read ({list(fitting.fit)}), or more ID validation samples."
+        )
+    with torch.no_grad():
+        return {
+            name: torch.cat([rules["NAC+"](part) for part in readings.batches()]).numpy()
+            for name, readings in data.scored.items()
+        }
 
 
-def _problems(tried: Sequence[MethodScores]) -> list[str]:
-    return [f"{each.method.title} has no result: {each.problem}" for each in tried if each.problem]
+def _batches(data: AnalysisData, readings: Readings) -> FeatureBatches:
+    """The head's inputs as a loader."""
+    feature = readings[data.head_input].activation
+    kept = Features(feature, readings.prediction, readings.label, Timing(), "")
+    return FeatureBatches(lambda: kept, readings.n_samples, data.bench.study.batch_size)

@@ -1,66 +1,125 @@
 """NAC against the native detectors of other training schemes: ConfBranch, RotPred, GODIN (Table 3).
 
-The networks are trained here, on the training data of the study and for a few epochs, so they are
-weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
+OpenOOD's own networks, trainers and detectors run; the backbone is the architecture under study
+with fresh weights. The networks are trained here, on the training data of the study and for a few
+epochs, so they are weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
 """
 
 from __future__ import annotations
 
+import io
+import warnings
+from contextlib import redirect_stderr
 from functools import partial
-from typing import Any, Mapping, Sequence
+from pkgutil import resolve_name
+from typing import Any, Mapping, NamedTuple, Union
 
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nac_openood.analysis.data import AnalysisData
+from nac_openood.tables import Column
+from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scheme_training import SCHEMES, Backbone, NativeScorer, train_scheme
-from nac_openood.analysis.scores import Metrics
-from nac_openood.analysis.tabulate import (
+from nac_openood.analysis.scoring import Metrics
+from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
-    beside,
-    group_entries,
-    group_heads,
+    MetricRow,
+    PaperRows,
     metric_bars,
+    metric_table,
+    paper_rows,
     records_of,
-    text_heads,
 )
 from nac_openood.benchmark.api import compare
+from nac_openood.benchmark.methods.openood.scorer import OpenOODBatches, OpenOODScorer
+from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import Method
-from nac_openood.benchmark.run.metrics import GROUP_NAMES
-from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError
+from nac_openood.network.head import head_of
+from nac_openood.network.random_state import kept_random_state
 from nac_openood.plugin.source import openood_ready
+from nac_openood.progress import bar
 from nac_openood.sources.networks import build
-from nac_openood.tables import BarGroups, Column, Entry, Table
 
-_NATIVE = "native"
+
+class Scheme(NamedTuple):
+    """A training scheme of OpenOOD.
+
+    Args:
+        title: the name in tables.
+        network: class in `openood.networks`, as `module:Class`.
+        trainer: class in `openood.trainers`, as `module:Class`.
+    """
+
+    title: str
+    network: str
+    trainer: str
+
+
+#: The paper's schemes by the names of their detectors in OpenOOD.
+SCHEMES: Mapping[str, Scheme] = {
+    "conf_branch": Scheme(
+        "ConfBranch", "conf_branch_net:ConfBranchNet", "conf_branch_trainer:ConfBranchTrainer"
+    ),
+    "rotpred": Scheme("RotPred", "rot_net:RotNet", "rotpred_trainer:RotPredTrainer"),
+    "godin": Scheme("GODIN", "godin_net:GodinNet", "godin_trainer:GodinTrainer"),
+}
+# those of OpenOOD's configs/pipelines/train, but for the learning rate: short runs diverge at 0.1
+_OPTIMIZER = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+_TRAINER = {"budget": 0.3, "lmbda": 0.1, "eps": 1e-12}
 _BATCH = 64  # samples per training step
-_ROWS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
-
-#: What was measured by scheme and method.
-SchemeMetrics = Mapping[tuple[str, str], Metrics]
+_NATIVE = "native"
+#: The detectors that run on each network, and their names in tables.
+_DETECTORS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
 
 
 def schemes(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of a scheme's own detector, NAC and NAC+ on its network."""
-    with openood_ready():  # refuse before training
+    with openood_ready():  # raises before training if OpenOOD is missing
         pass
-    found: dict[tuple[str, str], Metrics] = {}
+    group, found = data.main_group, {}
     for name, scheme in SCHEMES.items():
         options.say(f"{scheme.title}: training for {options.epochs} epochs")
-        results = _compared(data, name, options)
-        found.update({(name, method): _metrics(results, method) for method in _ROWS})
-    accuracy = {name: found[name, "nac"][data.main_group]["ACC"] for name in SCHEMES}
+        net = _trained(data, name, options)
+        for method, metrics in _compared(data, name, net, options).items():
+            found[name, method] = metrics
+    accuracy = {name: found[name, "nac"][group]["ACC"] for name in SCHEMES}
+    printed = {
+        (name, _NATIVE if method == "baseline" else method): values
+        for name in SCHEMES
+        for method, values in paper_rows(
+            data, options.against, "Table 3", "method", training=name
+        ).rows.items()
+    }
+    rows: list[MetricRow] = [
+        ([SCHEMES[name].title, _DETECTORS[method], accuracy[name]], line, (name, method))
+        for (name, method), line in found.items()
+    ]
+    aurocs = {at: line[group]["AUROC"] for at, line in found.items()}
+    listed = "; ".join(
+        f"{scheme.title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
+        f"{aurocs[name, 'nac']:.2f} % with NAC"
+        for name, scheme in SCHEMES.items()
+    )
+    bars = [
+        (scheme.title, [aurocs[name, method] for method in _DETECTORS])
+        for name, scheme in SCHEMES.items()
+    ]
     return Finding(
-        "schemes",
-        "Other training schemes",
-        _sentence(found, data.main_group),
-        [_table(data, found, accuracy, options)],
-        [_bars(found, data.main_group)],
-        records_of(found, "scheme", "method"),
-        {"accuracy": accuracy, "epochs": options.epochs},
+        "schemes", "Other training schemes", f"{data.groups[group]} AUROC: {listed}.",
+        [
+            metric_table(
+                "", ["Training", "Detector", Column("ID accuracy")], data.groups, rows,
+                paper=PaperRows((), printed),
+                ours=[n for n, (*_, at) in enumerate(rows) if at[1] != _NATIVE],
+            )
+        ],
+        [
+            metric_bars("AUROC", f"{data.groups[group]} AUROC by training scheme",
+                        list(_DETECTORS.values()), bars)
+        ],
+        records_of(found, "scheme", "method"), {"accuracy": accuracy, "epochs": options.epochs},
         [
             f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
             f"trainers trained them here for only {options.epochs} epochs on "
@@ -68,75 +127,86 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
             "check that NAC works on them, not as a benchmark of the schemes.",
             FPR_NOTE,
         ],
-    )
+    )  # fmt: skip
 
 
-def _compared(data: AnalysisData, name: str, options: Options) -> Results:
-    """Train the network of a scheme and run its own detector, NAC and NAC+ on it."""
-    study = data.bench.study
-    sets = study.sets
+class Backbone(nn.Module):
+    """A classifier without its head, as OpenOOD's schemes ask for it.
+
+    Args:
+        net: a classifier that ends in a linear layer, which is removed.
+        sample: a batch for it.
+    """
+
+    def __init__(self, net: nn.Module, sample: Tensor) -> None:
+        super().__init__()
+        path, head = head_of(net, sample)
+        parent, _, name = path.rpartition(".")
+        setattr(net.get_submodule(parent), name, nn.Identity())
+        self.net, self.feature_size = net, head.in_features
+
+    def forward(self, x: Tensor, return_feature: bool = False) -> Union[Tensor, tuple[Any, ...]]:
+        """Features `[batch, D]`, also in the place of the logits, which are not used."""
+        feature = self.net(x)
+        return (feature, feature) if return_feature else feature
+
+
+class NativeScorer(OpenOODScorer):
+    """A scheme's own detector; it calls the scheme's network, not any network."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Method(name, SCHEMES[name].title, needs="network", openood=True))
+
+    def _wrapped(self, given: Given) -> nn.Module:
+        return given.net
+
+
+def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
+    """A network trained by OpenOOD's trainer of a scheme, in evaluation mode."""
+    study, scheme = data.bench.study, SCHEMES[name]
+    n_classes = study.sets.n_classes
     sample = next(iter(batches(study.scored["test"].loader()))).rows(slice(2)).data
-    backbone = Backbone(build(data.arch, sets.n_classes), sample)
+    backbone = Backbone(build(data.arch, n_classes), sample)
     loader: Any = data.bench.loader("train", "network")
     shuffled = DataLoader(
         loader.dataset, batch_size=_BATCH, shuffle=True, drop_last=True,
         num_workers=study.workers, collate_fn=loader.collate_fn,
     )  # fmt: skip
-    net = train_scheme(
-        name, backbone, shuffled, sets.n_classes, epochs=options.epochs, seed=options.seed,
-        progress=options.progress,
-    )  # fmt: skip
+    with openood_ready(on_cpu=True), kept_random_state(options.seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OpenOOD's are not ours
+        from openood.utils import Config
+
+        kind = resolve_name(f"openood.networks.{scheme.network}")
+        size = (backbone.feature_size,) if name == "godin" else ()
+        net: nn.Module = kind(backbone, *size, n_classes)
+        config = Config(
+            num_classes=n_classes, baseline=False, trainer=Config(**_TRAINER),
+            optimizer=Config(**_OPTIMIZER, num_epochs=options.epochs),
+        )  # fmt: skip
+        trainer_class = resolve_name(f"openood.trainers.{scheme.trainer}")
+        trainer = trainer_class(net, OpenOODBatches(shuffled), config)
+        for epoch in bar(range(options.epochs), f"training {scheme.title}", options.progress):
+            with redirect_stderr(io.StringIO()):  # its own bars, one per epoch
+                trainer.train_epoch(epoch)
+    return net.eval()
+
+
+def _compared(
+    data: AnalysisData, name: str, net: nn.Module, options: Options
+) -> dict[str, Metrics]:
+    """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
+    study = data.bench.study
     native = Method(
         _NATIVE, SCHEMES[name].title, needs="network", uses_train=False,
         scorer=partial(NativeScorer, name),
     )  # fmt: skip
-    out = study.out / "schemes" / name
-    return compare(
-        net, **vars(sets), methods=[native, "nac", "nac_plus"], out=out, arch=data.arch,
+    results = compare(
+        net, **vars(study.sets), methods=[native, "nac", "nac_plus"],
+        out=study.out / "schemes" / name, arch=data.arch,
         nac_config=data.config if data.config.layers else None, batch_size=study.batch_size,
         workers=study.workers, seed=options.seed, progress=options.progress, say=options.say,
     )  # fmt: skip
-
-
-def _metrics(results: Results, method: str) -> Metrics:
-    """What was measured, in percent by set and metric."""
-    row = next(row for row in results.rows if row.method == method)
-    if row.status != "ok":
-        raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
-    return row.metrics
-
-
-def _table(
-    data: AnalysisData, found: SchemeMetrics, accuracy: Mapping[str, float], options: Options
-) -> Table:
-    columns = [
-        *text_heads("Training", "Detector"), Column("ID accuracy"), *group_heads(data)
-    ]  # fmt: skip
-    rows: list[Sequence[Entry]] = []
-    ours = []
-    paper = {n: beside(data, options.against, "Table 3", "method", training=n) for n in SCHEMES}
-    first = next(iter(paper.values()))
-    for (name, method), line in found.items():
-        key = "baseline" if method == _NATIVE else method
-        rows.append([SCHEMES[name].title, _ROWS[method], accuracy[name],
-                     *group_entries(data, line), *paper[name].entries(key)])  # fmt: skip
-        if method != _NATIVE:
-            ours.append(len(rows) - 1)
-    return Table("", [*columns, *first.heads()], rows, ours)
-
-
-def _bars(found: SchemeMetrics, group: str) -> BarGroups:
-    rows = [
-        (scheme.title, [found[name, method][group]["AUROC"] for method in _ROWS])
-        for name, scheme in SCHEMES.items()
-    ]
-    title = f"{GROUP_NAMES[group]} AUROC by training scheme"
-    return metric_bars("AUROC", title, list(_ROWS.values()), rows)
-
-
-def _sentence(found: SchemeMetrics, group: str) -> str:
-    told = []
-    for name, scheme in SCHEMES.items():
-        own, nac = (found[name, method][group]["AUROC"] for method in (_NATIVE, "nac"))
-        told.append(f"{scheme.title} {own:.2f} % with its own detector, {nac:.2f} % with NAC")
-    return f"{GROUP_NAMES[group]} AUROC: {'; '.join(told)}."
+    for row in results.rows:
+        if row.status != "ok":
+            raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
+    return {row.method: row.metrics for row in results.rows}

@@ -1,7 +1,7 @@
 """The kinds of analysis, one row each.
 
 Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
-function `(AnalysisData, Options) -> Finding` in a module of its name and give it a row.
+function `(AnalysisData, Options) -> Finding` of its name and add a row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from nac_openood.analysis.data import AnalysisData
+    from nac_openood.analysis.data import AnalysisData, Options
     from nac_openood.analysis.finding import Finding
-    from nac_openood.analysis.options import Options
 
     AnalysisFunction = Callable[[AnalysisData, Options], Finding]
 
-#: Stands for all kinds that work on readings alone.
+#: All kinds that work on readings alone.
 ALL = "all"
 
 
@@ -28,30 +27,32 @@ class Kind(NamedTuple):
     Args:
         name: what users type.
         help: what it shows, for the help text.
+        module: the module of this package with the function of that name.
         in_all: whether "all" includes it: it needs no other networks and measures no times.
     """
 
     name: str
     help: str
+    module: str
     in_all: bool = True
 
     def function(self) -> AnalysisFunction:
-        """The function that carries it out: that of the same name in the module of that name."""
-        found: AnalysisFunction = resolve_name(f"{__package__}.{self.name}:{self.name}")
+        """The function that does it, imported now."""
+        found: AnalysisFunction = resolve_name(f"{__package__}.{self.module}:{self.name}")
         return found
 
 
 _ROWS = (
-    Kind("states", "output, gradient or both: what the neuron state is made of"),
-    Kind("layers", "which layers to combine: every subset of them"),
-    Kind("params", "alpha, r and M, one at a time around the settings in use"),
-    Kind("samples", "how many training samples NAC needs"),
-    Kind("near", "near-OOD data: NAC and the baselines that work on features"),
-    Kind("weighted", "weights of the layers, searched, against equal weights"),
-    Kind("calibration", "calibration errors; OOD counts as wrong"),
-    Kind("agreement", "which samples NAC and other methods disagree on"),
-    Kind("cost", "time and memory, beside other methods", in_all=False),
-    Kind("schemes", "NAC on networks of other training schemes", in_all=False),
+    Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
+    Kind("layers", "which layers to combine: every subset of them", "layers"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use", "sweeps"),
+    Kind("samples", "how many training samples NAC needs", "sweeps"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near"),
+    Kind("weighted", "weights of the layers, searched, against equal weights", "layers"),
+    Kind("calibration", "calibration errors; OOD counts as wrong", "calibration"),
+    Kind("agreement", "which samples NAC and other methods disagree on", "agreement"),
+    Kind("cost", "time and memory, beside other methods", "cost", in_all=False),
+    Kind("schemes", "NAC on networks of other training schemes", "schemes", in_all=False),
 )
 
 #: Every kind by name, in the order of the page.

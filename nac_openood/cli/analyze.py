@@ -98,7 +98,7 @@ def _analyze(args: argparse.Namespace) -> int:
     chosen_kinds(args.kinds)  # a typo is noticed before the long part
 
     from nac_openood.analysis.api import analyze
-    from nac_openood.analysis.options import Options
+    from nac_openood.analysis.data import Options
 
     out = Path(args.out)
     same = (
@@ -137,8 +137,7 @@ def _publish(found: Finding, out: Path) -> Optional[Path]:
 
 def _prepared(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data that the options name, or take what was read before."""
-    from nac_openood.analysis.api import prepare_analysis
-    from nac_openood.analysis.extract import MOST_TRAIN
+    from nac_openood.analysis.api import MOST_TRAIN, prepare_analysis
     from nac_openood.detector.config import read_config
 
     given_data.one_source(args, ("embedded", *given_data.SOURCES))
