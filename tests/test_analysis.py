@@ -11,10 +11,10 @@ import torch
 from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
 
 from nac_openood.analysis.api import analyze
+from nac_openood.analysis.data import Options
 from nac_openood.analysis.finding import About, Finding
 from nac_openood.analysis.layers import subsets
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import TestScores
+from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.table import KINDS, chosen_kinds
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.run.workbench import Workbench

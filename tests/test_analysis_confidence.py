@@ -14,13 +14,11 @@ from test_calibration_error import equal_width_bins
 from torchmetrics.functional.classification import binary_calibration_error
 
 from nac_openood.analysis.agreement import agreement
-from nac_openood.analysis.calibration import calibration
-from nac_openood.analysis.calibration_error import mad_error, rms_error
-from nac_openood.analysis.confidence import typical
+from nac_openood.analysis.calibration import ALL_SAMPLES, FIFTH, MSP_TITLE, calibration, confidences
+from nac_openood.analysis.confidence import typicality
+from nac_openood.analysis.data import Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.mixtures import ALL_SAMPLES, FIFTH, PLAIN, confident
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scores import ID_VAL, scores_on_readings
+from nac_openood.analysis.scoring import ID_VAL, scores_on_readings
 from nac_openood.core.ranking import threshold_at
 from nac_openood.detector.detector import NACDetector
 from nac_openood.report.analysis.document import analysis_document
@@ -59,13 +57,14 @@ def mixture(data, name):
 
 
 @pytest.mark.parametrize("name", ["digits_8_9", "textures"])
-@pytest.mark.parametrize(("norm", "error"), [("l1", mad_error), ("l2", rms_error)])
-def test_msp_equals_torchmetrics(data, name, norm, error):
+def test_msp_equals_torchmetrics(data, name):
     confidence, right = mixture(data, name)
-    known = confident(data)
-    bins = equal_width_bins(known.pick(known.by_method[PLAIN], name), known.pick(known.right, name))
-    theirs = binary_calibration_error(confidence, right, n_bins=15, norm=norm)
-    assert error(bins) == pytest.approx(float(theirs), abs=1e-6)
+    known = confidences(data)
+    ours = known.mixed(known.by_method[MSP_TITLE], name), known.mixed(known.correct, name)
+    found = equal_width_bins(*ours).errors()
+    for norm, metric in (("l1", "MAD"), ("l2", "RMS")):
+        expected = binary_calibration_error(confidence, right, n_bins=15, norm=norm)
+        assert found[metric] == pytest.approx(float(expected), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["digits_8_9", "textures"])
@@ -85,7 +84,7 @@ def test_the_table_equals_scikit_learn(data, calibrated, name):
     gaps = np.abs(mean - accuracy)
     found = next(
         r for r in calibrated.records
-        if (r["dataset"], r["mixture"], r["method"]) == (name, ALL_SAMPLES, PLAIN)
+        if (r["dataset"], r["mixture"], r["method"]) == (name, ALL_SAMPLES, MSP_TITLE)
     )  # fmt: skip
     assert found["MAD"] == pytest.approx(100 * (sizes * gaps).sum() / sizes.sum(), abs=1e-6)
     rms = np.sqrt((sizes * gaps**2).sum() / sizes.sum())
@@ -100,9 +99,9 @@ def test_a_p_value_helps_where_ood_samples_are_unusual(calibrated):
         assert joint < plain
 
 
-def test_typical_is_one_for_most_id_samples_and_falls_to_zero():
+def test_typicality_is_one_for_most_id_samples_and_falls_to_zero():
     held = np.random.default_rng(0).normal(size=1000)
-    found = typical(np.array([-50.0, np.quantile(held, 0.01), 0.0, 50.0]), held)
+    found = typicality(np.array([-50.0, np.quantile(held, 0.01), 0.0, 50.0]), held)
     assert found[0] < 1e-3 < found[1] < 0.5 and found[2] == found[3] == 1
 
 

@@ -13,11 +13,10 @@ from compare_toy import Toy
 from sklearn.metrics import roc_auc_score
 
 from nac_openood.analysis.api import analyze
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.params import bound_of
-from nac_openood.analysis.scores import TestScores
-from nac_openood.analysis.state_figures import telling_neuron
-from nac_openood.analysis.state_parts import PARTS
+from nac_openood.analysis.data import Options
+from nac_openood.analysis.scoring import TestScores
+from nac_openood.analysis.states import PARTS, part_readings, separating_neuron
+from nac_openood.analysis.sweeps import bound_of
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.core.ranking import auroc
 from nac_openood.detector.detector import NACDetector
@@ -211,7 +210,6 @@ def states(data):
 
 
 def test_the_parts_of_the_state_make_the_gradient(data):
-    from nac_openood.analysis.state_parts import _readings
 
     weight = torch.from_numpy(data.bench.head.get_fc()[0])
     read = data.scored["photos"]
@@ -220,7 +218,7 @@ def test_the_parts_of_the_state_make_the_gradient(data):
         ("z*dg*(p-u)", read["avgpool"].activation * read["avgpool"].gradient),
         ("z", read["avgpool"].activation),
     ):
-        made = _readings(read, "avgpool", weight, name)["state"].activation
+        made = part_readings(read, "avgpool", weight, name)["state"].activation
         torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-6)
 
 
@@ -246,7 +244,7 @@ def test_distributions_of_states(data, states):
 
 def test_the_neuron_that_tells_most(data):
     config = data.settings["avgpool"]
-    chosen = telling_neuron(data, "avgpool", config)
+    chosen = separating_neuron(data, "avgpool", config)
     values = []
     for column in range(data.fitting.fit["avgpool"].activation.shape[1]):
         inside, outside = (
@@ -269,9 +267,7 @@ def test_the_neuron_that_tells_most(data):
 def test_what_cannot_be_shown(data, options, told, monkeypatch):
     from nac_openood.analysis import states as module
 
-    chosen = {form: dict(data.settings) for form in module.STATE_FORMS}
-    monkeypatch.setattr(module, "settings_by_form", lambda *_: chosen)
-    monkeypatch.setattr(module, "part_metrics", lambda *_: {})
+    monkeypatch.setattr(module, "chosen_settings", lambda *_: data.settings["avgpool"])
     with pytest.raises(NACError, match=told):
         finding(data, "states", **options)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from analysis_data import with_four_layers
 
-from nac_openood.analysis.contestants import contestants, workload
-from nac_openood.analysis.cost import FORWARD, cost
-from nac_openood.analysis.options import Options
+from nac_openood.analysis.cost import FORWARD, cost, method_runners, workload
+from nac_openood.analysis.data import Options
 from nac_openood.benchmark.methods.table import Method
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood")
@@ -47,8 +46,8 @@ def test_methods_look_at_as_many_samples_as_they_say(data):
     work = workload(data, 40)
     assert work.n_test == 40 and work.n_train == 40 < work.all_train
     seen = {}
-    for method in contestants(data, work, OPTIONS, {}):
-        seen[method.name] = method.set_up(work)
+    for method in method_runners(data, work, OPTIONS)[0]:
+        seen[method.name] = method.set_up()
     n_val = len(data.bench.study.fitting["id_val"])
     assert seen["MSP"] == 0 and seen["SHE"] == 40
     assert seen["NAC, 1 layer"] == 40 and seen["NAC+"] == 40 + n_val
@@ -57,8 +56,8 @@ def test_methods_look_at_as_many_samples_as_they_say(data):
 def test_scores_are_those_of_a_method_that_runs_alone(data):
     """Features are computed on the way; the scores of MSP are those of the readings."""
     work = workload(data, None)
-    found = {c.name: c for c in contestants(data, work, OPTIONS, {})}
-    found["MSP"].set_up(work)
+    found = {each.name: each for each in method_runners(data, work, OPTIONS)[0]}
+    found["MSP"].set_up()
     scored = found["MSP"].score(work.test)
     logits = data.scored["test"].logits
     assert scored.score == pytest.approx(logits.softmax(dim=1).amax(dim=1).numpy(), abs=1e-5)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from analysis_data import with_four_layers
 
-from nac_openood.analysis.options import Options
-from nac_openood.analysis.scheme_training import SCHEMES, Backbone
-from nac_openood.analysis.schemes import schemes
+from nac_openood.analysis.data import Options
+from nac_openood.analysis.schemes import SCHEMES, Backbone, schemes
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import has_openood
 from nac_openood.sources.networks import build

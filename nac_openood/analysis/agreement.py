@@ -7,16 +7,16 @@ from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.tables import BarGroups, Column, Entry, Example, Examples, Matrix, Table
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings
 from nac_openood.analysis.metric_tables import text_heads
+from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings
 from nac_openood.core.ranking import threshold_at
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.search.advice import NAC_TITLE
 from nac_openood.sources.decoding import png_url, small_png
+from nac_openood.tables import BarGroups, Column, Entry, Example, Examples, Matrix, Table
 
 _KEPT = 0.95
 _MOST_EXAMPLES = 8  # samples per group

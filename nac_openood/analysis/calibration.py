@@ -6,25 +6,25 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.tables import Column, Entry, Lines, Series, Table
 from nac_openood.analysis.confidence import LogisticMap, equal_mass_bins, temperature_of, typicality
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
 from nac_openood.analysis.metric_tables import text_heads
+from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
 from nac_openood.benchmark.paper.published import table
 from nac_openood.core.logit_scores import msp
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE
+from nac_openood.tables import Column, Entry, Lines, Series, Table
 
-MSP, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
+MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
 ERRORS = ("RMS", "MAD")
 #: How many OOD samples are mixed with the ID test samples.
 ALL_SAMPLES, FIFTH = "all samples", "5 ID : 1 OOD"
 _ID_PER_OOD = 5
 #: The paper's methods and their titles here.
-_PRINTED = {"msp": MSP, "temp_scaling": SCALED, "nac": NAC_TITLE}
+_PRINTED = {"msp": MSP_TITLE, "temp_scaling": SCALED, "nac": NAC_TITLE}
 _ID_ALONE = "ID alone"
 _POINTS = 10  # of a reliability diagram
 _NOTES = (
@@ -135,7 +135,7 @@ def confidences(data: AnalysisData) -> Confidences:
     constant = {}
     for name, readings in with_id_val(data).items():
         assert readings.logits is not None
-        found[MSP][name] = msp(readings.logits).numpy()
+        found[MSP_TITLE][name] = msp(readings.logits).numpy()
         found[SCALED][name] = msp(readings.logits.double() / temperature).numpy()
         constant[name] = np.full(readings.n_samples, val_correct.mean())
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}

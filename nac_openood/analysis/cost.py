@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequenc
 
 from torch import nn
 
-from nac_openood.tables import BarGroups, Column, Entry, Table
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.metric_tables import printed_entry, text_heads
@@ -28,9 +27,10 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
 from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import error_text
-from nac_openood.network.calling import classify
+from nac_openood.network.probe import classify
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.progress import bar
+from nac_openood.tables import BarGroups, Column, Entry, Table
 
 FORWARD = "Forward pass"
 _BASELINES = ("msp", "gen", "vim", "she")

@@ -6,10 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Sequence
 
-from nac_openood.tables import Column, Table
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     TABLE_METRICS,
@@ -20,10 +18,12 @@ from nac_openood.analysis.metric_tables import (
     ranked_bars,
     records_of,
 )
+from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS
 from nac_openood.errors import NACError
 from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE
+from nac_openood.tables import Column, Table
 
 #: With more layers, only combinations of the deepest ones, single layers and all but one.
 _MOST_SUBSETS = 6

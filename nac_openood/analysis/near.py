@@ -9,7 +9,6 @@ import torch
 
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     metric_table,
@@ -17,6 +16,7 @@ from nac_openood.analysis.metric_tables import (
     ranked_bars,
     records_of,
 )
+from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import Given
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods

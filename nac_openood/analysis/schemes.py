@@ -17,10 +17,8 @@ from typing import Any, Mapping, NamedTuple, Union
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nac_openood.tables import Column
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import Metrics
 from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     MetricRow,
@@ -30,6 +28,7 @@ from nac_openood.analysis.metric_tables import (
     paper_rows,
     records_of,
 )
+from nac_openood.analysis.scoring import Metrics
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood.scorer import OpenOODBatches, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import Given
@@ -41,6 +40,7 @@ from nac_openood.network.random_state import kept_random_state
 from nac_openood.plugin.source import openood_ready
 from nac_openood.progress import bar
 from nac_openood.sources.networks import build
+from nac_openood.tables import Column
 
 
 class Scheme(NamedTuple):

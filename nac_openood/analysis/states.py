@@ -18,10 +18,8 @@ from typing import Callable, Mapping, Optional
 import torch
 from torch import Tensor
 
-from nac_openood.tables import Densities, Density
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     metric_bars,
@@ -29,6 +27,7 @@ from nac_openood.analysis.metric_tables import (
     paper_rows,
     records_of,
 )
+from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.core.coverage import states_of
 from nac_openood.core.layer_config import LayerConfig
@@ -38,6 +37,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE
+from nac_openood.tables import Densities, Density
 
 #: The forms of the state as the paper writes them, by their names in this package.
 STATE_FORMS = {

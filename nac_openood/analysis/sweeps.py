@@ -11,10 +11,8 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
-from nac_openood.tables import Column, Entry, Lines, Series, Table
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.analysis.metric_tables import (
     FPR_NOTE,
     METRIC_KEYS,
@@ -24,12 +22,14 @@ from nac_openood.analysis.metric_tables import (
     records_of,
     text_heads,
 )
+from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.benchmark.run.results import Value
 from nac_openood.core.bins import MIN_BINS
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
+from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 
 class Parameter(NamedTuple):
