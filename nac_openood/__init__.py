@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nac_openood.core.layer_config import LayerConfig as LayerConfig
     from nac_openood.core.ranking import threshold_at as threshold_at
     from nac_openood.core.reading import Reading as Reading
+    from nac_openood.core.rules import register_rule as register_rule
     from nac_openood.detector.config import NACConfig as NACConfig
     from nac_openood.detector.config import read_config as read_config
     from nac_openood.detector.detector import NACDetector as NACDetector
@@ -72,6 +73,7 @@ _HOMES = {
     "rank_checkpoints": "evaluation.rank",
     "read_config": "detector.config",
     "register": "plugin.register",
+    "register_rule": "core.rules",
     "threshold_at": "core.ranking",
     "unregister": "plugin.register",
 }

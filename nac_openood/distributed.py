@@ -249,7 +249,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def summed(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers added up over all processes, as int64, by name.
+    """Tensors added up over all processes by name, as int64 (or as float64, if they are floats).
 
     A process that has nothing to add passes no tensors.
     """
@@ -258,14 +258,18 @@ def summed(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
     if not _world.connected:
         return dict(tensors)
-    here = {name: (list(tensor.shape), tensor.device.type) for name, tensor in tensors.items()}
-    known: dict[str, tuple[list[int], str]] = {}
+    here = {
+        name: (list(tensor.shape), tensor.device.type, tensor.is_floating_point())
+        for name, tensor in tensors.items()
+    }
+    known: dict[str, tuple[list[int], str, bool]] = {}
     for other in exchange(step, here):
         known.update(other)
     added = {}
-    for name, (shape, device) in known.items():
+    for name, (shape, device, floats) in known.items():
         where = tensors[name].device if name in tensors else device
-        total = torch.zeros(shape, dtype=torch.int64, device=where)
+        dtype = torch.float64 if floats else torch.int64
+        total = torch.zeros(shape, dtype=dtype, device=where)
         if name in tensors:
             if list(tensors[name].shape) != shape:
                 raise NACError(f"the processes have '{name}' in different shapes.")

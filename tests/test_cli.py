@@ -130,12 +130,10 @@ def test_and_that_test_can_fail():
 
 
 def test_names_of_choices_are_those_of_the_tables():
-    from nac_openood.core.rules import RULES
     from nac_openood.search import OBJECTIVES, STRATEGIES
 
     assert tuple(STRATEGIES) == options.STRATEGY_NAMES
     assert tuple(OBJECTIVES) == options.OBJECTIVE_NAMES
-    assert tuple(RULES) == options.RULE_NAMES
 
 
 # ---- Python arguments become options

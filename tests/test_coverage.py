@@ -68,7 +68,7 @@ def test_merge_refuses_other_settings():
 
 
 def test_unfitted():
-    with pytest.raises(NotFittedError, match="call fit first"):
+    with pytest.raises(NotFittedError, match="nothing was counted"):
         Coverage(CONFIGS).score(readings(2))
     with pytest.raises(NotFittedError, match="nothing was counted"):
         Coverage(CONFIGS).check()

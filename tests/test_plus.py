@@ -271,7 +271,7 @@ def test_broken_samples():
     x.logits[4, 0] = float("nan")
     assert rule.score(x).isnan().tolist() == [False, False, True, False, True]
     rule.update(x)
-    with pytest.raises(NACError, match="2 of 2005 fitting samples have NaN or Inf"):
+    with pytest.raises(NACError, match="layer .b.: 1 of 2005 fitting samples have NaN"):
         rule.check()
 
 

@@ -2,20 +2,28 @@
 
 import copy
 import pickle
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from openood_tiny import need_openood
+from own_place import copied
 from torch.utils.data import DataLoader, TensorDataset
 
+import nac_openood
 from nac_openood import (
     FileError,
     LayerConfig,
+    NACConfig,
     NACDetector,
     NACError,
     NotFittedError,
     Reading,
     Readings,
 )
+from nac_openood.cli import main
 from nac_openood.core import rules
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.reading import logits_in
@@ -28,62 +36,31 @@ class MeanRule(Rule):
     name = "mean"
     layer_settings = LayerConfig
 
-    def __init__(self, layers):
-        self.layers = dict(layers)
-        self.sums, self._n = {}, 0
-
     @property
     def needs(self):
         return Needs(tuple(self.layers), logits=True, labels=True)
 
-    @property
-    def n_samples(self):
-        return self._n
+    def layer_statistics(self, layer, reading, label):
+        return {"sum": reading.activation.double().sum(dim=0)}
 
-    def update(self, readings, label=None):
-        for name in self.layers:
-            added = readings[name].activation.double().sum(dim=0)
-            self.sums[name] = self.sums.get(name, 0) + added
-        self._n += len(label)
-
-    def check(self):
-        if not self._n:
-            raise NACError("nothing was fitted.")
-
-    def merge(self, other):
-        self.sums = {name: total + other.sums[name] for name, total in self.sums.items()}
-        self._n += other._n
+    def layer_score(self, layer, reading):
+        return -self._off(layer, reading).norm(dim=1)
 
     def parts(self, readings):
-        far = {n: -(readings[n].activation - self.sums[n] / self._n).norm(dim=1) for n in self.sums}
-        return {**far, "logits": logits_in(readings).double().amax(dim=1)}
-
-    def combine(self, parts):
-        return torch.stack(list(parts.values())).sum(dim=0)
-
-    def contributions(self, parts):
-        return dict(parts)
+        largest = logits_in(readings).double().amax(dim=1)
+        return {**super().parts(readings), "logits": largest}
 
     def neurons(self, readings):
-        return {n: -(readings[n].activation - self.sums[n] / self._n).abs() for n in self.sums}
+        return {name: -self._off(name, readings[name]).abs() for name in self.layers}
 
-    def tensors(self):
-        return {f"sum/{name}": total for name, total in self.sums.items()}
-
-    def settings(self):
-        return {"layers": {n: c.to_dict() for n, c in self.layers.items()}, "n": self._n}
-
-    @classmethod
-    def restore(cls, settings, tensors):
-        rule = cls({n: LayerConfig.from_dict(c) for n, c in settings["layers"].items()})
-        rule.sums = {n: tensors[f"sum/{n}"] for n in rule.layers}
-        rule._n = settings["n"]
-        return rule
+    def _off(self, layer, reading):
+        return reading.activation - self.state[f"sum/{layer}"] / self.n_samples
 
 
 @pytest.fixture
 def mean_rule(monkeypatch):
-    monkeypatch.setattr(rules, "RULES", {**rules.RULES, "mean": MeanRule})
+    monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
+    rules.register_rule(MeanRule)
 
 
 @pytest.fixture
@@ -91,10 +68,25 @@ def loader(images, labels):
     return DataLoader(TensorDataset(images, labels), batch_size=10)
 
 
-def test_nac_is_the_first_row():
-    assert next(iter(rules.RULES.items())) == ("nac", Coverage)
-    with pytest.raises(NACError, match="unknown rule 'magic'; expected one of"):
+def test_nac_is_the_first_row(mean_rule):
+    assert rules.rule_names() == ["nac", "nac_plus", "mean"]
+    assert [rules.rule_title(name) for name in rules.RULES] == ["NAC", "NAC+", "mean"]
+    assert rules.rule_named("nac") is Coverage
+    with pytest.raises(NACError, match=r"unknown rule 'magic'; expected one of .*register_rule"):
         rules.rule_named("magic")
+
+
+@pytest.mark.parametrize(
+    "rule, message",
+    [
+        (object, "expected a subclass of"),
+        (type("New", (Rule,), {"name": "no name"}), "New.name must be an identifier"),
+        (type("New", (Rule,), {"name": "nac"}), "there is a rule 'nac' already"),
+    ],
+)
+def test_what_is_not_registered(rule, message):
+    with pytest.raises(NACError, match=message):
+        nac_openood.register_rule(rule)
 
 
 def test_what_nac_needs_depends_on_its_states():
@@ -174,7 +166,7 @@ def test_readings_carry_logits_and_old_files_say_so(mean_rule, small_net, loader
 
 def test_states_that_need_gradients_say_so(small_net):
     only = {"avgpool": Reading(torch.zeros(3, 10))}
-    with pytest.raises(NACError, match=r"state 'output\*gradient' needs gradients"):
+    with pytest.raises(NACError, match=r"rule 'nac' needs gradients with .*output\*gradient"):
         NACDetector(small_net, ["avgpool"]).fit_readings(only)
 
 
@@ -214,3 +206,79 @@ def test_p_values_need_a_calibration(small_net, loader, images):
         det.p_value(images)
     p = det.calibrate(loader).p_value(images)
     assert ((p > 0) & (p <= 1)).all()
+
+
+# ---- the rule of docs/own_rule.md, in a package that offers it as an entry point
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """An installed package with the rule of the docs page; returns the page's Python blocks."""
+    page = (Path(__file__).parents[1] / "docs" / "own_rule.md").read_text(encoding="utf-8")
+    definition, use = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    entry = re.search(r'points."(.+?)"\]\n(\w+) = "(.+?):(\w+)"', page)
+    package = tmp_path / "site"
+    (package / "outside-1.dist-info").mkdir(parents=True)
+    (package / "outside_rules.py").write_text(definition.replace("@nac_openood.register_rule", ""))
+    (package / "outside-1.dist-info" / "METADATA").write_text("Name: outside\nVersion: 1\n")
+    (package / "outside-1.dist-info" / "entry_points.txt").write_text(
+        f"[{entry[1]}]\n{entry[2]} = outside_rules:{entry[4]}\nbroken = no_such_module:Rule\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    monkeypatch.delitem(sys.modules, "outside_rules", raising=False)
+    monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
+    return definition, use
+
+
+def test_the_rule_of_the_docs_runs_in_python(
+    outside, small_net, loader, images, tmp_path, monkeypatch
+):
+    definition, use = outside
+    assert len([line for line in definition.splitlines() if line.strip()]) <= 12
+    monkeypatch.chdir(tmp_path)
+    names = {"net": small_net, "train_loader": loader, "val_loader": loader, "images": images}
+    exec(definition + use, names)
+    again = NACDetector.load("detector.nac", small_net)
+    assert torch.equal(again.score(images), names["detector"].score(images))
+    activation = names["detector"].read_loader(loader)["layer1"].activation
+    first = -(activation - activation.double().mean(dim=0)).norm(dim=1)
+    assert again.score_loader(loader).by_layer["layer1"] == pytest.approx(first.numpy())
+
+
+@pytest.mark.filterwarnings("ignore:the fitting set is uneven")
+def test_an_entry_point_is_a_rule_for_commands(outside, own_place, tmp_path, capsys, drawn_once):
+    with copied(own_place, tmp_path / "place"):
+        network = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
+        data = ["--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val"]
+        assert main(["fit", *network, *data, "--rule", "mean_distance", "--out", "d.nac"]) == 0
+        assert "mean_distance" in capsys.readouterr().out
+        assert main(["score", "--detector", "d.nac", *network, "birds/test/parrot"]) == 0
+        assert capsys.readouterr().out.count(",parrot,") > 10
+        given = [
+            *network,
+            *data,
+            "--test",
+            "birds/test",
+            "--far",
+            "stripes=stripes",
+            "--out",
+            "out",
+        ]
+        assert main(["compare", *given, "--methods", "mean_distance", "msp"]) == 0
+        assert "Mean distance" in capsys.readouterr().out
+        with pytest.raises(SystemExit):
+            main(["fit", *network, *data, "--rule", "broken"])
+        assert "rule 'broken' cannot be loaded: No module named" in capsys.readouterr().err
+
+
+@pytest.mark.openood
+def test_openood_takes_a_rule_without_a_yaml_file(outside, tmp_path):
+    need_openood()
+    assert nac_openood.register(compat=True)
+    try:
+        from openood.evaluation_api.postprocessor import get_postprocessor
+
+        found = get_postprocessor(str(tmp_path), "mean_distance", "cifar10")
+        assert found._written == NACConfig({}, rule="mean_distance") and not found.APS_mode
+    finally:
+        nac_openood.unregister()

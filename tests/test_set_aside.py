@@ -32,7 +32,7 @@ def fitted(numbered, seek=True):
     rule = NACPlus(LAYERS)
     for start, batch in numbered:
         if seek:
-            rule.seek(start)
+            rule.start_at(start)
         rule.update(batch)
     return rule
 

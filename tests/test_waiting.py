@@ -11,7 +11,7 @@ from torch import nn
 
 from nac_openood import NACDetector
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.rules import RULES
+from nac_openood.core.rules import RULES, RuleRow
 from nac_openood.detector import transfers
 from nac_openood.detector.batches import as_batch
 from nac_openood.detector.readings import Readings
@@ -179,7 +179,9 @@ class Sends(Coverage):
     ],
 )
 def test_a_rule_that_waits_is_found(net, monkeypatch, rule, step, operation):
-    monkeypatch.setattr("nac_openood.core.rules.RULES", {**RULES, rule.name: rule})
+    monkeypatch.setattr(
+        "nac_openood.core.rules.RULES", {**RULES, rule.name: RuleRow(rule.name, rule)}
+    )
     few, many = waits(net, rule.name, step, 3), waits(net, rule.name, step, 7)
     assert many[operation] - few.get(operation, 0) >= 4
 

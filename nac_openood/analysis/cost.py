@@ -27,8 +27,8 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
 from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import error_text
-from nac_openood.network.probe import classify
 from nac_openood.network.head import Head, head_of, with_features
+from nac_openood.network.probe import classify
 from nac_openood.progress import bar
 from nac_openood.tables import BarGroups, Column, Entry, Table
 

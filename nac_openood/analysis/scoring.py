@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.benchmark.run.metrics import metrics_by_set
-from nac_openood.core.coverage import combine
 from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.rule import combine
 from nac_openood.detector.readings import Readings
 from nac_openood.search.advice import NAC_TITLE
 from nac_openood.search.alternatives import alternatives

@@ -55,10 +55,11 @@ def add(commands: options.Commands) -> None:
     add = group.add_argument
     add(
         "--rule",
-        choices=options.RULE_NAMES,
+        type=options.rule_name,
+        metavar="RULE",
         default="nac_plus",
-        help="nac_plus needs no settings and only forward passes; nac is the paper's (default: "
-        "%(default)s)",
+        help="nac_plus needs no settings and only forward passes; nac is the paper's; or a rule "
+        "of your own (default: %(default)s)",
     )
     add(
         "--layers", nargs="+", metavar="LAYER",

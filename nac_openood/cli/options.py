@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # that they are the names of the tables at home.
 STRATEGY_NAMES = ("grid", "layerwise", "random")
 OBJECTIVE_NAMES = ("auroc", "fpr95", "mean")
-RULE_NAMES = ("nac", "nac_plus")
 #: Bytes in the name of a file on common file systems.
 _LONGEST_NAME = 255
 _MOST, _MOST_WORKERS = 2**31 - 1, 1024
@@ -32,6 +31,18 @@ def seed_number(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}")
     return int(text)
+
+
+def rule_name(text: str) -> str:
+    """The name of a rule, also of one that another package offers."""
+    from nac_openood.core.rules import RULES, rule_named
+
+    if text not in RULES:
+        try:
+            rule_named(text)
+        except NACError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 _SETS = "NAME=FOLDER of images; with --id-data also NAME of a list test_NAME"

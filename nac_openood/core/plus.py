@@ -8,7 +8,7 @@ formulas and what they are worth.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -17,16 +17,10 @@ from nac_openood.core.fusion import LOGITS, Fusion
 from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.layer_evidence import LayerEvidence
 from nac_openood.core.logit_scores import gen
-from nac_openood.core.reading import (
-    Probed,
-    Reading,
-    broken_error,
-    logits_in,
-    not_finite,
-    reading_in,
-)
+from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
 from nac_openood.core.restoring import below, refuse_other_tensors, stored_layers, stored_values
 from nac_openood.core.rule import Needs, Rule
+from nac_openood.core.rules import RULES
 from nac_openood.core.set_aside import SetAside
 from nac_openood.errors import NACError, NotFittedError
 
@@ -47,7 +41,7 @@ class NACPlus(Rule):
         softness: the p-value from which on the layers count.
     """
 
-    name, title = "nac_plus", "NAC+"
+    name, title = "nac_plus", RULES["nac_plus"].title
     layer_settings = LayoutConfig
     needs_calibration = True
 
@@ -58,9 +52,7 @@ class NACPlus(Rule):
         logit_weight: float = _LOGIT_WEIGHT,
         softness: float = _SOFTNESS,
     ) -> None:
-        if not layers:
-            raise NACError("no layers given: name at least one, or `layers='auto'`.")
-        self.layers = dict(layers)
+        super().__init__(layers)
         self.logit_weight = finite_number("logit_weight", logit_weight, _MOST_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
         self.calibrated = False
@@ -68,7 +60,6 @@ class NACPlus(Rule):
         self._fusion: Optional[Fusion] = None
         self._aside = SetAside()
         self._before = 0  # samples of the training set that others count
-        self._broken: Union[int, Tensor] = 0
 
     @property
     def needs(self) -> Needs:
@@ -85,15 +76,15 @@ class NACPlus(Rule):
 
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
         """Count a batch, and set some samples of it aside."""
-        found = {name: self._reading(readings, name) for name in self.layers}
-        logits = logits_in(readings)
-        self._broken = self._broken + not_finite(Reading(logits), *found.values()).sum()
-        for counted in self._aside.take(Probed(logits, found), self.n_samples + self._before):
+        checked = self.checked(readings)
+        self.count_broken(readings, checked)
+        batch = Probed(logits_in(readings), checked)
+        for counted in self._aside.take(batch, self.n_samples + self._before):
             self._count(counted)
 
-    def seek(self, number: int) -> None:
-        """Say which sample of the training set comes next; see `nac_openood.core.set_aside`."""
-        self._before = number - self.n_samples
+    def start_at(self, index: int) -> None:
+        """Tell which sample of the training set comes next; see `nac_openood.core.set_aside`."""
+        self._before = index - self.n_samples
 
     def _count(self, readings: Mapping[str, Reading]) -> None:
         for name, (activation, _) in readings.items():
@@ -105,33 +96,6 @@ class NACPlus(Rule):
     def _uncalibrated(self) -> None:
         """What was calibrated belongs to other counts now."""
         self._fusion, self.calibrated = None, False
-
-    def check(self) -> None:
-        """Raise if nothing was counted, or if a sample had NaN or Inf readings."""
-        if isinstance(self._broken, Tensor):
-            self._broken = int(self._broken)  # once: scoring checks every batch
-        if self._broken:
-            raise broken_error(self._broken, f"{self.n_samples} fitting samples")
-        if self.n_samples == 0:
-            raise NotFittedError("nothing was counted: fit on at least one sample first.")
-
-    def merge(self, other: NACPlus) -> None:
-        """Add what another one with the same layers was fitted on; calibrate again afterwards.
-
-        Any order gives the same; and the same as one pass if each sample had its number (`seek`).
-        Once calibrated, numbers make no difference.
-        """
-        self._check_like(other)
-        for name, theirs in other.evidence.items():
-            if name not in self.evidence:
-                counts = theirs.counts
-                self.evidence[name] = LayerEvidence.empty(counts.neurons, counts.counts.device)
-            self.evidence[name].merge(theirs)
-        for counted in self._aside.merge(other._aside):
-            self._count(counted)
-        self._broken = int(self._broken) + int(other._broken)
-        self._before = 0
-        self._uncalibrated()
 
     # -- calibration -----------------------------------------------------------------------
 
@@ -183,7 +147,7 @@ class NACPlus(Rule):
         """Coverage and distance by layer, GEN of the logits, float64 `[batch]` each."""
         self.check()
         scores = {}
-        found = {name: self._reading(readings, name) for name in self.layers}
+        found = self.checked(readings)
         for name, (activation, _) in found.items():
             evidence = self._evidence(name)
             scores[name] = evidence.coverage.score(activation)
@@ -219,45 +183,39 @@ class NACPlus(Rule):
             raise NotFittedError("nothing was counted: fit on more samples first.")
         return self.evidence[name]
 
-    def _reading(self, readings: Mapping[str, Reading], name: str) -> Reading:
-        activation = reading_in(readings, name)[0]
-        if activation.ndim != 2:
-            raise NACError(
-                f"layer '{name}': expected activations [batch, neurons], got "
-                f"{list(activation.shape)}."
-            )
-        return Reading(activation)
-
     # -- shards and files ------------------------------------------------------------------
 
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """Counts and moments by layer, and the number of broken samples."""
-        named = {
+    def sums(self) -> dict[str, Tensor]:
+        """Counts and moments by layer, and the numbers of broken samples."""
+        evidence = {
             f"{layer}/{name}": tensor
             for layer, evidence in self.evidence.items()
             for name, tensor in evidence.addends().items()
         }
-        # a tensor as soon as there was a batch, on the device of its readings
-        return {**named, "broken": self._broken} if isinstance(self._broken, Tensor) else named
+        return {**self.state, **evidence}
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace counts and moments by sums over shards."""
-        for layer in self.layers:
-            own = below(f"{layer}/", sums)
-            if own:
-                self.evidence[layer] = LayerEvidence.of_sums(own)
-        self._broken = sums.get("broken", 0)
+        """Replace counts and moments by sums over shards; calibrate again afterwards."""
+        own = {layer: below(f"{layer}/", sums) for layer in self.layers}
+        self.evidence = {
+            layer: LayerEvidence.of_sums(found) for layer, found in own.items() if found
+        }
+        self.state = {name: t for name, t in sums.items() if name.startswith("broken/")}
         self._uncalibrated()
 
-    def rows(self) -> dict[str, Tensor]:
+    def kept_samples(self) -> dict[str, Tensor]:
         """The samples that were set aside."""
         return self._aside.tensors()
 
-    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Set aside what several shards did."""
+    def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Set aside what several shards did.
+
+        Any order gives the same; and the same as one pass if each sample had its index
+        (`start_at`). Once calibrated, indices make no difference.
+        """
         self._aside, self._before = SetAside(), 0
-        for rows in shards:
-            for counted in self._aside.merge(SetAside.restore(rows, self.layers)):
+        for samples in shards:
+            for counted in self._aside.merge(SetAside.restore(samples, self.layers)):
                 self._count(counted)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -277,7 +235,7 @@ class NACPlus(Rule):
     def settings(self) -> dict[str, Any]:
         """Everything else that `restore` needs."""
         return {
-            "layers": {name: config.to_dict() for name, config in self.layers.items()},
+            **super().settings(),
             "logit_weight": self.logit_weight,
             "softness": self.softness,
             "calibrated": self.calibrated,

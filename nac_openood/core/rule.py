@@ -1,22 +1,23 @@
-"""What a rule is: how the readings of a network become a score.
+"""The interface of a rule: how the readings of a network become a score.
 
-A rule says what it needs of a pass, is fitted batch by batch, merges with another of its kind by
-addition, scores samples, and is a dict of tensors plus settings in a file. The detector, the
-plugin, the search, the comparison and the files know rules by this interface and by their names in
-`nac_openood.core.rules` only.
+Detector, plugin, search, comparison and files use rules through this interface only, and find them
+by name in `nac_openood.core.rules`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.reading import Reading
-from nac_openood.errors import NACError
+from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
+from nac_openood.core.restoring import stored_layers, stored_values
+from nac_openood.errors import NACError, NotFittedError
+
+_BROKEN = "broken/"
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Needs:
     """What a rule asks of a pass over the network; nothing else is computed.
 
     Args:
-        layers: layers whose activations it looks at.
-        gradients: those of them whose gradients it looks at. Without any, a pass has no backward.
-        logits: whether it looks at the logits.
+        layers: layers whose activations it uses.
+        gradients: those of them whose gradients it uses. Without any, a pass has no backward.
+        logits: whether it uses the logits.
         labels: whether fitting needs the labels of the samples.
         mean: whether activations are averaged over positions; the published settings of NAC assume
             sums.
@@ -39,43 +40,59 @@ class Needs:
     mean: bool = False
 
 
-class Rule(ABC):
+class Rule:
     """From readings to scores; higher scores mean more in-distribution.
 
-    It is fitted batch by batch, merged by addition, and moves its tensors to the device of the
-    readings it is given.
+    A subclass has a `name`, and implements `layer_statistics` (what to sum up over the training
+    data) and `layer_score`. The rest has defaults. A rule whose formula needs more than one layer
+    at a time overrides `update` and `parts` instead.
 
     Args:
         layers: settings by layer name, each a `layer_settings`.
+
+    Attributes:
+        state: what was fitted, by name. Merging adds these tensors up, be it over batches,
+            processes or files.
     """
 
-    #: The name under which `nac_openood.core.rules` lists it, also in files.
+    #: The name by which it is chosen, also in files.
     name: ClassVar[str]
-    #: What people call it; its name if it has no title.
+    #: Its name in tables and figures; None takes `name`.
     title: ClassVar[str] = ""
     #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
-    layer_settings: ClassVar[Type[Any]]
-    #: Whether `layers="auto"` includes what the head receives.
+    layer_settings: ClassVar[Type[Any]] = LayoutConfig
+    #: Whether `layers="auto"` includes the input of the head.
     reads_head_input: ClassVar[bool] = False
     #: Whether scores depend on `calibrate`.
     needs_calibration: ClassVar[bool] = False
 
-    layers: Mapping[str, Any]
+    def __init__(self, layers: Mapping[str, Any]) -> None:
+        if not layers:
+            raise NACError("no layers given: name at least one, or pass `layers='auto'`.")
+        self.layers = dict(layers)
+        self.state: dict[str, Tensor] = {}
 
-    @abstractmethod
-    def __init__(self, layers: Mapping[str, Any]) -> None: ...
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update({"state": {}, **state})  # which early pickles do not have
 
     @property
-    @abstractmethod
     def needs(self) -> Needs:
-        """What must be read of the network."""
+        """What must be read of the network; by default the activations of all layers."""
+        return Needs(tuple(self.layers))
 
     @property
-    @abstractmethod
     def n_samples(self) -> int:
         """How many samples it was fitted on."""
+        return int(self.state.get("n_samples", 0))
 
-    @abstractmethod
+    # -- fitting ---------------------------------------------------------------------------
+
+    def layer_statistics(
+        self, layer: str, reading: Reading, label: Optional[Tensor]
+    ) -> Mapping[str, Tensor]:
+        """What a batch adds to the state of a layer, by name; stored as `name/layer`."""
+        raise NotImplementedError(f"{type(self).__name__} has no layer_statistics")
+
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
         """Add a batch of training data.
 
@@ -83,102 +100,175 @@ class Rule(ABC):
             readings: readings of the layers in `needs`, tensors `[batch, neurons]`.
             label: int64 `[batch]`, where `needs.labels`.
         """
+        checked = self.checked(readings)
+        for layer, reading in checked.items():
+            for name, value in self.layer_statistics(layer, reading, label).items():
+                self.add(f"{name}/{layer}", value)
+        self.count_broken(readings, checked)
+        self.add("n_samples", torch.tensor(len(next(iter(checked.values())).activation)))
 
-    def seek(self, number: int) -> None:  # noqa: B027 - what only counts needs no numbers
-        """Say which sample of the whole training set the next `update` begins with.
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to a tensor of the state, on the device of what is added."""
+        self.state[name] = (
+            self.state[name].to(value.device) + value if name in self.state else value
+        )
 
-        For shards; by default, samples are numbered from 0 as they come.
+    def checked(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
+        """The readings of the layers, or an error that says what is missing of them."""
+        found, needed = {}, self.needs.gradients
+        for name, config in self.layers.items():
+            activation, gradient = reading_in(readings, name)
+            if name in needed and gradient is None:
+                raise NACError(
+                    f"layer '{name}': rule '{self.name}' needs gradients with {config}, but these "
+                    "readings have none. Read the network again with these settings."
+                )
+            found[name] = Reading(activation, gradient if name in needed else None)
+            shapes = [list(tensor.shape) for tensor in found[name] if tensor is not None]
+            if activation.ndim != 2 or shapes != shapes[:1] * len(shapes):
+                raise NACError(
+                    f"layer '{name}': expected activation and gradient of one shape [batch, "
+                    f"neurons], got {' and '.join(map(str, shapes))}."
+                )
+        return found
+
+    def count_broken(self, readings: Mapping[str, Reading], checked: Mapping[str, Reading]) -> None:
+        """Count samples with NaN or Inf readings, which `check` refuses.
+
+        They are added up on the device: reading the number here would stall every batch.
         """
+        for name, reading in checked.items():
+            self.add(f"{_BROKEN}{name}", not_finite(reading).sum())
+        if self.needs.logits:
+            self.add(f"{_BROKEN}logits", not_finite(Reading(logits_in(readings))).sum())
 
-    @abstractmethod
     def check(self) -> None:
         """Raise if nothing was fitted, or if a fitted sample had NaN or Inf readings."""
+        for name in [name for name in self.state if name.startswith(_BROKEN)]:
+            broken = int(self.state[name])
+            if broken:
+                layer = name[len(_BROKEN) :] if name[len(_BROKEN) :] in self.layers else None
+                raise broken_error(broken, f"{self.n_samples} fitting samples", layer)
+            del self.state[name]  # read once: scoring checks every batch
+        if self.n_samples == 0:
+            raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
-    @abstractmethod
+    def start_at(self, index: int) -> None:
+        """Tell at which sample of the whole training set the next `update` begins, for shards."""
+
+    # -- merging ---------------------------------------------------------------------------
+
+    def sums(self) -> dict[str, Tensor]:
+        """What merging adds up, by name."""
+        return dict(self.state)
+
+    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace the `sums` by their totals over several shards; whole numbers are int64."""
+        self.state = dict(sums)
+
+    def kept_samples(self) -> dict[str, Tensor]:
+        """What is kept of single samples, by name, `[samples, ...]` each; nothing by default."""
+        return {}
+
+    def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace the `kept_samples` by those of several shards, after `set_sums`."""
+
     def merge(self, other: Any) -> None:
-        """Add what another of the same kind and settings was fitted on."""
-
-    def _check_like(self, other: Rule) -> None:
-        """Refuse to merge what was counted with other settings."""
+        """Add what another rule of the same kind and settings was fitted on."""
         if self.layers != other.layers:
             raise NACError(
                 "cannot merge rules with different layers or settings: "
                 f"{self.layers} and {other.layers}."
             )
+        total = self.sums()
+        for name, value in other.sums().items():
+            mine = total.get(name, torch.zeros_like(value))
+            if mine.shape != value.shape:
+                raise NACError(
+                    f"cannot merge '{name}' of shapes {list(mine.shape)} and {list(value.shape)}: "
+                    "both rules must be fitted on the same layers."
+                )
+            wide = value.to(mine.device, torch.promote_types(value.dtype, torch.int64))
+            total[name] = mine + wide
+        samples = [self.kept_samples(), other.kept_samples()]
+        self.set_sums(total)
+        self.set_kept_samples(samples)
 
-    def addends(self) -> Optional[dict[str, Tensor]]:
-        """What merging adds up, by name: whole numbers in fixed shapes.
+    # -- files -----------------------------------------------------------------------------
 
-        None if there is more to merging than that; then processes exchange whole rules.
-        """
-        return None
-
-    def set_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace the `addends` by their sums over several shards, int64."""
-        raise NotImplementedError(f"{type(self).__name__} has no addends")
-
-    def rows(self) -> dict[str, Tensor]:
-        """What a rule with `addends` keeps of single samples, by name; empty for most."""
-        return {}
-
-    def set_rows(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Replace the `rows` by those of several shards, after `set_sums`."""
-        assert not any(shards), f"{type(self).__name__} has no rows"
-
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What was fitted, for a file."""
+        return {name: t for name, t in self.state.items() if not name.startswith(_BROKEN)}
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Everything else that `restore` needs, as JSON values."""
+        return {"layers": {name: config.to_dict() for name, config in self.layers.items()}}
 
     @classmethod
-    @abstractmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-        """The object that `settings` and `tensors` came from.
+        """The rule that `settings` and `tensors` came from.
 
         Raises:
-            NACError: where they do not fit together; the message says what is wrong. See
-                `nac_openood.core.restoring`.
+            NACError: where they do not fit together; the message says what is wrong.
         """
+        rule = cls(stored_layers(settings, cls.layer_settings))
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                stored_values(tensors, name, tensor.ndim)
+        rule.state = dict(tensors)
+        rule.check()
+        return rule
 
-    @abstractmethod
+    # -- scoring ---------------------------------------------------------------------------
+
+    def layer_score(self, layer: str, reading: Reading) -> Tensor:
+        """The evidence of a layer, `[batch]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no layer_score")
+
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """The evidence of each layer (or of the logits), `[batch]` each.
 
         NaN where a reading is not finite.
         """
+        self.check()
+        return {
+            name: self.layer_score(name, reading).masked_fill(not_finite(reading), float("nan"))
+            for name, reading in self.checked(readings).items()
+        }
 
-    @abstractmethod
     def combine(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The score `[batch]` of what `parts` gave."""
+        """The score `[batch]`: by default the mean of the parts, by the layers' weights if any."""
+        return combine(parts, self.layers)
 
-    @abstractmethod
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much each part adds to the score, `[batch]` each; they sum to it."""
+        total = total_weight([weight_of(self.layers, name) for name in parts])
+        return {name: weight_of(self.layers, name) * part / total for name, part in parts.items()}
 
-    @abstractmethod
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
-        """How well each neuron is covered, by layer, `[batch, neurons]` each; higher is better."""
+        """How well each neuron is covered, by layer, `[batch, neurons]` each; higher is better.
+
+        Empty for a rule that has no score for single neurons.
+        """
+        return {}
 
     def score(self, readings: Mapping[str, Reading]) -> Tensor:
         """The score `[batch]` of readings."""
         return self.combine(self.parts(readings))
 
     def held_out_scores(self) -> Optional[Tensor]:
-        """Scores of training samples that were set aside, `[samples]`; None if the rule has none.
+        """Scores of training samples that were not fitted on, `[samples]`; None without any.
 
-        They stand in for calibration data that nobody gave.
+        They take the place of calibration data.
         """
         return None
 
     def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """Take in held-out in-distribution data.
+        """Calibrate on held-out in-distribution data.
 
         Args:
-            parts: what `parts` gives for its batches. They must be made one after the other, as
-                they are asked for: some rules change before the first of them.
+            parts: what `parts` gives for its batches; they must be made one after the other, as
+                they are iterated over: some rules change before the first of them.
 
         Returns:
             The scores of the data, `[samples]`.
@@ -203,3 +293,29 @@ class Rule(ABC):
             certain: only layers that give OOD samples that score, too.
         """
         return {}
+
+
+def combine(scores: Mapping[str, Tensor], layers: Mapping[str, Any]) -> Tensor:
+    """The mean of scores by the weights of their layers, `[batch]`.
+
+    Added up one layer after the other, in their order: a search that does the same gets the same
+    bits.
+    """
+    weighted = [weight_of(layers, name) * score for name, score in scores.items()]
+    added = weighted[0]
+    for part in weighted[1:]:
+        added = added + part.to(added.device)
+    return added / total_weight([weight_of(layers, name) for name in scores])
+
+
+def weight_of(layers: Mapping[str, Any], name: str) -> float:
+    """The weight of a part of the score: of its layer, or 1 where there is no such setting."""
+    return float(getattr(layers.get(name), "weight", 1.0))
+
+
+def total_weight(weights: Sequence[float]) -> float:
+    """What `combine` divides by; one function, because Python 3.12 rounds `sum` differently."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    return total

@@ -47,7 +47,7 @@ class Saturation(NamedTuple):
         """Whether OOD samples get that score, too."""
         return self.why != "steep"
 
-    def told(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
+    def message(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
         """What is wrong and what to change.
 
         Args:

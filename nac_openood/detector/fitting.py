@@ -15,7 +15,7 @@ from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.store import FitSummary
-from nac_openood.distributed import exchange, summed, together, world
+from nac_openood.distributed import exchange, summed, world
 from nac_openood.errors import NACError
 
 
@@ -80,21 +80,10 @@ def added_up(rule: Rule) -> Rule:
     """What the rule would be if this process had counted what all of them did."""
     if not world().connected:
         return rule
-    addends = rule.addends()
-    if addends is not None:
-        rule.set_sums(summed("counts", addends))
-        rule.set_rows(exchange("rows", rule.rows()))
-        return rule
-    with together("rules"):
-        if rule.n_samples:
-            rule.check()  # a file would not tell of NaN
-    mine = (rule.settings(), rule.tensors()) if rule.n_samples else None
-    shards: list[Rule] = [
-        type(rule).restore(*each) for each in exchange("rules", mine) if each is not None
-    ]
-    for other in shards[1:]:
-        shards[0].merge(other)
-    return shards[0] if shards else rule
+    samples = rule.kept_samples()
+    rule.set_sums(summed("counts", rule.sums()))
+    rule.set_kept_samples(exchange("samples", samples))
+    return rule
 
 
 def warn_if_saturated(rule: Rule) -> None:

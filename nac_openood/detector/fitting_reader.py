@@ -63,7 +63,7 @@ class FittingReader(LayerReader):
             nonlocal rule
             rule = rule or self._unfitted()
             refuse_unlabeled(rule, batch)
-            rule.seek(batch.start)
+            rule.start_at(batch.start)
             rule.update(self._probe(batch.data), batch.label)
 
         with kept_random_state():

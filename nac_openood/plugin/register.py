@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
 
-from nac_openood.core.rules import RULES
+from nac_openood.core.rules import rule_names
+from nac_openood.detector.config import NACConfig
 from nac_openood.detector.presets import CONFIG_ROOT
 from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat
@@ -67,7 +68,7 @@ def _enter_tables(undo: ExitStack) -> None:
 
     from nac_openood.plugin.postprocessor import NACPostprocessor
 
-    names = [name for name in RULES if not _taken(api.postprocessors, name)]
+    names = [name for name in rule_names() if not _taken(api.postprocessors, name)]
     for name in names:
         api.postprocessors[name] = NACPostprocessor
         undo.callback(api.postprocessors.pop, name, None)
@@ -99,7 +100,9 @@ def _for_evaluator(original: Callable[..., Any], names: list[str]) -> Callable[.
             return original(config_root, postprocessor_name, id_data_name)
         own = Path(config_root) / "postprocessors" / f"{postprocessor_name}.yml"
         if not os.path.lexists(own):
-            return original(str(CONFIG_ROOT), postprocessor_name, id_data_name)
+            if (CONFIG_ROOT / "postprocessors" / own.name).is_file():
+                return original(str(CONFIG_ROOT), postprocessor_name, id_data_name)
+            return _without_file(postprocessor_name, id_data_name)
         written_in(
             own, postprocessor_name
         )  # says what is wrong with it, where OpenOOD would fail or take long
@@ -109,6 +112,16 @@ def _for_evaluator(original: Callable[..., Any], names: list[str]) -> Callable[.
         return found
 
     return get_postprocessor
+
+
+def _without_file(rule: str, id_data: str) -> Any:
+    """The postprocessor of a rule that ships no YAML: automatic layers, nothing to search."""
+    from openood.utils import Config
+
+    from nac_openood.plugin.postprocessor import NACPostprocessor
+
+    document = NACConfig({}, rule=rule).to_dict()
+    return NACPostprocessor(Config(**document, dataset={"name": id_data}))
 
 
 def _for_pipelines(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
+from nac_openood.core.rules import RULES, rule_names, rule_title
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -110,12 +111,19 @@ _ROWS = (
         "gen", "GEN", "on_logits:GEN", uses_train=False, defaults={"gamma": 0.1, "M": 100},
         sweep={"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "M": (10, 50, 100, 200, 500, 1000)},
     ),
-    Method(NAC, "NAC", paper="NAC-UE", needs="network", rule="nac"),
-    Method("nac_plus", "NAC+", needs="network", rule="nac_plus"),
 )  # fmt: skip
 
-#: Every method by name: the paper's in its order, then others.
-METHODS: Mapping[str, Method] = {method.name: method for method in _ROWS}
+
+def _of_rule(name: str, title: str) -> Method:
+    return Method(name, title, paper="NAC-UE" if name == NAC else None, needs="network", rule=name)
+
+
+#: Every method by name: the paper's in its order, then our rules. Rules from outside are found by
+#: `chosen_methods`.
+METHODS: Mapping[str, Method] = {
+    **{method.name: method for method in _ROWS},
+    **{name: _of_rule(name, row.title) for name, row in RULES.items()},
+}
 
 
 def chosen_methods(given: Optional[Sequence[Union[str, Method]]] = None) -> list[Method]:
@@ -128,11 +136,19 @@ def chosen_methods(given: Optional[Sequence[Union[str, Method]]] = None) -> list
         NACError: for an unknown name, listing the known ones.
     """
     given = list(METHODS) if given is None else given
-    names = [entry.lower() for entry in given if isinstance(entry, str)]
-    unknown = [name for name in names if name not in METHODS]
+    rows, unknown = [], []
+    for entry in given:
+        if not isinstance(entry, str):
+            rows.append(entry)
+        elif entry.lower() in METHODS:
+            rows.append(METHODS[entry.lower()])
+        elif entry in rule_names():
+            rows.append(_of_rule(entry, rule_title(entry)))
+        else:
+            unknown.append(entry)
     if unknown:
-        raise NACError(f"unknown methods {unknown}; expected some of {', '.join(METHODS)}.")
-    rows = [METHODS[entry.lower()] if isinstance(entry, str) else entry for entry in given]
+        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names()]))
+        raise NACError(f"unknown methods {unknown}; expected some of {expected}.")
     found = {row.name: row for row in rows}
     if not found:
         raise NACError("expected at least one method, got none.")

@@ -1,4 +1,3 @@
-
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
