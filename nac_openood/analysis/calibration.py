@@ -128,7 +128,7 @@ def confidences(data: AnalysisData) -> Confidences:
         raise NACError("calibration needs logits and a label for every ID validation sample.")
     temperature, val_correct = temperature_of(val.logits, val.label), _correct(val)
     found: dict[str, dict[str, np.ndarray]] = {
-        MSP: {},
+        MSP_TITLE: {},
         SCALED: {},
         NAC_TITLE: dict(scores[NAC_TITLE]),
     }
