@@ -1,4 +1,4 @@
-"""Hash NAC's and NAC+'s scores on the miniature benchmark, to show that a change left every bit alone.
+"""Hash scores of NAC and NAC+ on the miniature benchmark, to show that a change left them alone.
 
     python scripts/score_hashes.py            compare with tests/data/score_hashes.json
     python scripts/score_hashes.py --save     write that file
