@@ -28,17 +28,17 @@ class World(NamedTuple):
     Args:
         rank: from 0 on.
         size: how many there are.
-        apart: whether they run on their own, perhaps not at the same time.
+        detached: whether they are shards that run on their own, perhaps not at the same time.
     """
 
     rank: int = 0
     size: int = 1
-    apart: bool = False
+    detached: bool = False
 
     @property
     def connected(self) -> bool:
         """Whether there are others to exchange results with."""
-        return self.size > 1 and not self.apart
+        return self.size > 1 and not self.detached
 
     def owns(self, number: int) -> bool:
         """Whether the batch with this number is for this process."""
@@ -56,11 +56,11 @@ def world() -> World:
 
 def is_main() -> bool:
     """Whether this process is the one that writes files and prints: the first, or the only one."""
-    return _world.rank == 0 or _world.apart
+    return _world.rank == 0 or _world.detached
 
 
 def launched() -> bool:
-    """Whether `torchrun` started this process beside others."""
+    """Whether `torchrun` started this process as one of several."""
     size = os.environ.get("WORLD_SIZE", "1")
     return "RANK" in os.environ and size.isdigit() and int(size) > 1
 
@@ -69,19 +69,30 @@ def launched() -> bool:
 def joined() -> Iterator[World]:
     """Let all processes of the job work together in a block that each of them enters.
 
-    Uses the default process group if there is one; otherwise it is made from what `torchrun` sets,
-    and stays until the process ends: NCCL for tensors on GPUs, Gloo for others. Each process uses
-    the GPU of its local rank. Without other processes nothing happens.
+    Uses the default process group if there is one; otherwise it is created from the variables that
+    `torchrun` sets, and stays until the process ends: NCCL for tensors on GPUs, Gloo for others.
+    Each process uses the GPU of its local rank. Without other processes nothing happens.
 
     Examples:
         >>> with nac_openood.distributed.joined():  # in a script that torchrun starts
         ...     det.fit(train_loader).calibrate(val_loader)
         ...     scores = det.score_loader(test_loader)  # of all samples, in every process
     """
+    import torch
     import torch.distributed as dist
 
     if launched() and not (dist.is_available() and dist.is_initialized()):
-        _start()
+        if not dist.is_available():
+            raise NACError("this PyTorch was built without torch.distributed: use one process.")
+        backend = "gloo"
+        if torch.cuda.is_available():
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            torch.cuda.set_device(local_rank % torch.cuda.device_count())
+            if dist.is_nccl_available():
+                backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend)
+        # not when the block ends: processes that meet again at the same address might not connect
+        atexit.register(dist.destroy_process_group)
     here = World()
     if dist.is_available() and dist.is_initialized():
         here = World(dist.get_rank(), dist.get_world_size())
@@ -89,12 +100,12 @@ def joined() -> Iterator[World]:
         yield here
 
 
-def one_share(rank: int, size: int) -> ContextManager[None]:
-    """Work on one share of every loader, as process `rank` of `size` that run on their own.
+def as_shard(rank: int, size: int) -> ContextManager[None]:
+    """Process one shard of every loader, as process `rank` of `size` that run on their own.
 
-    What comes out is merged later; see `nac_openood.detector.shards`.
+    The results are merged later; see `nac_openood.detector.shards`.
     """
-    return _as(World(rank, size, apart=True))
+    return _as(World(rank, size, detached=True))
 
 
 def check_shards(numbers: Sequence[int], of: int) -> None:
@@ -105,8 +116,8 @@ def check_shards(numbers: Sequence[int], of: int) -> None:
         )
 
 
-def alone() -> ContextManager[None]:
-    """A block that only one of the processes runs, without waiting for the others."""
+def single_process() -> ContextManager[None]:
+    """A block that one of the processes runs without waiting for the others."""
     return _as(World())
 
 
@@ -120,90 +131,68 @@ def _as(here: World) -> Iterator[None]:
         _world = before
 
 
-def _start() -> None:
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        raise NACError("this PyTorch was built without torch.distributed: use one process.")
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        if dist.is_nccl_available():
-            backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
-    # not when a block ends: processes that meet again at the same address might miss each other
-    atexit.register(dist.destroy_process_group)
-
-
 def was_shared(error: BaseException) -> bool:
-    """Whether all processes know of this error, so that one of them can tell it."""
+    """Whether all processes have this error, so that one of them can report it."""
     return error is _shared
 
 
-def exchange(step: str, value: Any, error: Exception | None = None) -> list[Any]:
-    """The values of all processes, in order of their ranks; CPU tensors may be in them.
+def with_rank(rank: int, message: str) -> str:
+    """A message with the process that it comes from."""
+    return f"{message} (process {rank})"
+
+
+def all_gather(step: str, value: Any, error: Exception | None = None) -> list[Any]:
+    """The values of all processes, in the order of their ranks; CPU tensors may be in them.
 
     Args:
-        step: what is being done. All processes must do the same.
-        value: what this process has to say.
-        error: why it has nothing to say.
+        step: name of the step. All processes must be at the same one.
+        value: the value of this process.
+        error: why it has none; it becomes an error of all processes.
 
     Raises:
-        NACError: a process had an error, is doing something else, or has ended.
+        NACError: a process had an error, is at another step, or has ended.
     """
     global _shared
     if not _world.connected:
         if error is not None:
             raise error
         return [value]
-    everyone = _gather((step, value, None if error is None else error_text(error)))
-    failed = [(rank, why) for rank, (_, _, why) in enumerate(everyone) if why is not None]
-    if failed:
-        _shared = error or NACError(with_rank(*failed[0]))
-        raise _shared from None
-    steps = [step for step, _, _ in everyone]
-    if len(set(steps)) > 1:
-        _shared = NACError(f"the processes are out of step: they are at {steps}.")
-        raise _shared
-    return [value for _, value, _ in everyone]
-
-
-def _gather(payload: Any) -> list[Any]:
     import torch.distributed as dist
 
     found: list[Any] = [None] * _world.size
     try:
-        dist.all_gather_object(found, payload)
-    except RuntimeError as error:  # Gloo's and NCCL's errors when a connection is lost
+        dist.all_gather_object(found, (step, value, None if error is None else error_text(error)))
+    except RuntimeError as lost:  # Gloo's and NCCL's errors when a connection is lost
         raise NACError(
-            "another process of this job has ended. Its own error, if it had the time to tell, is "
-            "above or in its log."
-        ) from error
+            "another process of this job has ended. Its own error, if there was time to print it, "
+            "is above or in its log."
+        ) from lost
+    failed = [(rank, why) for rank, (_, _, why) in enumerate(found) if why is not None]
+    steps = [step for step, _, _ in found]
+    if failed:
+        _shared = error or NACError(with_rank(*failed[0]))
+        raise _shared from None
+    if len(set(steps)) > 1:
+        _shared = NACError(f"the processes are out of step: they are at {steps}.")
+        raise _shared
+    return [value for _, value, _ in found]
+
+
+def from_main(step: str, make: Callable[[], _T]) -> _T:
+    """What the first process makes, in all of them, e.g. what it finds on disk."""
+    found: _T = all_gather(step, *(_tried(make) if is_main() else (None, None)))[0]
     return found
 
 
-def with_rank(rank: int, message: str) -> str:
-    """A message, and the process that it comes from."""
-    return f"{message} (process {rank})"
-
-
 def _tried(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
-    """What `work` returns, or why it returns nothing."""
     try:
         return work(), None
     except Exception as error:
         return None, error
 
 
-def agreed(step: str, make: Callable[[], _T]) -> _T:
-    """What the first process makes, for all of them, e.g. what it finds on disk."""
-    found: _T = exchange(step, *(_tried(make) if is_main() else (None, None)))[0]
-    return found
-
-
 @contextmanager
-def together(step: str) -> Iterator[None]:
+def synchronized(step: str) -> Iterator[None]:
     """A block that all processes finish, or none: an error in one is an error in all of them."""
     if not _world.connected:
         yield
@@ -212,26 +201,26 @@ def together(step: str) -> Iterator[None]:
         yield
     except Exception as error:
         if not was_shared(error):
-            exchange(step, None, error)
+            all_gather(step, None, error)
         raise
-    exchange(step, None)
+    all_gather(step, None)
 
 
-def in_turn(step: str, mine: Iterator[_T], work: Callable[[_T], _R]) -> Iterator[_R]:
-    """Results of all batches in order, in every process; each process works on its own ones.
+def map_shared(step: str, own: Iterator[_T], work: Callable[[_T], _R]) -> Iterator[_R]:
+    """Results for all batches in order, in every process; each process works on its own batches.
 
     Args:
-        step: what is being done.
-        mine: the batches of this process: of all batches, every `size`-th from `rank` on.
-        work: makes a result of a batch. Its tensors come back on the CPU if there are other
+        step: name of the step.
+        own: the batches of this process: every `size`-th batch, starting at `rank`.
+        work: makes the result for a batch. Its tensors come back on the CPU if there are other
             processes. An error in one process becomes an error in all of them.
     """
     if not _world.connected:
-        yield from map(work, mine)
+        yield from map(work, own)
         return
     while True:
-        done, error = _tried(lambda: [_on_cpu(work(item)) for item in islice(mine, 1)])
-        results = [result for part in exchange(step, done, error) for result in part]
+        done, error = _tried(lambda: [_on_cpu(work(item)) for item in islice(own, 1)])
+        results = [result for part in all_gather(step, done, error) for result in part]
         yield from results
         if len(results) < _world.size:
             return
@@ -248,32 +237,29 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def summed(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors added up over all processes by name, as int64 (or as float64, if they are floats).
+def all_sum(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors summed over all processes by name, as int64 (float64 if they are floats).
 
-    A process that has nothing to add passes no tensors.
+    A process without data passes no tensors.
     """
     import torch
     import torch.distributed as dist
 
     if not _world.connected:
         return dict(tensors)
-    here = {
-        name: (list(tensor.shape), tensor.device.type, tensor.is_floating_point())
-        for name, tensor in tensors.items()
-    }
-    known: dict[str, tuple[list[int], str, bool]] = {}
-    for other in exchange(step, here):
-        known.update(other)
-    added = {}
-    for name, (shape, device, floats) in known.items():
+    here = {n: (list(t.shape), t.device.type, t.is_floating_point()) for n, t in tensors.items()}
+    specs: dict[str, tuple[list[int], str, bool]] = {}
+    for other in all_gather(step, here):
+        specs.update(other)
+    sums = {}
+    for name, (shape, device, is_float) in specs.items():
         where = tensors[name].device if name in tensors else device
-        dtype = torch.float64 if floats else torch.int64
+        dtype = torch.float64 if is_float else torch.int64
         total = torch.zeros(shape, dtype=dtype, device=where)
         if name in tensors:
             if list(tensors[name].shape) != shape:
                 raise NACError(f"the processes have '{name}' in different shapes.")
             total += tensors[name]
         dist.all_reduce(total)
-        added[name] = total
-    return added
+        sums[name] = total
+    return sums

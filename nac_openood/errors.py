@@ -27,7 +27,7 @@ def error_text(error: Exception) -> str:
     return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
 
 
-def why_unreadable(error: Exception) -> str:
+def why_unreadable(error: BaseException) -> str:
     """Why a file could not be read or written, in a few words without a full stop."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"

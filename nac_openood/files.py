@@ -1,90 +1,84 @@
-"""Files that are written whole or not at all: text, JSON, and tensors with JSON (safetensors).
+"""Text and JSON files that are written whole or not at all, and a lock for a folder of results.
 
-Documents and tensors carry a checksum of their content; see `nac_openood.seals`.
+JSON documents carry a checksum of their content: a flipped bit in a digit leaves a file that looks
+fine. The checksum finds damage; it does not protect against somebody who changes a file on purpose.
+Files of tensors are in `nac_openood.tensor_files`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, TypeVar, Union
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
-
-from nac_openood.distributed import is_main, together
+from nac_openood.distributed import from_main, is_main, synchronized
 from nac_openood.errors import FileError, NACError, first_line, why_unreadable
-from nac_openood.paths import PathLike, is_file, is_folder, mode_of
-from nac_openood.seals import SEAL, SealedPart, seal_of, sealed, unsealed
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _T = TypeVar("_T")
-_METADATA = {"kind", "version", "about"}
+PathLike = Union[str, "os.PathLike[str]"]
+#: The entry of a document, or of a file's metadata, that holds the checksum.
+CHECKSUM = "sha256"
 
 
-@contextmanager
-def replacing(path: PathLike) -> Iterator[Path]:
-    """A temporary neighbour of `path` to write to, which takes its place when all went well.
+# -- paths ---------------------------------------------------------------------------------
 
-    A reader sees the old file or the new one, never a part; the neighbour is removed when
-    anything fails. The new file has the mode of the old one; a link stays, and the file that it
-    leads to is replaced. Where several processes work together, the first one writes the file,
-    and the others wait until it is there.
+
+def is_file(path: PathLike) -> bool:
+    """Whether a path leads to a regular file."""
+    return stat.S_ISREG(mode_of(path))
+
+
+def is_folder(path: PathLike) -> bool:
+    """Whether a path leads to a folder."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def mode_of(path: PathLike) -> int:
+    """The type and permissions of what a path leads to, as in `os.stat`; 0 if there is nothing.
+
+    Raises:
+        FileError: access is denied, which `pathlib` reports as a missing file or not at all.
     """
-    path = Path(path)
-    with together(f"write {path.name}"):
-        target = check_target(path)
-        with _replacing(target) if is_main() else _thrown_away() as temporary:
-            yield temporary
-
-
-@contextmanager
-def _thrown_away() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder) / "file"
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    # its name is known before it is made, so that an interrupt at any moment finds it
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    old = mode_of(path)
     try:
-        # a private file is private from the first byte on
-        temporary.touch(stat.S_IMODE(old) | stat.S_IWUSR if old else 0o666, exist_ok=False)
-        yield temporary
-        if old:
-            temporary.chmod(stat.S_IMODE(old))
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, (OSError, SafetensorError)):
-            raise FileError(f"cannot write {path}: {why_unreadable(error)}.") from error
-        raise
+        return os.stat(path).st_mode  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise FileError(f"cannot access {path}: {why_unreadable(error)}.") from error
 
 
-def remove(path: Path) -> None:
-    """Remove a file if it is there, or say why not; only the first of several processes does so."""
+def entries(folder: PathLike) -> list[Path]:
+    """The contents of a folder, sorted."""
     try:
-        if is_main():
-            path.unlink(missing_ok=True)
+        return sorted(Path(folder).iterdir())
     except OSError as error:
-        raise FileError(f"cannot remove {path}: {error.strerror}.") from error
+        raise FileError(f"cannot read the folder {folder}: {why_unreadable(error)}.") from error
+
+
+def make_folder(folder: PathLike) -> Path:
+    """Create a folder with its parents, unless it exists."""
+    check_encoding(folder)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot create the folder {folder}: {error.strerror}.") from error
+    return Path(folder)
 
 
 def check_target(path: Path) -> Path:
     """The file to write: `path`, or the one that it leads to if it is a link.
 
     Raises:
-        FileError: its folder does not exist, or it is something else than a file.
+        FileError: its folder does not exist, or something other than a file is there.
     """
     check_encoding(path)
     found = mode_of(path)
@@ -105,59 +99,136 @@ def check_encoding(path: PathLike) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        told = f"{path} cannot be used: its name is not UTF-8. Choose another one."
-        raise FileError(told) from error
+        message = f"{path} cannot be used: its name is not UTF-8. Choose another one."
+        raise FileError(message) from error
 
 
-def make_folder(folder: PathLike) -> Path:
-    """Create a folder, or say why not."""
-    check_encoding(folder)
+# -- writing -------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: PathLike) -> Iterator[Path]:
+    """Write a file atomically: yields a temporary path beside it, which replaces it at the end.
+
+    A reader sees the old file or the new one, never a part of it; nothing is left behind when
+    something fails. The new file has the mode of the old one. If `path` is a link, the file that it
+    leads to is replaced. Of several processes that work together, the first one writes, and the
+    others wait for it.
+    """
+    with synchronized(f"write {Path(path).name}"):
+        target = check_target(Path(path))
+        if not is_main():
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder) / "discarded"
+            return
+        # named before it is created, so that it is removed whenever an interrupt comes
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        old = mode_of(target)
+        try:
+            # a private file must be private from its first byte
+            temporary.touch(stat.S_IMODE(old) | stat.S_IWUSR if old else 0o666, exist_ok=False)
+            yield temporary
+            if old:
+                temporary.chmod(stat.S_IMODE(old))
+            temporary.replace(target)
+        except BaseException as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            # SafetensorError is matched by name: importing it takes longer than `--help` may
+            if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+                raise FileError(f"cannot write {target}: {why_unreadable(error)}.") from error
+            raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it exists; only the first of several processes does so."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        if is_main():
+            path.unlink(missing_ok=True)
     except OSError as error:
-        raise FileError(f"cannot create the folder {folder}: {error.strerror}.") from error
-    return Path(folder)
+        raise FileError(f"cannot remove {path}: {error.strerror}.") from error
 
 
 def write_text(path: PathLike, text: str) -> Path:
-    """Write UTF-8 text whole or not at all, and return the path.
+    """Write UTF-8 text atomically, and return the path.
 
-    What is not Unicode, as in names of files that are not UTF-8, is written as an escape sequence.
+    Characters that are not Unicode, as in file names that are not UTF-8, are written as escapes.
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 
-def read_text(path: PathLike, what: str = "") -> str:
-    """The UTF-8 text in a file, or an error that calls it `what`, by default its path."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")  # some editors begin with a mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
-
-
 def write_json(path: PathLike, content: Any) -> Path:
-    """Write a JSON value whole or not at all, and return the path."""
+    """Write a JSON value atomically, and return the path."""
     return write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_weights(path: PathLike, net: nn.Module) -> Path:
-    """Write a network's state dict with `torch.save`, whole or not at all, and return the path."""
+    """Write a network's state dict with `torch.save`, atomically, and return the path."""
+    import torch
+
     with replacing(path) as temporary:
         try:
             torch.save(net.state_dict(), temporary)
-        except RuntimeError as error:  # what torch makes of a full disk
+        except RuntimeError as error:  # torch's error for a full disk
             raise FileError(f"cannot write {path}: {first_line(error)}.") from error
     return Path(path)
+
+
+@contextmanager
+def locked(folder: PathLike) -> Iterator[None]:
+    """Keep other processes that call this out of a folder while the block runs.
+
+    Two comparisons in one folder would overwrite each other's files. The system releases the lock
+    however a process ends. A process may lock a folder again that it has locked already; of
+    several that work together, the first one holds the lock.
+
+    Raises:
+        FileError: another process has locked the folder.
+    """
+    import filelock
+
+    lock = filelock.FileLock(
+        Path(folder).resolve() / ".lock", timeout=0, thread_local=False, is_singleton=True
+    )
+
+    def acquire() -> None:
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise FileError(
+                f"another command is running in {folder}. Wait until it has ended, or choose "
+                "another folder with `out`."
+            ) from None
+        except NotImplementedError:  # a file system without locks
+            pass
+
+    from_main("lock the folder", acquire)
+    try:
+        yield
+    finally:
+        if is_main():
+            lock.release()
+
+
+# -- reading -------------------------------------------------------------------------------
+
+
+def read_text(path: PathLike, what: str = "") -> str:
+    """The UTF-8 text in a file; an error calls it `what`, by default its path."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
 
 
 def read_json(path: PathLike) -> Any:
     """The value in a JSON file.
 
     Raises:
-        OSError: if the file cannot be read.
-        FileError: if it is no JSON; the message does not name the file.
+        OSError: the file cannot be read.
+        FileError: it is not JSON; the message does not name the file.
     """
     try:
         return parse_json(Path(path).read_text(encoding="utf-8"))
@@ -166,13 +237,21 @@ def read_json(path: PathLike) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text, in which every key of an object stands once.
+    """The value of a JSON text without duplicate keys.
 
     Raises:
         FileError: what is wrong with it.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in set(names) if len(set(names)) < len(names) else ():
+            if names.count(name) > 1:
+                raise FileError(f"duplicate key '{name}'")
+        return dict(pairs)
+
     try:
-        return json.loads(text, object_pairs_hook=_each_once)
+        return json.loads(text, object_pairs_hook=unique)
     except RecursionError as error:
         raise FileError("it is nested too deeply") from error
     except FileError:
@@ -181,21 +260,12 @@ def parse_json(text: str) -> Any:
         raise FileError(f"it is not JSON: {error}") from error
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FileError(f"the key '{twice}' stands twice")
-    return found
-
-
 def write_document(
     path: PathLike, version: int, content: Mapping[str, Any], *, kind: str = ""
 ) -> Path:
-    """Write a JSON object that `read_document` reads, whole or not at all; returns the path."""
+    """Write a JSON object that `read_document` reads, atomically, and return the path."""
     named = {"kind": kind} if kind else {}
-    return write_json(path, sealed({"format": version, **named, **content}))
+    return write_json(path, with_checksum({"format": version, **named, **content}))
 
 
 def read_document(
@@ -211,42 +281,41 @@ def read_document(
 
     Args:
         path: of the file.
-        version: the newest format that `parse` knows.
-        parse: makes the result of the other entries, or raises a `NACError` that says what is
-            wrong with them.
-        missing: what to say if there is no such file.
+        version: the newest format that `parse` supports.
+        parse: converts the other entries, or raises a `NACError` that says what is wrong.
+        missing: the error if there is no such file.
         again: how to get a new file if this one is damaged.
-        kind: what it holds, if files of other kinds have the same name; early ones do not say.
+        kind: what it holds, if files of other kinds have the same name; early files do not say.
 
     Raises:
-        FileError: if the file is missing, damaged, of another kind or of a newer format.
+        FileError: the file is missing, damaged, of another kind or of a newer format.
     """
     try:
         document = read_json(path)
         found = document.get("format") if isinstance(document, dict) else None
         if type(found) is not int or found < 1:
             raise FileError("expected an object with an entry 'format'")
+        if kind and document.get("kind", kind) != kind:
+            message = f"{path} holds {document['kind']}, expected {kind}."
+        elif found > version:
+            message = newer_format(path, found, version)
+        else:
+            content = checked_content(document)
+            for name in ("format", "kind") if kind else ("format",):
+                content.pop(name, None)
+            return parse(content)
     except (FileNotFoundError, NotADirectoryError):
-        raise FileError(f"{missing}.") from None
+        message = f"{missing}."
     except OSError as error:
-        raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
+        message = f"cannot read {path}: {why_unreadable(error)}."
     except NACError as error:
-        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
-    if kind and document.get("kind", kind) != kind:
-        raise FileError(f"{path} holds {document['kind']}, expected {kind}.")
-    _refuse_newer(path, found, version)
-    try:
-        content = unsealed(document)
-        for name in ("format", "kind") if kind else ("format",):
-            content.pop(name, None)
-        return parse(content)
-    except NACError as error:
-        raise FileError(f"{path} is damaged ({why_unreadable(error)}). {again}.") from error
+        message = f"{path} is damaged ({why_unreadable(error)}). {again}."
+    raise FileError(message)
 
 
 @contextmanager
 def damage(path: PathLike, again: str) -> Iterator[None]:
-    """Say of any error about what is in a file that the file is damaged, and what to do.
+    """Report errors about the content of a file as damage to it.
 
     Args:
         path: of the file.
@@ -260,102 +329,33 @@ def damage(path: PathLike, again: str) -> Iterator[None]:
         raise FileError(f"{path} is damaged: {why_unreadable(error)}. {again}.") from error
 
 
-def _refuse_newer(path: PathLike, found: int, known: int) -> None:
-    if found > known:
-        raise FileError(
-            f"{path} has format {found}; this nac_openood reads up to {known}. Upgrade it: "
-            "pip install -U nac-openood."
-        )
+def newer_format(path: PathLike, found: int, known: int) -> str:
+    """The error for a file of a later version of this package."""
+    return (
+        f"{path} has format {found}; this nac_openood reads up to {known}. Upgrade it: "
+        "pip install -U nac-openood."
+    )
 
 
-def write_tensors(
-    path: PathLike, kind: str, version: int, tensors: dict[str, Tensor], about: Any
-) -> None:
-    """Write `tensors` and the JSON value `about` atomically; see `replacing`.
-
-    Equal content makes equal files.
-    """
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    parts = {name: SealedPart.of(tensor) for name, tensor in on_cpu.items()}
-    with replacing(path) as temporary, temporary.open("wb") as out:
-        # the library writes metadata in a random order, so that is added here
-        plain = memoryview(save(on_cpu))
-        end = 8 + int.from_bytes(plain[:8], "little")
-        header = {
-            "__metadata__": metadata_of(kind, version, about, parts),
-            **json.loads(bytes(plain[8:end])),
-        }
-        out.write(header_bytes(header))
-        out.write(plain[end:])
+def digest_of(content: Any) -> str:
+    """The SHA-256 of a JSON value."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def header_bytes(header: Mapping[str, Any]) -> bytes:
-    """The beginning of a safetensors file: its length, and JSON padded so that tensors align."""
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its checksum as the last entry."""
+    content = json.loads(json.dumps(document))  # as it will be read: tuples become lists
+    return {**content, CHECKSUM: digest_of(content)}
 
 
-def metadata_of(
-    kind: str, version: int, about: Any, parts: Mapping[str, SealedPart]
-) -> dict[str, str]:
-    """The safetensors metadata that `read_tensors` looks for."""
-    metadata = {"kind": kind, "version": str(version), "about": json.dumps(about)}
-    return {**metadata, SEAL: seal_of(metadata, parts)}
-
-
-def read_tensors(
-    path: PathLike, kind: str, version: int
-) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    """Read what `write_tensors` wrote; tensors are memory-mapped, on the CPU.
-
-    The file is read once, piece by piece, to compare it with its checksum; files of early versions
-    have none.
+def checked_content(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without its checksum; objects of early versions have none.
 
     Raises:
-        FileError: if the file is missing, damaged, of another kind or of a newer version.
+        FileError: the checksum does not match.
     """
-    check_encoding(path)
-    try:
-        if not is_file(path):
-            raise FileError(f"there is no file {path}.")
-        Path(path).open("rb").close()  # of one that may not be read, safetensors says it is missing
-        with safe_open(str(path), framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            _check(path, metadata, kind, version)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
-    except SafetensorError as error:
-        raise FileError(f"{path} is damaged or not a safetensors file ({error}).") from error
-    if SEAL in metadata:
-        seal = metadata.pop(SEAL)
-        if seal != seal_of(metadata, {name: SealedPart.of(t) for name, t in tensors.items()}):
-            raise FileError(f"{path} is damaged: its content does not match its checksum.")
-    try:
-        about = parse_json(metadata["about"])
-    except FileError as error:
-        raise FileError(f"{path} is damaged: {error}.") from error
-    if not isinstance(about, dict):
-        raise FileError(f"{path} is damaged: 'about' must be an object with named entries.")
-    return tensors, about
-
-
-def checksum_in(path: PathLike) -> str:
-    """The checksum that a file of tensors holds; empty if it is missing, damaged, or has none."""
-    try:
-        with safe_open(str(path), framework="pt") as opened:
-            return (opened.metadata() or {}).get(SEAL, "")
-    except (SafetensorError, OSError):
-        return ""
-
-
-def _check(path: PathLike, metadata: Mapping[str, str], kind: str, version: int) -> None:
-    found = metadata.get("kind")
-    if found != kind:
-        raise FileError(f"{path} holds {found or 'something unknown'}, expected {kind}.")
-    if re.fullmatch("[0-9]{1,9}", metadata.get("version", "")) is None:
-        raise FileError(f"{path} is damaged: it names no format version.")
-    _refuse_newer(path, int(metadata["version"]), version)
-    if set(metadata) not in (_METADATA, _METADATA | {SEAL}):
-        raise FileError(f"{path} is damaged: its metadata has the entries {sorted(metadata)}.")
+    content = {name: value for name, value in document.items() if name != CHECKSUM}
+    if CHECKSUM in document and document[CHECKSUM] != digest_of(content):
+        raise FileError("its content does not match its checksum")
+    return content

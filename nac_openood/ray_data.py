@@ -21,11 +21,11 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.store import FitSummary
 from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
+from nac_openood.records import from_values
 from nac_openood.sources.decoding import ImageError, rgb_image
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.image_paths import stacked
 from nac_openood.sources.judged import Judged, judge_batch
-from nac_openood.structure import from_values
 
 try:
     import pyarrow as pa

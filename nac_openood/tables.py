@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood.errors import NACError
-from nac_openood.structure import from_values
+from nac_openood.records import from_values
 
 #: Shown where nothing was measured.
 NOTHING = "\u2013"

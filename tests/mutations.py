@@ -17,8 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nac_openood import files
-from nac_openood.seals import SEAL, SealedPart, sealed
+from nac_openood.files import CHECKSUM, with_checksum
+from nac_openood.tensor_files import write_tensors
 
 #: Values of the wrong type or size, for whatever stands in a document.
 ODD: list[Any] = [
@@ -156,10 +156,10 @@ def mutate_bytes(rng: Random, path: Path) -> None:
 def mutate_document(rng: Random, path: Path) -> None:
     """Change a JSON file on purpose, with a checksum that is right, or without one."""
     document = json.loads(path.read_text())
-    checked = document.pop(SEAL, None) is not None
+    checked = document.pop(CHECKSUM, None) is not None
     changed = value_mutated(rng, document)
     if isinstance(changed, dict) and checked and rng.random() < 0.8:
-        changed = sealed(changed)
+        changed = with_checksum(changed)
     path.write_text(json.dumps(changed))
 
 
@@ -173,11 +173,11 @@ def mutate_tensors(rng: Random, path: Path) -> None:
         tensors = tensors_mutated(rng, tensors)
     else:
         about = value_mutated(rng, about)
-    parts = {name: SealedPart.of(tensor) for name, tensor in tensors.items()}
-    changed = files.metadata_of(metadata["kind"], int(metadata["version"]), about, parts)
     if rng.random() < 0.3:
-        del changed[SEAL]
-    save_file(tensors, path, metadata=changed)
+        del metadata[CHECKSUM]
+        save_file(tensors, path, metadata={**metadata, "about": json.dumps(about)})
+    else:
+        write_tensors(path, metadata["kind"], int(metadata["version"]), tensors, about)
 
 
 #: How a file can be changed, by what it holds.

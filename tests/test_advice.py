@@ -26,6 +26,7 @@ from nac_openood.core.ranking import auroc
 from nac_openood.core.reading import Reading
 from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.detector.presets import preset
+from nac_openood.records import from_values
 from nac_openood.report.order import standings
 from nac_openood.report.sections.settings import hyperparameters
 from nac_openood.search.advice import MARGIN, SURROGATE, Advice
@@ -34,7 +35,6 @@ from nac_openood.search.alternatives import Known, alternatives, known_of, reade
 from nac_openood.search.recipe import gather, set_up
 from nac_openood.search.split import few_of
 from nac_openood.search.stored import ReadingSet
-from nac_openood.structure import from_values
 
 FLAT = LayerConfig(steepness=1e-9)
 

@@ -123,7 +123,7 @@ SWEPT = (
         ("a: 5\nb: 010", "expected a decimal number in line 2, got 010"),
         ("a: 1:30", "expected a decimal number in line 1, got 1:30"),
         ("a: -1:30.5", "expected a decimal number in line 1, got -1:30.5"),
-        ("{name: nac, name: nac_plus}", "the key 'name' stands twice; the second time in line 1"),
+        ("{name: nac, name: nac_plus}", "duplicate key 'name' in line 1"),
         ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),
         ("{a: 1, <<: {a: 2}}", r"merge keys \(<<\) are not supported; line 1 has one"),
         (

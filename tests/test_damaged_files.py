@@ -7,7 +7,7 @@ import torch
 from conftest import SmallNet
 from safetensors import safe_open
 
-from nac_openood import FileError, NACDetector, files
+from nac_openood import FileError, NACDetector, tensor_files
 from nac_openood.detector.readings import Readings
 
 LAYERS = ["layer1", "layer2"]
@@ -25,7 +25,7 @@ def saved(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "x"
     detector = NACDetector(net, LAYERS, rule=request.param)
     detector.fit([(pictures(60, 1), torch.arange(60) % 4)]).calibrate([pictures(100, 2)]).save(path)
-    tensors, about = files.read_tensors(path, "nac_openood detector", 2)
+    tensors, about = tensor_files.read_tensors(path, "nac_openood detector", 2)
     return net, path, {n: t.clone() for n, t in tensors.items()}, json.dumps(about)
 
 
@@ -73,7 +73,7 @@ def changed(about, path, value):
 def test_metadata(saved, tmp_path, path, value, told):
     net, _, tensors, about = saved
     changed_about = changed(about, path, value)
-    files.write_tensors(tmp_path / "x", "nac_openood detector", 2, tensors, changed_about)
+    tensor_files.write_tensors(tmp_path / "x", "nac_openood detector", 2, tensors, changed_about)
     with pytest.raises(FileError, match=rf"x is damaged: .*{told}.*Fit again"):
         NACDetector.load(tmp_path / "x", net)
 
@@ -108,7 +108,9 @@ def test_tensors(saved, tmp_path):
         ]
     assert len(cases) >= 12
     for damaged, told in cases:
-        files.write_tensors(tmp_path / "x", "nac_openood detector", 2, damaged, json.loads(about))
+        tensor_files.write_tensors(
+            tmp_path / "x", "nac_openood detector", 2, damaged, json.loads(about)
+        )
         with pytest.raises(FileError, match=f"x is damaged: .*{told}"):
             NACDetector.load(tmp_path / "x", net)
 
@@ -155,9 +157,9 @@ def test_files_without_a_checksum_still_load(saved, tmp_path):
 )  # fmt: skip
 def test_readings(tmp_path, small_net, change, told):
     NACDetector(small_net, LAYERS).read_loader([pictures(8, 1)], save_to=tmp_path / "x")
-    tensors, about = files.read_tensors(tmp_path / "x", "nac_openood readings", 2)
+    tensors, about = tensor_files.read_tensors(tmp_path / "x", "nac_openood readings", 2)
     changed_tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     change(changed_tensors)
-    files.write_tensors(tmp_path / "y", "nac_openood readings", 2, changed_tensors, about)
+    tensor_files.write_tensors(tmp_path / "y", "nac_openood readings", 2, changed_tensors, about)
     with pytest.raises(FileError, match=f"y is damaged: .*{told}.*Make it again"):
         Readings.load(tmp_path / "y")

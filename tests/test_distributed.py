@@ -221,7 +221,7 @@ def test_processes_notice_that_they_do_different_things() -> None:
     from nac_openood.errors import NACError
     with distributed.joined() as world:
         try:
-            distributed.exchange(f"step {world.rank}", None)
+            distributed.all_gather(f"step {world.rank}", None)
         except NACError as error:
             print(error)
     """
@@ -263,13 +263,13 @@ def test_alone_nothing_is_exchanged() -> None:
     assert distributed.world() == distributed.World(0, 1) and distributed.is_main()
     with distributed.joined() as world:
         assert world.size == 1
-    assert distributed.exchange("x", 5) == [5]
-    assert distributed.agreed("x", lambda: 5) == 5
+    assert distributed.all_gather("x", 5) == [5]
+    assert distributed.from_main("x", lambda: 5) == 5
     with pytest.raises(NACError, match="of mine"):
-        distributed.exchange("x", None, NACError("of mine"))
-    with pytest.raises(ZeroDivisionError), distributed.together("x"):
+        distributed.all_gather("x", None, NACError("of mine"))
+    with pytest.raises(ZeroDivisionError), distributed.synchronized("x"):
         raise ZeroDivisionError
-    assert list(distributed.in_turn("x", iter([1, 2]), lambda n: 2 * n)) == [2, 4]
+    assert list(distributed.map_shared("x", iter([1, 2]), lambda n: 2 * n)) == [2, 4]
 
 
 def test_a_job_that_trains_may_fit_in_one_process() -> None:

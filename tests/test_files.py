@@ -12,18 +12,19 @@ from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
 from nac_openood.files import (
+    entries,
+    is_file,
+    is_folder,
     make_folder,
     read_document,
-    read_tensors,
     replacing,
     write_document,
     write_json,
-    write_tensors,
     write_text,
 )
-from nac_openood.paths import entries, is_file, is_folder
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.weights import load_checkpoint
+from nac_openood.tensor_files import read_tensors, write_tensors
 
 DOCUMENTS = {
     Results: ("results.json", "expected the folder of a comparison", "Repeat the comparison"),

@@ -14,10 +14,8 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.config import NACConfig
 from nac_openood.errors import NACError
 from nac_openood.evaluation.ranking import Ranking
-from nac_openood.files import parse_json
-from nac_openood.seals import sealed, unsealed
-from nac_openood.structure import from_values
-from nac_openood.yaml_text import parse_yaml
+from nac_openood.files import checked_content, parse_json, with_checksum
+from nac_openood.records import from_values, parse_yaml
 
 #: Cases per target, so that the whole file takes some seconds.
 CASES = {
@@ -110,12 +108,12 @@ def test_texts_of_anything(text):
 @given(st.dictionaries(st.text(), JSON), st.integers(0, 10**6))
 def test_a_seal_notices_every_change(document, seed):
     document.pop("sha256", None)
-    whole = sealed(document)
+    whole = with_checksum(document)
     changed = value_mutated(random.Random(seed), whole)
     if not isinstance(changed, dict) or "sha256" not in changed or _same(changed, whole):
         return
     with pytest.raises(NACError, match="does not match its checksum"):
-        unsealed(changed)
+        checked_content(changed)
 
 
 def _same(one, other):

@@ -12,7 +12,7 @@ from interruptions import ctrl_c, fault, full_disk, in_a_child, kill, small_file
 from PIL import Image
 from test_analysis import example
 
-from nac_openood import NACDetector, files
+from nac_openood import NACDetector, files, tensor_files
 from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig
@@ -97,7 +97,7 @@ WRITERS = {
     "text": lambda folder, n: files.write_text(folder / "x", f"{n}" * 9000),
     "json": lambda folder, n: files.write_json(folder / "x", [n] * 900),
     "document": lambda folder, n: files.write_document(folder / "x", 1, {"a": [n] * 900}),
-    "tensors": lambda folder, n: files.write_tensors(
+    "tensors": lambda folder, n: tensor_files.write_tensors(
         folder / "x", "k", 1, {"a": torch.full((900,), n)}, {"n": n}
     ),
     "spool": lambda folder, n: Readings.save_parts(folder / "x", [readings(n), readings(n)]),

@@ -17,7 +17,7 @@ from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.cli import main
 from nac_openood.detector.checked_fit import fit_checked
 from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
-from nac_openood.distributed import one_share
+from nac_openood.distributed import as_shard
 from nac_openood.errors import NACError
 from nac_openood.files import write_document
 
@@ -129,7 +129,7 @@ def test_there_must_be_a_batch_for_each_shard(here, capsys):
 def test_a_share_of_a_shuffled_loader_is_refused():
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).eval()
     loader = DataLoader(TensorDataset(torch.randn(20, 4)), 5, shuffle=True)
-    with one_share(0, 2), pytest.raises(NACError, match="in one fixed order"):
+    with as_shard(0, 2), pytest.raises(NACError, match="in one fixed order"):
         NACDetector(net, ["1"]).fit(loader)
 
 

@@ -15,9 +15,9 @@ PACKAGE = ROOT / "nac_openood"
 #: A file imports from its own room and from rooms on lower levels, never from a neighbour.
 LEVELS = [
     {"__about__", "errors", "lazy"},
-    {"distributed", "ownership", "paths", "seals", "structure"},
-    {"files", "locks", "progress", "tables", "yaml_text"},
-    {"spool"},
+    {"distributed", "ownership", "records"},
+    {"files", "progress", "tables"},
+    {"tensor_files"},
     {"core"},
     {"network"},
     {"detector"},

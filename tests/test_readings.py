@@ -11,7 +11,7 @@ import torch
 
 from nac_openood import FileError, NACError, Reading, Readings
 from nac_openood.search.stored import ReadingSet
-from nac_openood.spool import Spool
+from nac_openood.tensor_files import TensorWriter
 
 ROWS, NEURONS, PARTS = 1000, 2000, 16
 MB = 2**20
@@ -136,7 +136,7 @@ def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     told = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
-    with told, Spool(tmp_path / "rows") as spool:
+    with told, TensorWriter(tmp_path / "rows") as spool:
         spool.add({"x": torch.zeros(2, 3)})
         spool.finish("rows", 1, {})
     assert not list(tmp_path.iterdir())

@@ -171,9 +171,9 @@ def test_states_that_need_gradients_say_so(small_net):
 
 
 def test_a_damaged_file_of_readings_is_named(tmp_path):
-    from nac_openood import files
+    from nac_openood import tensor_files
 
-    files.write_tensors(tmp_path / "x", "nac_openood readings", 2, {}, {"layers": ["a"]})
+    tensor_files.write_tensors(tmp_path / "x", "nac_openood readings", 2, {}, {"layers": ["a"]})
     with pytest.raises(FileError, match="damaged: the tensor 'prediction' is missing"):
         Readings.load(tmp_path / "x")
 

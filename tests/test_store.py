@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from test_detector import LAYERS
 
-from nac_openood import FileError, LayerConfig, NACDetector, files
+from nac_openood import FileError, LayerConfig, NACDetector, tensor_files
 
 
 @pytest.fixture
@@ -72,25 +72,27 @@ def test_files_that_are_not_ours(tmp_path, small_net):
 
 
 def test_a_newer_format_is_refused(tmp_path, small_net):
-    files.write_tensors(tmp_path / "x", "nac_openood detector", 3, {}, {})
+    tensor_files.write_tensors(tmp_path / "x", "nac_openood detector", 3, {}, {})
     with pytest.raises(FileError, match="format 3; this nac_openood reads up to 2. Upgrade"):
         NACDetector.load(tmp_path / "x", small_net)
 
 
 def test_files_of_version_1_still_load(detector, saved, small_net, images):
-    tensors, about = files.read_tensors(saved, "nac_openood detector", 2)
+    tensors, about = tensor_files.read_tensors(saved, "nac_openood detector", 2)
     old = {**about, **about["settings"]}
     del old["rule"], old["settings"]
     plain = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("rule/")}
-    files.write_tensors(saved, "nac_openood detector", 1, plain, old)
+    tensor_files.write_tensors(saved, "nac_openood detector", 1, plain, old)
     again = NACDetector.load(saved, small_net)
     assert torch.equal(again.score(images), detector.score(images))
     assert again.threshold_ == detector.threshold_
 
 
 def test_an_unknown_rule_is_named(detector, saved, small_net):
-    tensors, about = files.read_tensors(saved, "nac_openood detector", 2)
-    files.write_tensors(saved, "nac_openood detector", 2, dict(tensors), {**about, "rule": "magic"})
+    tensors, about = tensor_files.read_tensors(saved, "nac_openood detector", 2)
+    tensor_files.write_tensors(
+        saved, "nac_openood detector", 2, dict(tensors), {**about, "rule": "magic"}
+    )
     with pytest.raises(FileError, match="unknown rule 'magic'; expected one of"):
         NACDetector.load(saved, small_net)
 
@@ -105,9 +107,9 @@ def test_damaged_files(saved, small_net):
     saved.write_bytes(flipped)
     with pytest.raises(FileError, match="its content does not match its checksum"):
         NACDetector.load(saved, small_net)
-    tensors, about = files.read_tensors(_restore(saved, whole), "nac_openood detector", 2)
+    tensors, about = tensor_files.read_tensors(_restore(saved, whole), "nac_openood detector", 2)
     del about["network"]
-    files.write_tensors(saved, "nac_openood detector", 2, dict(tensors), about)
+    tensor_files.write_tensors(saved, "nac_openood detector", 2, dict(tensors), about)
     with pytest.raises(FileError, match="damaged: 'network' is missing"):
         NACDetector.load(saved, small_net)
 
@@ -123,7 +125,7 @@ def test_writing_is_all_or_nothing(detector, saved, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(files, "save", full)
+    monkeypatch.setattr(tensor_files, "save", full)
     with pytest.raises(FileError, match="cannot write .*: No space left on device"):
         detector.save(saved)
     assert saved.read_bytes() == before

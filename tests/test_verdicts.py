@@ -11,7 +11,7 @@ from test_plus_detector import data
 from nac_openood import NACDetector
 from nac_openood.detector.store import notes_of
 from nac_openood.errors import FileError, NACError, NotFittedError
-from nac_openood.files import write_tensors
+from nac_openood.tensor_files import write_tensors
 
 
 @pytest.fixture

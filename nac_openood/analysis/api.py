@@ -38,14 +38,14 @@ from nac_openood.detector.presets import preset_or_auto
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.subset import fitting_loader, loader_like
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import checksum_in, make_folder, remove
-from nac_openood.locks import locked
+from nac_openood.files import locked, make_folder, remove
 from nac_openood.progress import Say
 from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
 from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
+from nac_openood.tensor_files import checksum_in
 
 #: How many training samples are read at most, for the studies of the number of samples and of
 #: methods that are fitted on all training data.

@@ -8,7 +8,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from nac_openood import files
 from nac_openood.errors import NACError
-from nac_openood.structure import checked, from_values
+from nac_openood.records import checked, from_values
 from nac_openood.tables import Examples, Figure, Table, figure_of
 
 _FORMAT = 1

@@ -23,7 +23,7 @@ from nac_openood.benchmark.run.study import Study
 from nac_openood.core.layer_config import whole_number
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
-from nac_openood.distributed import agreed
+from nac_openood.distributed import from_main
 from nac_openood.errors import NACError
 from nac_openood.network.probe import count_classes
 from nac_openood.network.replica import unwrap
@@ -165,7 +165,7 @@ def compare(
 
 
 def _temporary() -> str:
-    return agreed("temporary folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
+    return from_main("temporary folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
 
 
 def _nac(

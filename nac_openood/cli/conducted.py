@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood.cli.output import complain, interrupted, open_page, publish
-from nac_openood.distributed import alone, is_main
+from nac_openood.distributed import is_main, single_process
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.results import Results
@@ -52,7 +52,7 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
 
     if not is_main():
         return None
-    with alone():
+    with single_process():
         return publish(
             results.folder,
             summary_table(results),

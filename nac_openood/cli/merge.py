@@ -9,7 +9,7 @@ from nac_openood.cli import options
 from nac_openood.cli.output import results_out
 from nac_openood.cli.sharding import is_table, merged_table
 from nac_openood.errors import NACError
-from nac_openood.paths import is_file, is_folder, mode_of
+from nac_openood.files import is_file, is_folder, mode_of
 
 _EXAMPLES = """\
 examples:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Seque
 from nac_openood.cli import given, options
 from nac_openood.cli.output import complain, results_out
 from nac_openood.cli.sharding import TableShard, add_shard, run_digest
-from nac_openood.distributed import together
+from nac_openood.distributed import synchronized
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def add(commands: options.Commands) -> None:
 def _score(args: argparse.Namespace) -> int:
     out = results_out()
     # whatever else is printed, e.g. by the user's own network, must not get into the table
-    with redirect_stdout(sys.stderr), together("judge images"):
+    with redirect_stdout(sys.stderr), synchronized("judge images"):
         return _judge(args, out)
 
 
 def _judge(args: argparse.Namespace, out: TextIO) -> int:
     from nac_openood.cli.score_gallery import Suspicious
     from nac_openood.detector.verdicts import checked_alpha
-    from nac_openood.distributed import agreed, is_main
+    from nac_openood.distributed import from_main, is_main
     from nac_openood.progress import tqdm
     from nac_openood.sources.image_paths import expand, judge_images
     from nac_openood.sources.texts import takes_text
@@ -91,7 +91,7 @@ def _judge(args: argparse.Namespace, out: TextIO) -> int:
     if texts and args.gallery:
         raise NACError("--gallery shows images, and this detector is one of texts.")
     # listed once: processes that read one stdin would each get a part of it
-    paths = agreed("list of files", lambda: expand(_named(args.paths), texts=texts))
+    paths = from_main("list of files", lambda: expand(_named(args.paths), texts=texts))
     loading = options.loading(args)
     shard = _shard(args, out, paths, loading["batch_size"])
     write, bad = _FORMATS[args.format](out if shard is None else shard), 0
@@ -139,9 +139,9 @@ def _shard(
 
 
 def _share(args: argparse.Namespace) -> ContextManager[None]:
-    from nac_openood.distributed import one_share
+    from nac_openood.distributed import as_shard
 
-    return nullcontext() if args.shard is None else one_share(args.shard.number - 1, args.shard.of)
+    return nullcontext() if args.shard is None else as_shard(args.shard.number - 1, args.shard.of)
 
 
 def _named(paths: list[str]) -> Iterator[str]:

@@ -121,8 +121,7 @@ def _add_searching(parser: argparse.ArgumentParser) -> None:
 
 def _search(args: argparse.Namespace) -> int:
     from nac_openood.cli.search_table import show_result
-    from nac_openood.files import make_folder
-    from nac_openood.locks import locked
+    from nac_openood.files import locked, make_folder
     from nac_openood.search import search
     from nac_openood.search.choice import layers_and_lists
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, NamedTuple, Sequence,
 
 from nac_openood.distributed import check_shards
 from nac_openood.errors import NACError, why_unreadable
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer

@@ -11,15 +11,15 @@ from typing import Optional
 import torch
 from torch import nn
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES
 from nac_openood.demo.training import recipe_of, train_embedded
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, NACError
+from nac_openood.files import mode_of
 from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.ownership import refuse_foreign
-from nac_openood.paths import mode_of
 from nac_openood.sources.networks import build
 
 _KIND, _FORMAT = "embedded network", 1
@@ -82,7 +82,7 @@ def _read(path: Path, arch: str) -> Optional[nn.Module]:
     net = build(arch, N_CLASSES)
     try:
         refuse_foreign(path)
-        tensors, about = files.read_tensors(path, _KIND, _FORMAT)
+        tensors, about = tensor_files.read_tensors(path, _KIND, _FORMAT)
         net.load_state_dict(tensors)
         if difference(about, net):
             raise FileError(f"{path} is damaged: its weights have changed.")
@@ -97,7 +97,7 @@ def _keep(path: Path, net: nn.Module) -> None:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         if path.is_symlink() or mode_of(path) & _BY_OTHERS:  # which a new file would keep
             files.remove(path)
-        files.write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
+        tensor_files.write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
         if is_main():
             path.chmod(mode_of(path) & ~_BY_OTHERS)  # or `refuse_foreign` might refuse it
     except (FileError, OSError) as error:

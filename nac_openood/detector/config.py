@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, TypeVar, Union
 from nac_openood.core.layer_config import refuse_unknown, whole_number
 from nac_openood.core.rules import rule_named
 from nac_openood.errors import NACError
-from nac_openood.yaml_text import read_yaml
+from nac_openood.records import read_yaml
 
 _T = TypeVar("_T")
 

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from nac_openood.detector.batches import Batch, batches
 from nac_openood.detector.subset import indexable, loader_like
-from nac_openood.distributed import agreed, in_turn, world
+from nac_openood.distributed import from_main, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.progress import bar
 
@@ -36,7 +36,7 @@ def dealt(loader: Iterable[Any], title: str, progress: Optional[bool]) -> Iterat
 def over_batches(step: str, loader: Iterable[Any], work: Callable[[Batch], _R]) -> Iterator[_R]:
     """The results of `work` for all batches in order, whichever process they are made in."""
     own = (batch for batch in dealt(loader, step, progress=False) if batch.mine)
-    return in_turn(step, own, work)
+    return map_shared(step, own, work)
 
 
 def _own(loader: Any, title: str, progress: Optional[bool]) -> Iterator[Batch]:
@@ -65,12 +65,12 @@ def planned(loader: Any) -> list[list[int]]:
     in_order = isinstance(getattr(drawn, "sampler", None), SequentialSampler)
     if isinstance(drawn, list) or (type(drawn) is BatchSampler and in_order):
         return list(drawn)
-    if world().apart:
+    if world().detached:
         raise NACError(
             "shards that run on their own need the samples in one fixed order. Make the loader "
             "with shuffle=False."
         )
-    return agreed("order of the samples", lambda: _drawn(loader))
+    return from_main("order of the samples", lambda: _drawn(loader))
 
 
 def _drawn(loader: Any) -> list[list[int]]:

@@ -15,7 +15,7 @@ from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.store import FitSummary
-from nac_openood.distributed import exchange, summed, world
+from nac_openood.distributed import all_gather, all_sum, world
 from nac_openood.errors import NACError
 
 
@@ -81,8 +81,8 @@ def added_up(rule: Rule) -> Rule:
     if not world().connected:
         return rule
     samples = rule.kept_samples()
-    rule.set_sums(summed("counts", rule.sums()))
-    rule.set_kept_samples(exchange("samples", samples))
+    rule.set_sums(all_sum("counts", rule.sums()))
+    rule.set_kept_samples(all_gather("samples", samples))
     return rule
 
 

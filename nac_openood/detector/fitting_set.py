@@ -15,7 +15,7 @@ from nac_openood.core.layer_config import whole_number
 from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.dealing import dealt
 from nac_openood.detector.subset import fitting_loader, too_few
-from nac_openood.distributed import exchange
+from nac_openood.distributed import all_gather
 from nac_openood.errors import NACError
 from nac_openood.network.probe import count_classes
 
@@ -68,7 +68,7 @@ class FittingSet:
     def class_counts(self) -> dict[int, int]:
         """How many samples there were of each class, in all processes."""
         total: Counter[int] = Counter()
-        for counts in exchange("class counts", self.by_class):
+        for counts in all_gather("class counts", self.by_class):
             total.update(counts)
         self.by_class = total
         return dict(sorted(total.items()))

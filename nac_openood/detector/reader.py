@@ -23,7 +23,7 @@ from nac_openood.detector.fitting_set import FittingSet
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.subset import AUTHORS_SEED
 from nac_openood.detector.transfers import ahead, behind
-from nac_openood.distributed import in_turn
+from nac_openood.distributed import map_shared
 from nac_openood.errors import NotFittedError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
@@ -110,7 +110,7 @@ class LayerReader:
                 if batch.mine:
                     yield batch
 
-        return in_turn(step, ahead(own(), self.net), work)
+        return map_shared(step, ahead(own(), self.net), work)
 
     @property
     def places(self) -> Mapping[str, Layer]:

@@ -9,14 +9,14 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
 from nac_openood.detector.batches import check_labels
 from nac_openood.detector.stored_readings import check_stored
 from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import identity
-from nac_openood.spool import Spool
-from nac_openood.structure import from_values
+from nac_openood.records import from_values
+from nac_openood.tensor_files import TensorWriter
 
 #: Version 2 carries logits, and layers may lack gradients.
 _KIND, _VERSION = "nac_openood readings", 2
@@ -128,7 +128,7 @@ class Readings(ByLayer):
     def save(self, path: files.PathLike) -> None:
         """Write a safetensors file that `load` maps into memory instead of reading it whole."""
         about = {"layers": list(self), "network": self.network}
-        files.write_tensors(path, _KIND, _VERSION, self._tensors(), about)
+        tensor_files.write_tensors(path, _KIND, _VERSION, self._tensors(), about)
 
     @classmethod
     def save_parts(cls, path: files.PathLike, parts: Iterable[Readings]) -> Readings:
@@ -137,7 +137,7 @@ class Readings(ByLayer):
         The same as `Readings.concatenate(parts).save(path)`, for sets that do not fit in memory.
         """
         about: dict[str, Any] = {}
-        with Spool(path) as spool:
+        with TensorWriter(path) as spool:
             for part in parts:
                 about = {"layers": list(part), "network": part.network}
                 spool.add(part._tensors())
@@ -149,7 +149,7 @@ class Readings(ByLayer):
     @classmethod
     def load(cls, path: files.PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
-        tensors, about = files.read_tensors(path, _KIND, _VERSION)
+        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         with files.damage(path, "Make it again"):
             noted = from_values(_Noted, about)
             check_stored(tensors, noted.layers)

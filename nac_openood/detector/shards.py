@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import Rule
@@ -25,10 +25,10 @@ from nac_openood.detector.false_alarms import FalseAlarms, false_alarm_rates
 from nac_openood.detector.fitting import calibrated, warn_if_saturated
 from nac_openood.detector.outcomes import report_nonfinite
 from nac_openood.detector.readings import Readings
-from nac_openood.distributed import check_shards, one_share
+from nac_openood.distributed import as_shard, check_shards
 from nac_openood.errors import FileError, NACError
-from nac_openood.paths import is_file
-from nac_openood.structure import from_values
+from nac_openood.files import is_file
+from nac_openood.records import from_values
 
 #: What lies in the folder of a shard.
 NOTES_FILE, _COUNTS, _VAL, _TEST = "shard.json", "counts.nac", "val.safetensors", "test.safetensors"
@@ -93,7 +93,7 @@ def write_shard(
             f"{notes.of} shards cannot share {fewest} batches. Use fewer shards, or a smaller "
             "`batch_size`."
         )
-    with one_share(notes.number - 1, notes.of), recorded([]):  # merging tells what is wrong
+    with as_shard(notes.number - 1, notes.of), recorded([]):  # merging tells what is wrong
         detector.fit(train, n_samples, progress=progress)
         detector.save(target / _COUNTS)
         for name, loader in ((_VAL, val), (_TEST, test)):
@@ -101,7 +101,7 @@ def write_shard(
                 detector.read_loader(
                     loader, save_to=target / name, in_distribution=True, progress=progress
                 )
-    checksums = {name: files.checksum_in(target / name) for name in _FILES}
+    checksums = {name: tensor_files.checksum_in(target / name) for name in _FILES}
     document = {"notes": asdict(notes), "checksums": checksums}
     files.write_document(target / NOTES_FILE, _FORMAT, document)
 
@@ -172,7 +172,7 @@ class _Shard:
         )  # fmt: skip
         self.notes = noted.notes
         for name in _FILES:  # e.g. the counts of another shard, which would count twice
-            if files.checksum_in(folder / name) != noted.checksums.get(name):
+            if tensor_files.checksum_in(folder / name) != noted.checksums.get(name):
                 raise FileError(
                     f"{folder / name} is not the file of this shard. Run this shard again."
                 )

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.layer_config import whole_number
@@ -20,7 +20,7 @@ from nac_openood.core.rules import rule_named
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import PRECISIONS
-from nac_openood.structure import from_values
+from nac_openood.records import from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.
 _KIND, _VERSION = "nac_openood detector", 2
@@ -71,7 +71,7 @@ def save(path: files.PathLike, fitted: Fitted, network: Mapping[str, str]) -> No
     tensors = {f"{_RULE}{name}": tensor for name, tensor in fitted.rule.tensors().items()}
     if fitted.pvalues is not None:
         tensors[_SCORES] = fitted.pvalues.scores
-    files.write_tensors(path, _KIND, _VERSION, tensors, about)
+    tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
 
 def load(path: files.PathLike, net: nn.Module) -> Fitted:
@@ -83,7 +83,7 @@ def read_fitted(
     path: files.PathLike, check: Callable[[Mapping[str, str]], None] = lambda network: None
 ) -> tuple[Fitted, Mapping[str, str]]:
     """Read what `save` wrote, and the fingerprint of its network, which `check` may refuse."""
-    tensors, about = files.read_tensors(path, _KIND, _VERSION)
+    tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
     with files.damage(path, "Fit again"):
         noted = _noted(about)
         check(noted.network)
@@ -99,7 +99,7 @@ def read_fitted(
 
 def notes_of(path: files.PathLike) -> Mapping[str, str]:
     """The notes in a detector's file, read without the network."""
-    _, about = files.read_tensors(path, _KIND, _VERSION)
+    _, about = tensor_files.read_tensors(path, _KIND, _VERSION)
     with files.damage(path, "Fit again"):
         noted = _noted(about)
     return noted.notes

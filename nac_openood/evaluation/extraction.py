@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.core.integral import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.core.reading import Reading, not_finite
@@ -27,9 +27,9 @@ from nac_openood.evaluation.passes import OneLayerReader
 from nac_openood.network.probe import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
+from nac_openood.records import from_values
 from nac_openood.sources.samples import Samples
-from nac_openood.spool import Spool
-from nac_openood.structure import from_values
+from nac_openood.tensor_files import TensorWriter
 
 _KIND, _VERSION = "nac_openood checkpoint readings", 1
 _STATES = "z*g"
@@ -82,7 +82,7 @@ class CheckpointReadings:
     @classmethod
     def load(cls, path: files.PathLike) -> CheckpointReadings:
         """Map a file that `extract_checkpoint` wrote."""
-        tensors, about = files.read_tensors(path, _KIND, _VERSION)
+        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         with files.damage(path, "Delete it"):
             noted = from_values(_Noted, about)
             correct = {
@@ -136,7 +136,7 @@ def extract_checkpoint(
     """
     reader = OneLayerReader(net, layer, layout)
     at = ""
-    with Spool(path) as spool:
+    with TensorWriter(path) as spool:
         for (role, name), samples in domains.samples.items():
             title = f"{role} {name}"
             if role != "train":

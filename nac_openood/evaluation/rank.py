@@ -22,8 +22,7 @@ from nac_openood.evaluation.extraction import CheckpointReadings, extract_checkp
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking, choose
 from nac_openood.evaluation.space import Space, integral_candidates
 from nac_openood.evaluation.volume import rc_by_volume
-from nac_openood.files import make_folder
-from nac_openood.locks import locked
+from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
 from nac_openood.progress import Say

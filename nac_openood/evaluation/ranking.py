@@ -14,7 +14,7 @@ from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.evaluation.volume import VolumePoint
-from nac_openood.structure import from_values
+from nac_openood.records import from_values
 
 RANKING_FILE = "ranking.json"
 _FORMAT = 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.paths import entries, is_folder
+from nac_openood.files import entries, is_folder
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
 from nac_openood.sources.domains import split_domain
 from nac_openood.sources.samples import Rows

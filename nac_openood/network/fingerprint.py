@@ -12,7 +12,7 @@ from nac_openood.errors import NACError
 from nac_openood.network.module_settings import class_settings, module_classes, module_settings
 from nac_openood.network.replica import unwrap
 from nac_openood.network.running_code import BYTECODE_OF, Reached, own_function
-from nac_openood.seals import raw_bytes
+from nac_openood.tensor_files import raw_bytes
 
 #: What the names of settings begin with in a fingerprint. Early ones have none of the second kind.
 _SETTING, _OF_CLASS = "setting ", "class setting "

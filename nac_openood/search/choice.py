@@ -10,9 +10,9 @@ from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.config import NACConfig, Sweep, read_config
 from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.errors import NACError
+from nac_openood.files import is_file
 from nac_openood.network.architectures import known_layers, recognize
 from nac_openood.network.fingerprint import identity
-from nac_openood.paths import is_file
 from nac_openood.search.space import paper_space
 from nac_openood.search.stored import ReadingSet
 

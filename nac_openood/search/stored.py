@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
-from nac_openood.paths import is_folder, mode_of
+from nac_openood.files import is_folder, mode_of
+from nac_openood.records import from_values
 from nac_openood.search.alternatives import Known
-from nac_openood.structure import from_values
 
 MANIFEST = "readings.json"
 _REQUIRED = ("fit", "id_val", "ood_val")
@@ -79,7 +79,9 @@ class ReadingSet:
         )  # fmt: skip
         paths = {role: folder / f"{role}.safetensors" for role in noted.roles}
         found = {role: Readings.load(path) for role, path in paths.items()}
-        moved = [r for r, seal in noted.checksums.items() if files.checksum_in(paths[r]) != seal]
+        moved = [
+            r for r, seal in noted.checksums.items() if tensor_files.checksum_in(paths[r]) != seal
+        ]
         if moved:
             raise FileError(
                 f"{paths[moved[0]]} is not the file that was saved as '{moved[0]}'. {again}."
@@ -105,7 +107,7 @@ def prepare_folder(folder: Union[str, Path]) -> Path:
 
 def write_manifest(folder: Path, roles: list[str], about: Mapping[str, Any]) -> None:
     """Declare the set in `folder` complete."""
-    checksums = {role: files.checksum_in(folder / f"{role}.safetensors") for role in roles}
+    checksums = {role: tensor_files.checksum_in(folder / f"{role}.safetensors") for role in roles}
     document = {"roles": roles, "about": dict(about), "checksums": checksums}
     files.write_document(folder / MANIFEST, _FORMAT, document)
 

@@ -10,8 +10,8 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from torch import nn
 
 from nac_openood.errors import NACError
+from nac_openood.files import entries, is_file, is_folder
 from nac_openood.network.replica import unwrap
-from nac_openood.paths import entries, is_file, is_folder
 
 _BEST = "best.ckpt"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl")

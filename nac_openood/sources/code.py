@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping
 
 from nac_openood.errors import NACError, some
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 
 
 def is_code(text: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood.errors import NACError
-from nac_openood.paths import entries, is_folder
+from nac_openood.files import entries, is_folder
 from nac_openood.sources.image_settings import square_settings
 from nac_openood.sources.images import FileImages, Transform, image_names
 from nac_openood.sources.samples import Rows

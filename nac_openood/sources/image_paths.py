@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
-from nac_openood.distributed import exchange, in_turn, world
+from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import Transform, image_names, open_image
@@ -76,7 +76,7 @@ def judge_images(
         NACError: processes that work together were given different paths.
     """
     listed = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
-    if len(set(exchange("list of files", listed))) > 1:
+    if len(set(all_gather("list of files", listed))) > 1:
         raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
@@ -90,7 +90,7 @@ def judge_images(
             else:
                 _begin_with(deployed, batch)
 
-    for judged in in_turn("score", own(), lambda batch: _judge(deployed, batch, alpha)):
+    for judged in map_shared("score", own(), lambda batch: _judge(deployed, batch, alpha)):
         yield from judged
 
 

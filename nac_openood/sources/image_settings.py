@@ -11,8 +11,8 @@ import yaml
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.errors import NACError
 from nac_openood.files import read_text
+from nac_openood.records import parse_yaml
 from nac_openood.sources.images import Transform
-from nac_openood.yaml_text import parse_yaml
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.errors import NACError, some
-from nac_openood.paths import is_folder
+from nac_openood.files import is_folder
 from nac_openood.progress import bar
 from nac_openood.sources.decoding import ImageError, rgb_image
 from nac_openood.sources.listing import files_in

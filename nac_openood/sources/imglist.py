@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Mapping, Union
 
 from nac_openood.errors import NACError
-from nac_openood.files import read_text
-from nac_openood.paths import is_file
+from nac_openood.files import is_file, read_text
 from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 from nac_openood.sources.images import FileImages, Transform
 

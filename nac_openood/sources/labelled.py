@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Iterable, Optional, Sequence, Union
 
 from nac_openood.errors import NACError, some, why_unreadable
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 from nac_openood.sources.domains import by_class, names_by_class
 from nac_openood.sources.images import FileImages, Transform, folder_images
 from nac_openood.sources.texts import LabelledTexts

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from nac_openood.errors import NACError, first_line
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 from nac_openood.sources.weights import check_archive
 
 _EXPORTED = ".pt2"

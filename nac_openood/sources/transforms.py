@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.image_settings import (
     EXAMPLE,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError, some
-from nac_openood.files import check_encoding
-from nac_openood.paths import is_file
+from nac_openood.files import check_encoding, is_file
 
 #: Prefixes of the keys of a wrapped network.
 _PREFIXES = ("module.", "_orig_mod.")

@@ -17,7 +17,7 @@ from nac_openood.benchmark.methods.table import (
     Method,
 )
 from nac_openood.errors import NACError
-from nac_openood.paths import is_file
+from nac_openood.files import is_file
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint
 

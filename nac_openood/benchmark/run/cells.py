@@ -19,12 +19,12 @@ from typing import Any, Mapping, NamedTuple, Optional, Type, TypeVar
 import numpy as np
 import torch
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.benchmark.run.meter import Timing
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError, NACError
-from nac_openood.seals import sealed, unsealed
-from nac_openood.structure import from_values
+from nac_openood.files import checked_content, with_checksum
+from nac_openood.records import from_values
 
 _KIND = "nac_openood scores"
 _VERSION = 1
@@ -103,13 +103,13 @@ def write_scores(path: Path, scored: Scores, about: Mapping[str, Any]) -> None:
     arrays.update({_LAYER + name: values for name, values in scored.by_layer.items()})
     # copies, since safetensors refuses tensors that share memory
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-    files.write_tensors(path, _KIND, _VERSION, tensors, about)
+    tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
 
 def read_cell(path: Path) -> Optional[tuple[Scores, Mapping[str, Any]]]:
     """Scores and what is known about them; None if the file is missing or damaged."""
     try:
-        tensors, about = files.read_tensors(path, _KIND, _VERSION)
+        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
         scored = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
@@ -184,13 +184,13 @@ def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:
 def write_note(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     files.make_folder(path.parent)
-    files.write_json(path, sealed(content))
+    files.write_json(path, with_checksum(content))
 
 
 def read_note(path: Path) -> Optional[dict[str, Any]]:
     """What `write_note` wrote; None if the file is missing or damaged."""
     try:
         content = files.read_json(path)
-        return unsealed(content) if isinstance(content, dict) else None
+        return checked_content(content) if isinstance(content, dict) else None
     except (OSError, FileError):
         return None

@@ -14,8 +14,7 @@ from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 from nac_openood.benchmark.run.runner import run_study
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.vetting import vetted
-from nac_openood.files import make_folder, remove
-from nac_openood.locks import locked
+from nac_openood.files import locked, make_folder, remove
 from nac_openood.progress import Say
 
 

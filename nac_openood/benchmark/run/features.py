@@ -9,17 +9,17 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files
+from nac_openood import files, tensor_files
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run.meter import Meter, Timing
 from nac_openood.core.restoring import stored_tensor
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.dealing import dealt
-from nac_openood.distributed import agreed, in_turn
+from nac_openood.distributed import from_main, map_shared
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.head import head_of, with_features
 from nac_openood.network.probe import classify
-from nac_openood.spool import Spool
+from nac_openood.tensor_files import TensorWriter
 
 _KIND, _VERSION = "nac_openood features", 2
 
@@ -72,12 +72,12 @@ def features_of(
         kept = _read(path, n_samples, made_with)
         return kept is None
 
-    if not agreed(f"features {title}", missing):
+    if not from_main(f"features {title}", missing):
         # of several processes, only the first one has looked
         return _read_again(path, n_samples, made_with) if kept is None else kept
     files.make_folder(path.parent)
     before()
-    with Spool(path) as spool:
+    with TensorWriter(path) as spool:
         timing, headless = _run(spool, net, loader, f"features {title}", progress)
         about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
         spool.finish(_KIND, _VERSION, about)
@@ -95,7 +95,7 @@ def _read_again(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Fea
 
 
 def _run(
-    spool: Spool, net: nn.Module, loader: Iterable[Any], title: str, progress: Optional[bool]
+    spool: TensorWriter, net: nn.Module, loader: Iterable[Any], title: str, progress: Optional[bool]
 ) -> tuple[Timing, str]:
     """Write what the network makes of every batch; return the time, and why it has no head."""
     head: Optional[nn.Linear] = None
@@ -124,7 +124,7 @@ def _run(
 
     times: list[tuple[float, float]] = []
     idle = 0.0
-    for rows, seconds, waited in in_turn("features", loaded(), work):
+    for rows, seconds, waited in map_shared("features", loaded(), work):
         # writing to disk is not part of the pass: a method that runs alone writes nothing
         spool.add(rows)
         times.append((len(rows["prediction"]), seconds))
@@ -184,7 +184,7 @@ def _rows(net: nn.Module, x: Any, head: Optional[nn.Linear]) -> dict[str, Tensor
 def _read(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
     """The features in a file; None if it is missing, damaged, or of other data or code."""
     try:
-        tensors, about = files.read_tensors(path, _KIND, _VERSION)
+        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
         label = stored_tensor(tensors, "label", torch.int64, 1)
         feature, headless = tensors.get("feature"), str(about["headless"])

@@ -11,8 +11,7 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.conduct import beside_the_paper
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.errors import NACError
-from nac_openood.files import make_folder, replacing
-from nac_openood.paths import entries, is_file, is_folder
+from nac_openood.files import entries, is_file, is_folder, make_folder, replacing
 
 
 def merge_results(parts: Sequence[Results], out: Path) -> Results:

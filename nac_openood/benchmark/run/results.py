@@ -19,8 +19,8 @@ from nac_openood.benchmark.run import cells
 from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
-from nac_openood.paths import is_file
-from nac_openood.structure import from_values
+from nac_openood.files import is_file
+from nac_openood.records import from_values
 
 RESULTS_FILE = "results.json"
 _FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"

@@ -14,7 +14,7 @@ from nac_openood.benchmark.run.meter import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.study import Study
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.detector.outcomes import Scores
-from nac_openood.distributed import agreed, together, world
+from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import remove
 from nac_openood.progress import Say
@@ -46,7 +46,7 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
     folder = study.out / "runs" / run.name
     remove(folder / "run.json")
     try:
-        with together(run.name):
+        with synchronized(run.name):
             bench = Workbench(study, run, study.network(run))
             accuracy = bench.accuracy()
     except FileError:
@@ -71,10 +71,10 @@ def _begin(study: Study, run: Checkpoint, say: Say) -> Optional[Workbench]:
 def _run_method(bench: Workbench, method: Method, step: str, say: Say) -> None:
     study, run = bench.study, bench.run
     try:
-        with together(method.name):  # a method that fails in one process fails in all of them
+        with synchronized(method.name):  # a method that fails in one process fails in all of them
             job = _Job(bench, method, study.make(method, run))
-            pending = agreed("pending", lambda: bench.pending(job.folder, job.made_with))
-            known = agreed("known setup", job.known_setup)
+            pending = from_main("pending", lambda: bench.pending(job.folder, job.made_with))
+            known = from_main("known setup", job.known_setup)
             done = not pending and known is not None
             say(f"{step} ({job.scorer.implementation})" + (": done before" if done else ""))
             if not done:

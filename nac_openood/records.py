@@ -1,0 +1,180 @@
+"""Values from JSON and YAML files, checked before they are used.
+
+`from_values` makes dataclasses and named tuples of JSON objects, entry by entry according to their
+type hints. `read_yaml` reads the YAML that people write.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, Hashable, Mapping, Type, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+import yaml
+
+from nac_openood.errors import NACError, why_unreadable
+
+_T = TypeVar("_T")
+_SCALARS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+_INTEGER = re.compile("[0-9]{1,9}").fullmatch
+_MAX_BYTES, _MAX_DEPTH = 2**20, 50
+#: Numbers that YAML does not read as decimal: 010 is 8, and 1:30 is 90.
+_NOT_DECIMAL = re.compile("[-+]?0[0-9_]|.*:")
+
+
+def from_values(kind: Type[_T], value: Any, where: str = "", **fields: Any) -> _T:
+    """The object of class `kind` that a JSON object describes.
+
+    Args:
+        kind: a dataclass or named tuple whose fields are scalars, sequences, mappings, or other
+            such classes.
+        value: a JSON value.
+        where: the name of the entry, for errors.
+        fields: fields that are not in `value`.
+
+    Raises:
+        NACError: an entry is missing, unknown, or of another type; the message names it.
+    """
+    if not isinstance(value, Mapping):
+        raise _wrong(where, "an object with named entries", value)
+    hints, required = _fields(kind)  # type: ignore[arg-type]
+    missing = [name for name in required if name not in value and name not in fields]
+    unknown = [name for name in value if name not in hints or name in fields]
+    if missing or unknown:
+        what = f"'{missing[0]}' is missing" if missing else f"'{unknown[0]}' is unknown"
+        raise NACError(f"{what} in {where}" if where else what)
+    found = {n: checked(hints[n], v, f"{where}.{n}" if where else n) for n, v in value.items()}
+    return kind(**found, **fields)
+
+
+def checked(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type hint says, with tuples where it says tuples; see `from_values`."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Union:
+        for option in inner if value is None else [i for i in inner if i is not type(None)]:
+            try:
+                return checked(option, value, where)
+            except NACError as error:
+                last = error
+        raise last
+    if origin in (tuple, list, collections.abc.Sequence):
+        fixed = origin is tuple and inner[-1] is not Ellipsis
+        if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(inner)):
+            raise _wrong(where, f"a list of {len(inner)}" if fixed else "a list", value)
+        each = inner if fixed else inner[:1] * len(value)
+        found = [checked(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(zip(each, value))]
+        return tuple(found) if origin is tuple else found
+    if origin in (dict, collections.abc.Mapping):
+        if not isinstance(value, Mapping):
+            raise _wrong(where, "an object with named entries", value)
+        if inner[0] is int and not all(map(_INTEGER, map(str, value))):
+            raise _wrong(where, "an object with whole numbers for names", value)
+        key = int if inner[0] is int else lambda name: name  # JSON's names are always text
+        return {key(n): checked(inner[1], v, f"{where}.{n}") for n, v in value.items()}
+    if hint not in _SCALARS:
+        return from_values(hint, value, where)
+    if hint is float and type(value) is int and abs(value) < 2**53:
+        return value  # JSON has one kind of number
+    if type(value) is not hint:
+        raise _wrong(where, _SCALARS[hint], value)
+    if hint is float and not math.isfinite(value):
+        raise _wrong(where, "a finite number", value)
+    return value
+
+
+@cache
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """The type hints of all fields, and the names of those without a default."""
+    hints = type_hints(kind)
+    if not dataclasses.is_dataclass(kind):
+        return hints, [name for name in hints if name not in kind._field_defaults]
+    absent = dataclasses.MISSING
+    own = [field for field in dataclasses.fields(kind) if field.init]
+    required = [f.name for f in own if f.default is absent and f.default_factory is absent]
+    return {f.name: hints[f.name] for f in own}, required
+
+
+def _wrong(where: str, expected: str, value: Any) -> NACError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    return NACError(f"'{where or 'the document'}' must be {expected}, got {shown}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what is read differently than it looks, and what grows without bound."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: int) -> Any:
+        if self.check_event(yaml.events.AliasEvent):  # a few lines of them can fill the memory
+            line = self.peek_event().start_mark.line + 1
+            raise NACError(f"aliases (*name) are not supported; line {line} has one.")
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise NACError(f"more than {_MAX_DEPTH} levels of nesting.")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        text = super().construct_scalar(node)
+        if node.tag.endswith((":int", ":float")) and _NOT_DECIMAL.match(text):
+            line = node.start_mark.line + 1
+            raise NACError(f"expected a decimal number in line {line}, got {text}.")
+        return text
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in getattr(node, "value", ()):
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            line = key_node.start_mark.line + 1
+            if key is not None and key in seen:
+                raise NACError(f"duplicate key '{key}' in line {line}.")
+            if key_node.tag == "tag:yaml.org,2002:merge":  # one of two values would win silently
+                raise NACError(f"merge keys (<<) are not supported; line {line} has one.")
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        NACError: what is wrong with it, without the name of the file.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # e.g. a date that does not exist
+        raise NACError(f"not valid YAML: {error}") from error
+
+
+def read_yaml(path: Union[str, Path]) -> Any:
+    """The value in a YAML file.
+
+    Raises:
+        NACError: the file is missing, unreadable, too large or not valid; the message names it.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise NACError("larger than 1 MB: expected a short YAML file.")
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NACError(f"there is no file {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise NACError(f"cannot read {path}: {why_unreadable(error)}.") from error
+    except NACError as error:
+        raise NACError(f"{path}: {error}") from error
