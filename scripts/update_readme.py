@@ -15,7 +15,7 @@ from typing import Callable
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser
-from nac_openood.cli.output import in_options, options_of
+from nac_openood.cli.output import in_options
 from nac_openood.report.terminal import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def demo() -> str:
     """The demo's table as the terminal shows it, below a picture of its report."""
     results = Results.load(ROOT / "docs" / "demo")
     alt = "The report of nac-openood demo: where NAC stands, and the ranking of all methods"
-    shown = in_options(summary_table(results), options_of(build_parser()[1]["demo"]))
+    shown = in_options(summary_table(results), build_parser()[1]["demo"])
     return f"![{alt}](demo/report.png)\n\n```\n{shown}\n```\n"
 
 

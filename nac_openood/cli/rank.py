@@ -4,130 +4,199 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Sequence
 
-from nac_openood.cli import options
-from nac_openood.cli.output import interrupted, open_page, publish, say
-from nac_openood.cli.rank_work import complete, many_runs, one_run, refuse
+from nac_openood.cli import inputs
+from nac_openood.cli.options import command
+from nac_openood.cli.output import interrupted, open_page, publish, say, typed_command
+from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.evaluation.leave_one_out import RankedRuns
 
-_EXAMPLES = """\
-examples:
-  nac-openood rank run/*.pt --arch resnet50 --space pacs \\
-      --train PACS/cartoon PACS/photo PACS/sketch --test PACS/art_painting
-      rank the checkpoints of a run; 20 % of each training domain is held out for validation
-  nac-openood rank run/ --arch resnet50 --train train/photo train/sketch \\
-      --val val/photo val/sketch
-      all checkpoints in a folder, validation data of your own, no target domain
-  nac-openood rank --runs study --data PACS --arch resnet18 --against paper
-      leave one domain out: runs study/<target domain>/trial_<number>, the paper's table
-  nac-openood rank --demo
-      train on images that come with libraries, and rank the checkpoints
 
-A domain is a folder with a folder of images for each class, as in DomainBed: PACS/photo/dog/1.jpg.
-Checkpoints are state dicts, or DomainBed's own files (DomainBed need not be installed).
-The settings of NAC-ME are chosen by validation accuracy. Target domains are used only to measure
-how well that worked. RC is Spearman's rank correlation; equal values share their mean rank.
-
-Each checkpoint is read once and kept: after an interruption, run the same command again to
-continue. Writes results.csv, results.md, results.json and report.html into --out.
-For exit codes see nac-openood --help.
+@command(
+    """
+checkpoints and images:
+  checkpoints [CHECKPOINTS...]   files, or folders of files, of one training run
+  --arch NET              resnet18, resnet50, another torchvision model, timm:NAME,
+      hf:NAME-OR-FOLDER, or your code path/to/file.py:factory, which is run with the number of
+      classes
+  --train DIR...          folders of the source domains
+  --val DIR...            folders of held-out data of the source domains (default: 20 %% of --train)
+  --test DIR...           folders of target domains
+  --trial N: int = 0      number of the trial, which seeds the split of --train (default:
+      %(default)s)
+  --runs DIR              folder of runs: DIR/<target domain>/trial_<number>
+  --data DIR              with --runs: folder of all domains, e.g. PACS
+  --image-size N: int     images are resized to N x N and normalized as for ImageNet (default: 224)
+  --transform T           in place of --image-size: auto (the network's own configuration), a YAML
+      file, or your code path/to/file.py:name
+how to rank:
+  --layer NAME = auto     layer to read (default: avgpool in ResNets, norm2 of the last block in
+      ViTs)
+  --space NAME            settings to choose from: vlcs, pacs, officehome, terraincognita (the
+      paper's) or all (default: by the name of the data folder)
+  --out DIR = rank
+  --against --open --batch-size --workers --device
+demo:
+  --demo                  train small networks on images that come with libraries, and rank their
+      checkpoints
+  --seed
 """
+)
+def rank_command(args: argparse.Namespace) -> int:
+    r"""Rank the checkpoints of a training run by their neuron activation coverage.
 
+    Coverage is measured on training data; in the paper it correlates with accuracy on unseen
+    domains.
 
-def add(commands: options.Commands) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        commands, "rank", _rank, epilog=_EXAMPLES,
-        help="rank the checkpoints of a run by NAC-ME, without out-of-distribution data",
-        description="Rank the checkpoints of a training run by their neuron activation coverage "
-        "on training data, which in the paper correlates with accuracy on unseen domains.",
-    )  # fmt: skip
-    _add_data(parser)
-    group = parser.add_argument_group("how to rank")
-    add = group.add_argument
-    add(
-        "--layer", default="auto", metavar="NAME",
-        help="layer to read (default: avgpool in ResNets, norm2 of the last block in ViTs)",
-    )  # fmt: skip
-    add(
-        "--space", metavar="NAME",
-        help="settings to choose from: vlcs, pacs, officehome, terraincognita (the paper's) or all "
-        "(default: by the name of the data folder)",
-    )  # fmt: skip
-    options.add(group, "--out", default="rank")
-    options.add(group, "--against", "--open", "--batch-size", "--workers", "--device")
-    group = parser.add_argument_group("demo")
-    group.add_argument(
-        "--demo", action="store_true",
-        help="train small networks on images that come with libraries, and rank their checkpoints",
-    )  # fmt: skip
-    options.add(group, "--seed")
+    Examples:
+      nac-openood rank run/*.pt --arch resnet50 --space pacs \
+          --train PACS/cartoon PACS/photo PACS/sketch --test PACS/art_painting
+          rank the checkpoints of a run; 20 % of each training domain is held out for validation
+      nac-openood rank run/ --arch resnet50 --train train/photo train/sketch \
+          --val val/photo val/sketch
+          all checkpoints in a folder, validation data of your own, no target domain
+      nac-openood rank --runs study --data PACS --arch resnet18 --against paper
+          leave one domain out: runs study/<target domain>/trial_<number>, the paper's table
+      nac-openood rank --demo
+          train on images that come with libraries, and rank the checkpoints
 
+    A domain is a folder with a folder of images for each class, as in DomainBed:
+    PACS/photo/dog/1.jpg. Checkpoints are state dicts, or DomainBed's own files (DomainBed need not
+    be installed). The settings of NAC-ME are chosen by validation accuracy. Target domains are used
+    only to measure how well that worked. RC is Spearman's rank correlation; equal values share
+    their mean rank.
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoints and images")
-    add = group.add_argument
-    add(
-        "checkpoints", nargs="*", metavar="CHECKPOINTS",
-        help="files, or folders of files, of one training run",
-    )  # fmt: skip
-    add(
-        "--arch", metavar="NET",
-        help="resnet18, resnet50, another torchvision model, timm:NAME, hf:NAME-OR-FOLDER, or your "
-        "code path/to/file.py:factory, which is run with the number of classes",
-    )  # fmt: skip
-    add("--train", nargs="+", metavar="DIR", help="folders of the source domains")
-    add(
-        "--val", nargs="+", metavar="DIR",
-        help="folders of held-out data of the source domains (default: 20 %% of --train)",
-    )  # fmt: skip
-    add("--test", nargs="+", metavar="DIR", help="folders of target domains")
-    add(
-        "--trial", type=int, default=0, metavar="N",
-        help="number of the trial, which seeds the split of --train (default: %(default)s)",
-    )  # fmt: skip
-    add("--runs", metavar="DIR", help="folder of runs: DIR/<target domain>/trial_<number>")
-    add("--data", metavar="DIR", help="with --runs: folder of all domains, e.g. PACS")
-    add(
-        "--image-size", type=int, metavar="N",
-        help="images are resized to N x N and normalized as for ImageNet (default: 224)",
-    )  # fmt: skip
-    add(
-        "--transform", metavar="T",
-        help="in place of --image-size: auto (the network's own configuration), a YAML file, or "
-        "your code path/to/file.py:name",
-    )  # fmt: skip
-
-
-def _rank(args: argparse.Namespace) -> int:
-    out = Path(args.out)
-    if args.demo:
-        refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
-        from nac_openood.demo.ranking import run_rank_demo
-
-        return _publish(
-            run_rank_demo(out, seed=args.seed, command=options.typed_command(), say=say), out, args
-        )
-    work = one_run if args.runs is None else many_runs
-    try:
-        ranked = work(args, out)
-    except KeyboardInterrupt:
-        return interrupted(out)
-    return _publish(complete(ranked, args), out, args)
-
-
-def _publish(ranked: RankedRuns, out: Path, args: argparse.Namespace) -> int:
+    Each checkpoint is read once and kept: after an interruption, run the same command again to
+    continue. Writes results.csv, results.md, results.json and report.html into --out.
+    For exit codes see nac-openood --help.
+    """
     from nac_openood.report.ranked import write
 
+    out = Path(args.out)
+    if args.demo:
+        _refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
+        from nac_openood.demo.ranking import run_rank_demo
+
+        ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
+    else:
+        try:
+            ranked = _one_run(args, out) if args.runs is None else _many_runs(args, out)
+        except KeyboardInterrupt:
+            return interrupted(out)
+        ranked = _with_origin(ranked, args)
     page = publish(
         out,
-        write.ranked_summary(ranked),
+        f"\n{write.ranked_summary(ranked)}\n",
         lambda: [ranked.save(out), *write.write_ranked_tables(ranked, out)],
         "report.html",
         lambda: [write.write_ranked_page(ranked, out)],
     )
     open_page(page, args.open)
     return 0
+
+
+def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
+    r"""Rank the checkpoints of one run."""
+    from nac_openood.evaluation.folders import domains_by_role
+    from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
+    from nac_openood.evaluation.rank import rank_checkpoints
+    from nac_openood.sources.checkpoints import run_checkpoints
+
+    _require(args, ("checkpoints", "arch", "train"))
+    _refuse(args, "CHECKPOINTS", ("data",))
+    found = run_checkpoints(args.checkpoints)
+    roles, classes = domains_by_role(
+        args.train, args.val, args.test, _transform(args), trial=args.trial
+    )
+    ranking = rank_checkpoints(
+        {each.name: each.path for each in found}, **roles, **_options(args, classes), out=out
+    )
+    return with_notes(RankedRuns((RankedRun(" and ".join(roles["test"]), None, ranking),)))
+
+
+def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
+    """Rank the runs of a folder, each without its target domain."""
+    from nac_openood.evaluation.folders import all_domains
+    from nac_openood.evaluation.leave_one_out import rank_runs
+    from nac_openood.evaluation.runs import find_runs
+
+    _require(args, ("data", "arch"))
+    _refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
+    domains = all_domains(args.data, _transform(args))
+    runs = find_runs(args.runs, list(domains))
+    classes = next(iter(domains.values())).classes
+    return rank_runs(runs, domains, out=out, **_options(args, classes))
+
+
+def _transform(args: argparse.Namespace) -> Any:
+    """How images become tensors: by default as in DomainBed."""
+    from nac_openood.sources.domains import domainbed_transform
+
+    if args.transform is None and args.image_size is None:
+        return domainbed_transform()
+    return inputs.transform_of(args, [None]).transform
+
+
+def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
+    """Keywords that both ways of ranking share."""
+    from nac_openood.evaluation.space import space_named
+
+    if args.against:  # refused early where the paper has no numbers
+        from nac_openood.benchmark.paper.generalization import published_choice
+
+        published_choice(_dataset(args), args.arch)
+    return {
+        "load": inputs.network_loader(args, len(classes)),
+        "layer": args.layer,
+        "space": args.space or space_named(_dataset(args)),
+        "say": say,
+        **inputs.loading(args),
+    }
+
+
+def _dataset(args: argparse.Namespace) -> str:
+    """The name of the dataset: that of its settings, or of the folder of its domains."""
+    from nac_openood.evaluation.space import space_named
+
+    folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
+    name = args.space if args.space not in (None, "all") else folder.resolve().name
+    return name if space_named(name) == "all" else space_named(name)
+
+
+def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
+    """Add what a reader needs to judge and repeat the numbers."""
+    from dataclasses import asdict, replace
+
+    from nac_openood.benchmark.paper.generalization import against_choice, printed_architecture
+    from nac_openood.evaluation.leave_one_out import with_origin
+
+    dataset, notes, paper = _dataset(args), ranked.notes, []
+    if args.against and ranked.has_test:
+        paper = [asdict(row) for row in against_choice(ranked.measured(), dataset, args.arch)]
+        printed = printed_architecture(args.arch)
+        if printed != args.arch:
+            notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
+    compared = replace(ranked, notes=notes, paper=tuple(paper))
+    return with_origin(compared, dataset=dataset, arch=args.arch, command=typed_command())
+
+
+def _require(args: argparse.Namespace, names: Sequence[str]) -> None:
+    missing = ", ".join(_typed(name) for name in names if not getattr(args, name))
+    if missing:
+        raise NACError(
+            f"{missing} not given. Give CHECKPOINTS, --arch and --train to rank one run, or "
+            "--runs, --data and --arch for runs that leave one domain out."
+        )
+
+
+def _refuse(args: argparse.Namespace, kind: str, names: Sequence[str]) -> None:
+    refused = ", ".join(_typed(name) for name in names if getattr(args, name))
+    if refused:
+        raise NACError(f"{kind} does not go together with {refused}: leave that out.")
+
+
+def _typed(name: str) -> str:
+    return "CHECKPOINTS" if name == "checkpoints" else inputs.option(name)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Union
 
-from nac_openood.cli import options
-from nac_openood.cli.output import drawn, say, show, show_written
-from nac_openood.cli.search_readings import NEEDS_A_NETWORK, readings_for
+from nac_openood.cli import inputs
+from nac_openood.cli.options import FORMS, OBJECTIVE_NAMES, STRATEGY_NAMES, command
+from nac_openood.cli.output import publish, say
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -16,161 +15,122 @@ if TYPE_CHECKING:
     from nac_openood.search.advice import Advice
     from nac_openood.search.stored import ReadingSet
 
-_EXAMPLES = f"""\
-examples:
-  nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10 \\
-      --data-root data --save-readings readings/ --out nac_search/
-      read the network once, search the paper's space and save the readings
-  nac-openood search --readings readings/ --objective fpr95 --layers avgpool layer3
-      search again, without network and images
-  nac-openood search --readings readings/ --strategy grid
-      exactly the authors' grid
-  nac-openood search --checkpoint best.ckpt --arch vit_b_16 --id-data imagenet --ood-val none
-      without OOD validation data: surrogates made from ID validation images (labelled as such)
-  nac-openood search --arch net.py:make --checkpoint net.pt --transform transform.yml \\
-      --train birds/train --val birds/val
-      your own network and images, surrogates as OOD validation data
-
-Writes nac.yml (the settings, for NACDetector, nac-openood compare and OpenOOD), search.json (all
-results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') to --out.
-For exit codes see nac-openood --help.
-
-{options.FORMS}"""
+#: Options that say how to read a network, and so do not go with --readings.
+_READING = (
+    *("checkpoint", "arch", "transform", "image_size", "train", "val", "id_data", "data_root"),
+    *("ood_val", "n_samples", "held_out", "batch_size", "workers", "device", "fast"),
+    *("save_readings", "skip_bad"),
+)
+#: Candidates that are printed.
+_PRINTED = 5
 
 
-def add(commands: options.Commands) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        commands, "search", _search, epilog=_EXAMPLES,
-        help="find the best NAC settings for a network",
-        description="Find the best settings of every layer. The network runs once, to make "
-        "readings; the search itself is arithmetic.",
-    )  # fmt: skip
-    _add_reading(parser)
-    _add_searching(parser)
-    options.add(parser, "--out", default="nac_search")
+@command(
+    f"""
+  --out DIR = nac_search
+what to read:
+  --readings DIR          use readings saved with --save-readings instead of a network
+  --arch --checkpoint --transform --image-size --train --val --ood-val
+  --id-data --data-root --skip-bad
+  --layers LAYER...       layers to search (default: those of the shipped preset; for --train found
+      by running the network)
+  --n-samples N: int      training images to fit on (default: as in the preset)
+  --held-out N: int       other training images, for the guard (default: 1000)
+  --batch-size --workers --device
+  --fast                  fold BatchNorm: faster, same results up to rounding
+  --save-readings DIR     save the readings in this folder
+how to search:
+  --strategy {STRATEGY_NAMES} = layerwise   search strategy (default: %(default)s)
+  --objective {OBJECTIVE_NAMES} = auroc   what to optimize on validation data: AUROC, FPR@95 as in
+      OpenOOD, or their mean (default: %(default)s)
+  --space NAME            what to try: 'paper', 'preset' (the lists shipped for this benchmark) or
+      a YAML file with a sweep (default: preset for grid, else paper)
+  --guard LIMIT = auto    exclude settings that overfit, i.e. that separate held-out training from
+      validation images with an AUROC further than this from 0.5: a number, 'auto' (0.05, or more
+      for small sets) or 'none' (default: %(default)s)
+  --seed
+  --budget-points N: int    points that 'random' tries (default: 10000)
+  --budget-seconds S: float   time limit of 'random' (default: none)
+  --restarts N: int       starting points of 'layerwise' (default: 8)
+  --top N: int = 10       candidates to show (default: %(default)s)
+""",
+    FORMS,
+)
+def search_command(args: argparse.Namespace) -> int:
+    r"""Find the best settings of every layer.
 
+    The network runs once, to make readings; the search itself is arithmetic.
 
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to read")
-    add = group.add_argument
-    add(
-        "--readings",
-        metavar="DIR",
-        help="use readings saved with --save-readings instead of a network",
-    )
-    options.add(group, "--arch", "--checkpoint", "--transform")
-    options.add(group, "--image-size", "--train", "--val", "--ood-val")
-    options.add(group, "--id-data", "--data-root", "--skip-bad")
-    add(
-        "--layers",
-        metavar="LAYER",
-        nargs="+",
-        help="layers to search (default: those of the shipped preset; for --train found by running "
-        "the network)",
-    )
-    add(
-        "--n-samples", type=int, metavar="N",
-        help="training images to fit on (default: as in the preset)",
-    )  # fmt: skip
-    add(
-        "--held-out", type=int, metavar="N",
-        help="other training images, for the guard (default: 1000)",
-    )  # fmt: skip
-    options.add(group, "--batch-size", "--workers", "--device")
-    add("--fast", action="store_true", help="fold BatchNorm: faster, same results up to rounding")
-    add("--save-readings", metavar="DIR", help="save the readings in this folder")
+    Examples:
+      nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10 \
+          --data-root data --save-readings readings/ --out nac_search/
+          read the network once, search the paper's space and save the readings
+      nac-openood search --readings readings/ --objective fpr95 --layers avgpool layer3
+          search again, without network and images
+      nac-openood search --readings readings/ --strategy grid
+          exactly the authors' grid
+      nac-openood search --checkpoint best.ckpt --arch vit_b_16 --id-data imagenet --ood-val none
+          without OOD validation data: surrogates made from ID validation images (labelled as such)
+      nac-openood search --arch net.py:make --checkpoint net.pt --transform transform.yml \
+          --train birds/train --val birds/val
+          your own network and images, surrogates as OOD validation data
 
-
-def _add_searching(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how to search")
-    add = group.add_argument
-    add(
-        "--strategy", choices=options.STRATEGY_NAMES, default="layerwise",
-        help="search strategy (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--objective", choices=options.OBJECTIVE_NAMES, default="auroc",
-        help="what to optimize on validation data: AUROC, FPR@95 as in OpenOOD, or their mean "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--space",
-        metavar="NAME",
-        help="what to try: 'paper', 'preset' (the lists shipped for this benchmark) or a YAML file "
-        "with a sweep (default: preset for grid, else paper)",
-    )
-    add(
-        "--guard",
-        default="auto",
-        metavar="LIMIT",
-        help="exclude settings that overfit, i.e. that separate held-out training from validation "
-        "images with an AUROC further than this from 0.5: a number, 'auto' (0.05, or more for "
-        "small sets) or 'none' (default: %(default)s)",
-    )
-    options.add(group, "--seed")
-    add(
-        "--budget-points", type=int, metavar="N", help="points that 'random' tries (default: 10000)"
-    )
-    add("--budget-seconds", type=float, metavar="S", help="time limit of 'random' (default: none)")
-    add("--restarts", type=int, metavar="N", help="starting points of 'layerwise' (default: 8)")
-    add(
-        "--top", type=int, default=10, metavar="N", help="candidates to show (default: %(default)s)"
-    )
-
-
-def _search(args: argparse.Namespace) -> int:
-    from nac_openood.cli.search_table import show_result
+    Writes nac.yml (the settings, for NACDetector, nac-openood compare and OpenOOD), search.json
+    (all results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') to --out.
+    For exit codes see nac-openood --help.
+    """
+    from nac_openood.core.coverage import Coverage
+    from nac_openood.detector.fitting import fitted_on
     from nac_openood.files import locked, make_folder
-    from nac_openood.search import search
+    from nac_openood.report.landscape import draw_landscape
+    from nac_openood.search import SURROGATE_LABEL, Budget, search
     from nac_openood.search.choice import layers_and_lists
+    from nac_openood.search.output import write_config, write_report
+    from nac_openood.search.recipe import advise_after_search
 
-    guard, budget = _guard(args.guard), _budget(args)
+    guard = _guard(args.guard)
+    limits = {
+        "points": args.budget_points,
+        "seconds": args.budget_seconds,
+        "restarts": args.restarts,
+    }
+    budget = Budget(**{name: limit for name, limit in limits.items() if limit is not None})
     out = make_folder(args.out)  # before the long part, or its result could not be written
     with locked(out):
-        readings = readings_for(args, say)
+        readings = _readings(args)
         space = args.space or ("preset" if args.strategy == "grid" else "paper")
         layers, lists = layers_and_lists(readings, space, args.layers)
         result = search(
-            readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
-            layers=layers, sweep=lists, strategy=args.strategy, objective=args.objective,
-            guard=guard, surrogate=readings.surrogate, top=args.top, seed=args.seed, budget=budget,
-        )  # fmt: skip
-        advice = _advice(result, readings)
-        show_result(result, readings.about, advice)
-        _write(out, result, readings.about, _settings(args, space), advice)
+            readings.fit,
+            readings.id_val,
+            readings.ood_val,
+            held_out=readings.held_out,
+            layers=layers,
+            sweep=lists,
+            strategy=args.strategy,
+            objective=args.objective,
+            guard=guard,
+            surrogate=readings.surrogate,
+            top=args.top,
+            seed=args.seed,
+            budget=budget,
+        )
+        rule = fitted_on(Coverage(result.layers), readings.fit.batches())
+        advice = advise_after_search(rule, readings)
+        # options of reading are in the readings' folder
+        asked = {k: v for k, v in vars(args).items() if k not in ("run", "command", *_READING)}
+        config, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
+        write_config(config, result, readings.about)
+        write_report(record, result, readings.about, {**asked, "space": space}, advice)
+        note = SURROGATE_LABEL if result.surrogate else None
+        publish(
+            out,
+            _result_text(result, readings.about, advice),
+            lambda: [config, record],
+            picture.name,
+            lambda: [draw_landscape(picture, result, note)],
+        )
     return 0
-
-
-def _advice(result: SearchResult, readings: ReadingSet) -> Advice:
-    from nac_openood.core.coverage import Coverage
-    from nac_openood.detector.fitting import fitted_on
-    from nac_openood.search.recipe import advise_after_search
-
-    rule = fitted_on(Coverage(result.layers), readings.fit.batches())
-    return advise_after_search(rule, readings)
-
-
-def _write(
-    out: Path, result: SearchResult, about: Any, settings: dict[str, Any], advice: Advice
-) -> None:
-    from nac_openood.report.landscape import draw_landscape
-    from nac_openood.search import SURROGATE_LABEL
-    from nac_openood.search.output import write_config, write_report
-
-    write_config(out / "nac.yml", result, about)
-    write_report(out / "search.json", result, about, settings, advice)
-    note = SURROGATE_LABEL if result.surrogate else None
-    path = out / "landscape.png"
-    picture = drawn(path.name, lambda: [draw_landscape(path, result, note)])
-    show("")
-    show_written(out, [out / "nac.yml", out / "search.json", *picture])
-
-
-def _settings(args: argparse.Namespace, space: str) -> dict[str, Any]:
-    """What was asked for; options of reading lie beside the readings."""
-    asked = {k: v for k, v in vars(args).items() if k != "run" and k not in NEEDS_A_NETWORK}
-    return {**asked, "space": space}
 
 
 def _guard(text: str) -> Union[float, str, None]:
@@ -182,10 +142,99 @@ def _guard(text: str) -> Union[float, str, None]:
         raise NACError(f"--guard: expected a number, 'auto' or 'none', got '{text}'.") from None
 
 
-def _budget(args: argparse.Namespace) -> Any:
-    from nac_openood.search import Budget
+def _readings(args: argparse.Namespace) -> ReadingSet:
+    """Map saved readings, or read a network."""
+    if args.readings is None:
+        return _read_network(args)
+    from nac_openood.search.stored import ReadingSet
 
-    limits = {
-        "points": args.budget_points, "seconds": args.budget_seconds, "restarts": args.restarts
-    }  # fmt: skip
-    return Budget(**{name: limit for name, limit in limits.items() if limit is not None})
+    unset = (None, False)  # compared by identity, because 0 is a value
+    asked = [n for n in _READING if not any(getattr(args, n) is value for value in unset)]
+    if asked:
+        raise NACError(
+            f"--readings needs no network: {', '.join(map(inputs.option, asked))} cannot change "
+            "readings that are already made. Leave them out, or leave out --readings."
+        )
+    return ReadingSet.load(args.readings)
+
+
+def _read_network(args: argparse.Namespace) -> ReadingSet:
+    from nac_openood.detector.config import NACConfig
+    from nac_openood.detector.detector import NACDetector
+    from nac_openood.search.choice import about_network, config_for
+    from nac_openood.search.recipe import HELD_OUT, gather
+
+    if args.arch is None:
+        raise NACError(
+            "--arch not given. Give --arch, --checkpoint and --id-data or --train to read a "
+            "network, or --readings to use readings made earlier."
+        )
+    path = inputs.one_checkpoint(args)
+    data = inputs.data_of(args, [path], needs_test=False)
+    sets = data.sets
+    net = inputs.network_loader(args, sets.n_classes)(path)
+    # shipped settings are for OpenOOD's data; for other data layers are found automatically
+    automatic = data.own and not args.layers
+    config = NACConfig({}) if automatic else config_for(net, sets.id_name, args.layers)
+    names = {"id_val": f"val_{sets.id_name}", "ood_val": data.ood_val}
+    roles = {"train": sets.train, names["id_val"]: sets.id_val}
+    if sets.ood_val is not None:
+        roles[data.ood_val] = sets.ood_val
+    about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": sets.id_name}
+    return gather(
+        NACDetector(net, config.layer_choice, fast=args.fast),
+        *(inputs.loader(args, name, found) for name, found in roles.items()),
+        n_samples=inputs.number(args, "n_samples", config.n_samples or 1000, 1),
+        n_held_out=inputs.number(args, "held_out", HELD_OUT, 0),
+        folder=args.save_readings,
+        names=names,
+        about={**about, **about_network(net)},
+        seed=args.seed,
+        say=say,
+    )
+
+
+def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice) -> str:
+    """The best candidates, the winner's settings layer by layer, and how it compares."""
+    from nac_openood.report.words import SHOWN
+    from nac_openood.search import SURROGATE_LABEL
+
+    against = about.get("ood_val", {}).get("name", "OOD validation")
+    lines = [f"\n{result.evaluated:,} joint points in {result.seconds:.1f} s, against {against}"]
+    if "accuracy" in about:
+        lines.append(f"The network is right on {about['accuracy']:.1%} of ID validation.")
+    if result.surrogate:
+        lines.append(f"NOTE: {SURROGATE_LABEL}.")
+    fpr, fpr_in = SHOWN["FPR@95"], SHOWN["FPR@95_IN"]
+    lines += [
+        f"\n{'':12}{fpr.title:>11}{fpr_in.title:>11}",
+        f"{'':4}{'AUROC':>8}{fpr.note:>11}{fpr_in.note:>11}{'guard':>8}  layers (weight)",
+    ]
+    for rank, candidate in enumerate(result.ranking[:_PRINTED], start=1):
+        names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
+        guard = "-" if candidate.guard is None else f"{candidate.guard:.1%}"
+        lines.append(
+            f"{rank:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
+            f"{guard:>8}  {names}"
+        )
+    lines += [f"\n{fpr}: {fpr.meaning}", f"{fpr_in}: {fpr_in.meaning}"]
+    lines += [f"guard: {_guard_note(result.guard, result.best.guard)}\n"]
+    layers = list(dict.fromkeys(point.layer for point in result.landscape))
+    width = max(len("chosen"), *map(len, layers)) + 2
+    lines.append(f"{'chosen':{width}}{'bins':>6}{'O*':>7}{'alpha':>9}{'weight':>8}  state")
+    for name in layers:
+        row = f"{'left out':>13}"
+        if name in result.layers:
+            c = result.layers[name]
+            row = f"{c.n_bins:>6}{c.full_count:>7}{c.steepness:>9g}{c.weight:>8g}  {c.state}"
+        lines.append(f"{name:{width}}{row}")
+    return "\n".join([*lines, f"\n{advice}\n"])
+
+
+def _guard_note(limit: Optional[float], value: Optional[float]) -> str:
+    what = "AUROC of held-out training against ID validation, good near 50%"
+    if value is None:
+        return f"{what}; not measured, there are no held-out samples"
+    if limit is None:
+        return f"{what}; nothing was excluded"
+    return f"{what}; further than {limit:.1%} from it is excluded"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING
 
-from nac_openood.cli import given, options
-from nac_openood.cli.output import complain, say
+from nac_openood.cli import inputs
+from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command
+from nac_openood.cli.output import print_error, say
 from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
 
@@ -16,86 +17,67 @@ if TYPE_CHECKING:
     from nac_openood.serving.access import Access
     from nac_openood.serving.judge import Judge
 
-_EXAMPLES = f"""\
-examples:
-  nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt
-      serve on http://127.0.0.1:8000: a page to drop images on, and the API
-  curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/score
-      judge one image; several: curl -F image=@a.jpg -F image=@b.jpg http://127.0.0.1:8000/score
-  NAC_TOKEN=... nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt \\
-      --host 0.0.0.0
-      for other machines; they send the header Authorization: Bearer TOKEN
-
-Paths: / (the page), /score, /health, /ready, /metrics (Prometheus) and /docs (OpenAPI).
-Results have the columns of nac-openood score. On SIGTERM or Ctrl-C the service answers the requests
-in progress, then stops. It speaks plain HTTP: put a proxy with TLS in front of it if others can
-listen on the network. See docs/serving.md.
-For exit codes see nac-openood --help.
-
-{options.NETWORK_FORMS}"""
 _TOKEN = "NAC_TOKEN"
-_LIMITS: Mapping[str, tuple[str, str]] = {
-    "max_pixels": ("N", "pixels of an image"),
-    "max_bytes": ("N", "size of a request's body"),
-    "max_images": ("N", "images in a request"),
-    "max_requests": ("N", "requests at the same time"),
-    "max_connections": ("N", "open connections"),
-    "max_queue": ("N", "images that wait for the network"),
-    "max_batch": ("N", "images in a pass over the network"),
-    "max_wait_ms": ("MS", "milliseconds that an image waits for others to join its batch"),
-    "timeout": ("S", "seconds that a request may take to arrive, and then to be answered"),
-    "rate": ("N", "images per second from one client"),
+#: The limits of the service; their defaults are those of `Limits`.
+_LIMITS = {
+    "max_pixels": "pixels of an image",
+    "max_bytes": "size of a request's body",
+    "max_images": "images in a request",
+    "max_requests": "requests at the same time",
+    "max_connections": "open connections",
+    "max_queue": "images that wait for the network",
+    "max_batch": "images in a pass over the network",
+    "max_wait_ms": "milliseconds that an image waits for others to join its batch",
+    "timeout": "seconds that a request may take to arrive, and then to be answered",
+    "rate": "images per second from one client",
 }
 
 
-def add(commands: options.Commands) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        commands, "serve", _serve, epilog=_EXAMPLES,
-        help="judge images over HTTP, with metrics and a page to drop images on",
-        description="Serve a detector that nac-openood fit wrote over HTTP, on this machine only "
-        "unless --host says otherwise.",
-    )  # fmt: skip
-    group = parser.add_argument_group("detector and network")
-    given.add_detector(group)
-    options.add(group, "--alpha", "--device")
-    _add_access(parser)
-    group = parser.add_argument_group("limits")
-    defaults = {field.name: field.default for field in fields(Limits)}
-    for name, (metavar, meaning) in _LIMITS.items():
-        default: Any = defaults[name]
-        group.add_argument(
-            options.option(name), type=int if isinstance(default, int) else float, default=default,
-            metavar=metavar,
-            help=f"{meaning} (default: {'unlimited' if default is None else '%(default)s'})",
-        )  # fmt: skip
+def _limit(name: str) -> str:
+    """The row of a limit in the table of options."""
+    [default] = [field.default for field in fields(Limits) if field.name == name]
+    kind = "int" if isinstance(default, int) else "float"
+    metavar = {"max_wait_ms": "MS", "timeout": "S"}.get(name, "N")
+    head = f"{inputs.option(name)} {metavar}: {kind}"
+    if default is None:
+        return f"  {head}   {_LIMITS[name]} (default: unlimited)"
+    return f"  {head} = {default}   {_LIMITS[name]} (default: %(default)s)"
 
 
-def _add_access(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("who may use it").add_argument
-    add(
-        "--host", default="127.0.0.1",
-        help="address to listen on; other than this machine's own needs a token "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--port",
-        type=int,
-        default=8000,
-        metavar="N",
-        help="0 picks a free one (default: %(default)s)",
-    )
-    add(
-        "--token-file", metavar="FILE",
-        help=f"file with the token that clients must send (default: ${_TOKEN}, or none)",
-    )  # fmt: skip
-    add(
-        "--allowed-host", action="append", default=[], metavar="NAME",
-        help="name that a proxy passes on in the Host header; may be repeated",
-    )  # fmt: skip
+@command(
+    f"""{DETECTOR}\
+  --alpha --device
+who may use it:
+  --host HOST = 127.0.0.1   address to listen on; other than this machine's own needs a token
+      (default: %(default)s)
+  --port N: int = 8000    0 picks a free one (default: %(default)s)
+  --token-file FILE       file with the token that clients must send (default: ${_TOKEN}, or none)
+  --allowed-host NAME: append   name that a proxy passes on in the Host header; may be repeated
+limits:
+{chr(10).join(map(_limit, _LIMITS))}
+""",
+    NETWORK_FORMS,
+)
+def serve_command(args: argparse.Namespace) -> int:
+    r"""Serve a detector that nac-openood fit wrote over HTTP.
 
+    It listens on this machine only unless --host says otherwise.
 
-def _serve(args: argparse.Namespace) -> int:
+    Examples:
+      nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt
+          serve on http://127.0.0.1:8000: a page to drop images on, and the API
+      curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/score
+          judge one image; several: curl -F image=@a.jpg -F image=@b.jpg http://127.0.0.1:8000/score
+      NAC_TOKEN=... nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt \
+          --host 0.0.0.0
+          for other machines; they send the header Authorization: Bearer TOKEN
+
+    Paths: / (the page), /score, /health, /ready, /metrics (Prometheus) and /docs (OpenAPI).
+    Results have the columns of nac-openood score. On SIGTERM or Ctrl-C the service answers the
+    requests in progress, then stops. It speaks plain HTTP: put a proxy with TLS in front of it if
+    others can listen on the network. See docs/serving.md.
+    For exit codes see nac-openood --help.
+    """
     from nac_openood.serving import server
 
     server.check_extra()
@@ -103,8 +85,7 @@ def _serve(args: argparse.Namespace) -> int:
     # before the network is loaded, which may take long
     opened = server.listening_socket(args.host, args.port)
     with opened:
-        judge = _judge(args)
-        serving = server.server(judge, limits=limits, access=access)
+        serving = server.server(_judge(args), limits=limits, access=access)
         say(f"serving {args.detector} on {server.address_of(opened)} (Ctrl-C stops)")
         if access.token is not None:
             say("clients must send the token: Authorization: Bearer TOKEN")
@@ -121,10 +102,10 @@ def _judge(args: argparse.Namespace) -> Judge:
 
     # every image is checked before it is decoded
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    judge = Judge(given.deployed(args, images_to="serve"), alpha=args.alpha)
+    judge = Judge(inputs.detector_of(args, images_to="serve"), alpha=args.alpha)
     failed = judge.warm_up()
     if failed:
-        complain(
+        print_error(
             f"warning: the network fails on a gray image of 64 x 64 pixels ({failed}). Does the "
             "transform resize images?"
         )
@@ -132,9 +113,12 @@ def _judge(args: argparse.Namespace) -> Judge:
 
 
 def _access(args: argparse.Namespace) -> Access:
+    from nac_openood.files import read_text
     from nac_openood.serving.access import Access, is_loopback
 
-    token, hosts = _token(args), tuple(args.allowed_host)
+    token, hosts = os.environ.get(_TOKEN) or None, tuple(args.allowed_host)
+    if args.token_file is not None:
+        token = read_text(args.token_file, f"--token-file {args.token_file}").strip()
     if is_loopback(args.host):
         return Access(token, hosts)
     if token is None:
@@ -144,11 +128,3 @@ def _access(args: argparse.Namespace) -> Access:
             "print(secrets.token_urlsafe())'"
         )
     return Access(token, hosts or None)
-
-
-def _token(args: argparse.Namespace) -> Optional[str]:
-    from nac_openood.files import read_text
-
-    if args.token_file is None:
-        return os.environ.get(_TOKEN) or None
-    return read_text(args.token_file, f"--token-file {args.token_file}").strip()

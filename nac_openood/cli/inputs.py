@@ -1,0 +1,270 @@
+"""The network, the transform, the data and the detector that the options of a command name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence
+
+from nac_openood.cli.output import say
+from nac_openood.errors import NACError, first_line
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    from nac_openood.sources.fitted import Deployed
+    from nac_openood.sources.sets import Datasets
+    from nac_openood.sources.transforms import Preprocessing
+
+
+def option(name: str) -> str:
+    """`--batch-size` of `batch_size`."""
+    return "--" + name.replace("_", "-")
+
+
+def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
+    """The value of an option, checked; the default if there is none."""
+    from nac_openood.core.layer_config import whole_number
+
+    value = getattr(args, name)
+    most = 1024 if name == "workers" else 2**31 - 1
+    return whole_number(f"`{name}`", default if value is None else value, least, most)
+
+
+def loading(args: argparse.Namespace) -> dict[str, Any]:
+    """How samples are loaded: `batch_size` and `workers`."""
+    return {
+        "batch_size": number(args, "batch_size", 100, 1),
+        "workers": number(args, "workers", 0, 0),
+    }
+
+
+# ---- network and transform
+
+
+def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
+    """Move a network to the device of that name, by default to a GPU if there is one."""
+    import torch
+
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        if chosen.type == "meta":
+            raise RuntimeError("it computes nothing")
+        if chosen.type == "cuda" and chosen.index is not None:
+            torch.cuda.set_device(chosen)  # where OpenOOD's bare .cuda() goes as well
+        return net.to(chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise NACError(
+            f"--device: cannot use '{device}' ({first_line(error)}). Try --device cpu."
+        ) from error
+
+
+def network_loader(args: argparse.Namespace, n_classes: int) -> Callable[..., nn.Module]:
+    """A function that makes the network of a checkpoint's path, on its device."""
+    from nac_openood.sources.networks import network_of
+
+    return lambda path: on_device(network_of(args.arch, n_classes, path), args.device)
+
+
+def checkpoints(args: argparse.Namespace) -> dict[str, Optional[str]]:
+    """The paths of --checkpoint by name; None for a network that comes with its weights."""
+    from nac_openood.sources.checkpoints import find_checkpoints
+
+    if args.arch is None:
+        raise NACError("expected --arch: which network?")
+    if args.checkpoint is None:
+        return {"network": None}
+    paths = [args.checkpoint] if isinstance(args.checkpoint, str) else args.checkpoint
+    return {each.name: each.path for each in find_checkpoints(paths)}
+
+
+def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
+    """The path of the one checkpoint, or None for a network that comes with its weights."""
+    first, *more = checkpoints(args).values()
+    if more:
+        raise NACError(
+            f"{args.checkpoint} holds {len(more) + 1} checkpoints, expected one: pass e.g. {first}."
+        )
+    return first
+
+
+def transform_of(
+    args: argparse.Namespace, paths: Sequence[Optional[str]], benchmark: Any = None
+) -> Preprocessing:
+    """The transform of the images, which all checkpoints must share."""
+    from nac_openood.sources.transforms import chosen_transform, square_transform
+
+    if args.image_size is not None:
+        if args.transform is not None:
+            raise NACError("--image-size and --transform exclude each other: give one of them.")
+        return square_transform(number(args, "image_size", 224, 1))
+    made = [
+        chosen_transform(args.transform, args.arch, path, benchmark=benchmark) for path in paths
+    ]
+    if len({one.identity for one in made}) > 1:
+        raise NACError(
+            f"these checkpoints need different transforms of the images: "
+            f"{'; '.join(map(str, made))}. Compare them one by one."
+        )
+    say(f"transform: {made[0]}")
+    return made[0]
+
+
+def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
+    """The detector of --detector with its network, on its device, and its transform.
+
+    Args:
+        args: the options.
+        images_to: what is done with it, if that needs a detector of images.
+    """
+    from nac_openood.sources.fitted import load_fitted
+    from nac_openood.sources.texts import takes_text
+
+    weights = None
+    if args.checkpoint is not None:
+        weights = one_checkpoint(argparse.Namespace(arch="", checkpoint=args.checkpoint))
+    found = load_fitted(
+        args.detector,
+        arch=args.arch,
+        weights=weights,
+        transform=args.transform,
+        prepare=lambda net: on_device(net, args.device),
+    )
+    if images_to and takes_text(found.transform):
+        raise NACError(
+            f"expected a detector of images to {images_to}, and this one is of texts. "
+            "nac-openood score judges texts."
+        )
+    return found
+
+
+# ---- data
+
+
+class Data(NamedTuple):
+    """Datasets and the transform that makes their samples.
+
+    Args:
+        sets: the datasets.
+        transform: None if they come from code that needs no transform.
+        own: whether they are the user's, for which no settings are shipped.
+        ood_val: name of the OOD validation set, if there is one.
+    """
+
+    sets: Datasets
+    transform: Optional[Preprocessing]
+    own: bool
+    ood_val: str = ""
+
+
+def data_of(
+    args: argparse.Namespace, paths: Sequence[Optional[str]], *, needs_test: bool = True
+) -> Data:
+    """The data of --id-data or --train, under the transform of the network.
+
+    Args:
+        args: the options.
+        paths: of the network's checkpoints; all must have the same transform.
+        needs_test: whether there must be ID test data.
+    """
+    check_one_source(args)
+    options = dict.fromkeys(("val", "test", "near", "far", "ood_val", "fsood"))
+    options.update(vars(args))
+    return (_own if args.id_data is None else _listed)(args, options, paths, needs_test)
+
+
+def check_one_source(args: argparse.Namespace) -> None:
+    """Raise unless exactly one option says where the images are from."""
+    sources = [name for name in ("embedded", "id_data", "train") if name in args]
+    used = [option(name) for name in sources if getattr(args, name) not in (None, False)]
+    if len(used) != 1:
+        *most, last = map(option, sources)
+        raise NACError(
+            f"expected one of {', '.join(most)} and {last} to say which images to use, got "
+            f"{' and '.join(used) or 'none'}."
+        )
+
+
+def _listed(
+    args: argparse.Namespace,
+    options: dict[str, Any],
+    paths: Sequence[Optional[str]],
+    needs_test: bool,
+) -> Data:
+    """The lists of one of OpenOOD's benchmarks."""
+    from nac_openood.sources.imglist import benchmark_named
+    from nac_openood.sources.sets import listed_sets
+
+    refused = [option(name) for name in ("val", "test") if options[name] is not None]
+    if refused:
+        raise NACError(f"{' and '.join(refused)} goes with --train only.")
+    benchmark = benchmark_named(args.id_data)
+    transform = transform_of(args, paths, benchmark)
+    sets = listed_sets(
+        benchmark,
+        args.data_root or "data",
+        transform.transform,
+        near=options["near"],
+        far=options["far"],
+        ood_val=options["ood_val"],
+        full_spectrum=bool(options["fsood"]),
+        needs_test=needs_test,
+    )
+    name, is_folder, _ = (options["ood_val"] or benchmark.ood_val).partition("=")
+    title = name if is_folder else f"val_{name}"
+    return Data(sets, transform, own=False, ood_val="" if sets.ood_val is None else title)
+
+
+def _own(
+    args: argparse.Namespace,
+    options: dict[str, Any],
+    paths: Sequence[Optional[str]],
+    needs_test: bool,
+) -> Data:
+    """Data of the user's own."""
+    from nac_openood.sources.networks import kind_of
+    from nac_openood.sources.own_sets import needs_transform, own_sets
+
+    if options["fsood"]:
+        raise NACError("--fsood goes with --id-data only.")
+    roles = {name: options[name] for name in ("val", "test", "ood_val")}
+    roles.update({name: options[name] or () for name in ("near", "far")})
+    transform = None
+    try:
+        transform = transform_of(args, paths)
+    except NACError:  # code may need none
+        asked = args.transform is not None or args.image_size is not None
+        if asked or needs_transform(args.train, **roles):
+            raise
+    sets = own_sets(
+        args.train,
+        **roles,
+        transform=None if transform is None else transform.transform,
+        classes=kind_of(args.arch).classes(args.arch, paths[0]),
+        seed=args.seed,
+        needs_test=needs_test,
+    )
+    return Data(sets, transform, own=True, ood_val=(roles["ood_val"] or "").partition("=")[0])
+
+
+def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
+    """Batches of a set, in order, without unreadable images if the user wants that."""
+    from torch.utils.data import DataLoader
+
+    from nac_openood.sources.images import FileImages, bad_images, told
+    from nac_openood.sources.samples import Samples
+
+    how = loading(args)
+    if args.skip_bad and isinstance(data, FileImages):
+        bad = bad_images(data, workers=how["workers"], title=role)
+        if bad:
+            say(f"left out of {role}: {told(data, bad)}")
+            data = data.without(list(bad))
+    samples = Samples(role, data)
+    return DataLoader(
+        samples.dataset,
+        how["batch_size"],
+        num_workers=how["workers"],
+        collate_fn=samples.collate,
+    )
