@@ -52,7 +52,7 @@ def note_origin(
         arch: its network, as in `networks.kind_of`.
         n_classes: the number of classes that the network was made with.
         classes: their names, in the order of the logits; may be empty.
-        transform: how images become the network's input, if it is given images.
+        transform: how images become the network's input, if it takes images.
     """
     detector.classes_ = tuple(classes)
     detector.notes_.update(arch=arch, n_classes=str(n_classes))
@@ -83,10 +83,22 @@ def load_fitted(
             the file does not say which it was.
     """
     notes = notes_of(path)
-    arch = arch or _noted_arch(path, notes.get("arch"))
-    chosen = _transform(path, notes.get("transform"), transform, arch, weights)
-    noted = notes.get("transform_identity", chosen.identity)
-    if noted != chosen.identity:
+    if arch is None:
+        arch = notes.get("arch")
+        if arch is None:
+            raise NACError(f"{path} does not say which network it belongs to: pass `arch`.")
+        if not kind_of(arch).by_name:
+            raise NACError(
+                f"{path} belongs to the network {arch}, and a file cannot make code run or other "
+                f"files load. Pass it yourself: `arch={arch}`."
+            )
+    if transform is not None:
+        chosen = chosen_transform(transform, arch, weights)
+    elif "transform" in notes:
+        chosen = restored_transform(notes["transform"], arch, weights)
+    else:
+        raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
+    if notes.get("transform_identity", chosen.identity) != chosen.identity:
         raise NACError(
             f"{path} was fitted with another transform than this one ({chosen}), and its scores "
             f"would be wrong. It was: {notes.get('transform', '')!r}. Leave out `transform`, or "
@@ -97,24 +109,3 @@ def load_fitted(
         raise NACError(f"{path} is damaged: it notes {n_classes!r} classes. Fit again.")
     net = prepare(network_of(arch, int(n_classes), weights))
     return Deployed(NACDetector.load(path, net), chosen.transform)
-
-
-def _noted_arch(path: PathLike, noted: Optional[str]) -> str:
-    if noted is None:
-        raise NACError(f"{path} does not say which network it belongs to: pass `arch`.")
-    if not kind_of(noted).by_name:
-        raise NACError(
-            f"{path} belongs to the network {noted}, and a file cannot make code run or other "
-            f"files load. Pass it yourself: `arch={noted}`."
-        )
-    return noted
-
-
-def _transform(
-    path: PathLike, noted: Optional[str], given: Optional[str], arch: str, weights: Optional[str]
-) -> Preprocessing:
-    if given is not None:
-        return chosen_transform(given, arch, weights)
-    if noted is None:
-        raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
-    return restored_transform(noted, arch, weights)

@@ -1,4 +1,4 @@
-"""Files judged one batch at a time, images or texts: memory does not grow with their number."""
+"""Judges files one batch at a time, images or texts: memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -14,45 +14,86 @@ from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
-from nac_openood.distributed import all_gather, map_shared, world
+from nac_openood.distributed import exchange, in_turn, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.images import Transform, image_names, open_image
-from nac_openood.sources.judged import Judged, judge_batch
-from nac_openood.sources.listing import files_in
-from nac_openood.sources.texts import takes_text, without_padding
-
-_TEXTS = ".txt"
+from nac_openood.sources.images import ImageError, Transform, files_in, image_names, rgb_image
+from nac_openood.sources.samples import takes_text, without_padding
 
 
-def expand(given: Iterable[str], *, texts: bool = False) -> list[str]:
-    """The images in the given files and folders; those of a folder in order of their paths.
+class Prediction(NamedTuple):
+    """What network and detector say about one image, as `nac-openood score` prints it.
 
     Args:
-        given: files and folders.
-        texts: whether to look for text files in folders instead.
+        path: of the image.
+        label: name of the network's class.
+        confidence: the softmax probability of that class.
+        score: higher = more in-distribution; NaN where readings were NaN or Inf.
+        p_value: how unusual the score is.
+        is_out: whether it counts as out-of-distribution.
+        problem: why the image cannot be read, with nothing else known; "" if it can.
+    """
+
+    path: str
+    label: str = ""
+    confidence: float = float("nan")
+    score: float = float("nan")
+    p_value: float = float("nan")
+    is_out: bool = False
+    problem: str = ""
+
+    @property
+    def decision(self) -> str:
+        """`in` or `out`."""
+        return "out" if self.is_out else "in"
+
+    def fields(self) -> dict[str, Any]:
+        """The columns of `nac-openood score`, by name and in order."""
+        values = (*self[:5], self.decision)
+        return dict(zip(("path", "class", "confidence", "score", "p_value", "decision"), values))
+
+    def json_fields(self) -> dict[str, Any]:
+        """The same with None for NaN and infinity, which JSON does not have."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in self.fields().items()
+        }
+
+
+def judge_batch(
+    deployed: Deployed, x: Any, paths: Sequence[str], *, alpha: float
+) -> list[Prediction]:
+    """Judge images `[batch, ...]` in one pass over the network; one result per path."""
+    verdicts = deployed.detector.judge(x)
+    columns = (*verdicts, verdicts.out(alpha))
+    return [
+        Prediction(path, deployed.class_name(number), *rest)
+        for path, number, *rest in zip(paths, *(column.tolist() for column in columns))
+    ]
+
+
+def expand(paths: Iterable[str], *, texts: bool = False) -> list[str]:
+    """List the images in files and folders; those of a folder are sorted by path.
+
+    Args:
+        paths: files and folders.
+        texts: whether to list text files of folders instead.
 
     Raises:
-        NACError: a folder has no images, or nothing was given.
+        NACError: a folder has no images, or there are no paths.
     """
     found: list[str] = []
-    for entry in given:
-        path = Path(entry)
-        if not os.path.isdir(entry):  # noqa: PTH112, unlike pathlib's it never raises
-            found.append(entry)  # a missing file is told about when it is its turn
+    for path in paths:
+        if not os.path.isdir(path):  # noqa: PTH112, unlike pathlib's it never raises
+            found.append(path)  # a missing file is reported when it is its turn
             continue
-        inside = _text_files(path) if texts else image_names(path)
-        found += [str(path / name) for name in inside]
+        names = files_in(Path(path), {".txt"}) if texts else image_names(path)
+        if not names:
+            raise NACError(f"{path} holds no texts: expected files such as a.txt in it.")
+        found += [str(Path(path) / name) for name in names]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
     return found
-
-
-def _text_files(folder: Path) -> list[str]:
-    names = files_in(folder, {_TEXTS})
-    if not names:
-        raise NACError(f"{folder} holds no texts: expected files such as a{_TEXTS} in it.")
-    return names
 
 
 def judge_images(
@@ -62,7 +103,7 @@ def judge_images(
     alpha: float = ALPHA,
     batch_size: int = 100,
     workers: int = 0,
-) -> Iterator[Judged]:
+) -> Iterator[Prediction]:
     """Judge images in order; those that cannot be read have a `problem`.
 
     Args:
@@ -73,86 +114,76 @@ def judge_images(
         workers: number of processes that load images.
 
     Raises:
-        NACError: processes that work together were given different paths.
+        NACError: the processes of a distributed run have different paths.
     """
-    listed = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
-    if len(set(all_gather("list of files", listed))) > 1:
+    digest = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
+    if len(set(exchange("list of files", digest))) > 1:
         raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
-    made = partial(_rows, deployed.transform)
-    loader: Any = DataLoader(paths, batch_sampler=plan, num_workers=workers, collate_fn=made)  # type: ignore[arg-type]
+    read = partial(_read, deployed.transform)
+    loader: Any = DataLoader(paths, batch_sampler=plan, num_workers=workers, collate_fn=read)  # type: ignore[arg-type]
 
-    def own() -> Iterator[list[_Row]]:
-        for number, batch in zip(numbers, loader):
+    def own_batches() -> Iterator[list[_File]]:
+        for number, files in zip(numbers, loader):
             if world().owns(number):
-                yield batch
-            else:
-                _begin_with(deployed, batch)
+                yield files
+            elif any(not file.problem for file in files):
+                # the first batch decides how the network is run, in every process
+                deployed.detector.prepare(_batch(files))
 
-    for judged in map_shared("score", own(), lambda batch: _judge(deployed, batch, alpha)):
-        yield from judged
+    def judge(files: list[_File]) -> list[Prediction]:
+        names = [file.path for file in files if not file.problem]
+        good = iter(judge_batch(deployed, _batch(files), names, alpha=alpha) if names else ())
+        return [Prediction(f.path, problem=f.problem) if f.problem else next(good) for f in files]
 
-
-def _judge(deployed: Deployed, batch: list[_Row], alpha: float) -> list[Judged]:
-    rows = [row for row in batch if not row.problem]
-    paths = [row.path for row in rows]
-    said = iter(judge_batch(deployed, _input(rows), paths, alpha=alpha) if rows else ())
-    return [Judged(row.path, problem=row.problem) if row.problem else next(said) for row in batch]
-
-
-def _begin_with(deployed: Deployed, batch: list[_Row]) -> None:
-    """See the first batch, by which the process that judges it finds out how to run the network."""
-    rows = [row for row in batch if not row.problem]
-    if rows:
-        deployed.detector.prepare(_input(rows))
-
-
-def _input(rows: Sequence[_Row]) -> Any:
-    return stacked([row.content for row in rows], rows[0].path)
+    for predictions in in_turn("score", own_batches(), judge):
+        yield from predictions
 
 
 def stacked(tensors: Sequence[Any], first: str) -> Any:
-    """Images `[channels, height, width]` as a batch, if they have one size; texts by name."""
+    """Stack images `[channels, height, width]` of one size to a batch; texts by name.
+
+    Args:
+        tensors: what the transform made.
+        first: name of the first one, for errors.
+    """
     if isinstance(tensors[0], Mapping):
         named = {name: stacked([each[name] for each in tensors], first) for name in tensors[0]}
         return without_padding(named)
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    shapes = sorted({tuple(tensor.shape) for tensor in tensors})
     if len(shapes) > 1:
-        one, other = sorted(shapes)[:2]
         raise NACError(
-            f"the transform leaves images of different sizes, {list(one)} and {list(other)} in the "
-            f"batch that begins with {first}. Let it make them equal, e.g. with `crop`, or "
-            "`resize: [height, width]`."
+            f"the transform leaves images of different sizes, {list(shapes[0])} and "
+            f"{list(shapes[1])} in the batch that begins with {first}. Let it make them equal, "
+            "e.g. with `crop`, or `resize: [height, width]`."
         )
     return torch.stack(list(tensors))
 
 
-class _Row(NamedTuple):
-    """A file and what the network is given of it, or the reason why there is nothing."""
+class _File(NamedTuple):
+    """A file and the network's input made of it, or the reason why there is none."""
 
     path: str
     content: Any = None
     problem: str = ""
 
 
-def _rows(transform: Transform, paths: Sequence[str]) -> list[_Row]:
-    read = _text if takes_text(transform) else _image
-    return [read(transform, path) for path in paths]
+def _batch(files: Sequence[_File]) -> Any:
+    good = [file for file in files if not file.problem]
+    return stacked([file.content for file in good], good[0].path)
 
 
-def _image(transform: Transform, path: str) -> _Row:
-    found = open_image(Path(path))
-    if isinstance(found, str):
-        return _Row(path, problem=found)
-    return _Row(path, transform(found))
-
-
-def _text(transform: Transform, path: str) -> _Row:
-    try:
-        text: Any = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return _Row(path, problem="missing")
-    except (OSError, UnicodeDecodeError) as error:
-        return _Row(path, problem=str(error))
-    return _Row(path, transform(text))
+def _read(transform: Transform, paths: Sequence[str]) -> list[_File]:
+    is_text, files = takes_text(transform), []
+    for path in paths:
+        content: Any
+        try:
+            content = Path(path).read_text(encoding="utf-8") if is_text else rgb_image(Path(path))
+        except FileNotFoundError:
+            files.append(_File(path, problem="missing"))
+        except (OSError, UnicodeDecodeError, ImageError) as error:
+            files.append(_File(path, problem=str(error)))
+        else:
+            files.append(_File(path, transform(content)))
+    return files

@@ -1,162 +1,164 @@
-"""Image files as a dataset; bad files are found before a long run and named in errors."""
+"""Image files: finding them in folders, opening them in RGB, and small copies for web pages."""
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import re
+from base64 import b64encode
+from functools import cache
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import BinaryIO, Callable, Collection, Union
 
-import numpy as np
-from PIL import Image
+import PIL
+from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from nac_openood.errors import NACError, some
-from nac_openood.files import is_folder
-from nac_openood.progress import bar
-from nac_openood.sources.decoding import ImageError, rgb_image
-from nac_openood.sources.listing import files_in
+from nac_openood.errors import NACError
+from nac_openood.paths import is_folder
 
+#: Turns an RGB image into a network's input.
 Transform = Callable[[Image.Image], Tensor]
-
+#: Formats that Pillow decodes itself or with one widely used library.
+COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+#: A transform that resizes the shorter side to 224 pixels makes 224 x 11,200 of such an image.
+MAX_RATIO = 50
+#: Before this version of Pillow, a crafted PSD file could write out of bounds (CVE-2026-25990).
+_SAFE_PSD = (12, 1, 1)
 _SUFFIXES = frozenset(Image.registered_extensions())
 
 
-class FileImages(Dataset[dict[str, Any]]):
-    """Image files as OpenOOD's `{'data', 'label'}` dicts.
+class ImageError(NACError):
+    """An image cannot be read; the message says why."""
+
+
+class NoImageError(ImageError):
+    """It is no image of an accepted format."""
+
+
+class LargeImageError(ImageError):
+    """It has more pixels than are accepted."""
+
+
+def rgb_image(
+    source: Union[Path, BinaryIO], *, formats: tuple[str, ...] = (), max_pixels: int = 0
+) -> Image.Image:
+    """Open an image in RGB: its first frame, without regard to orientation and alpha channel.
 
     Args:
-        names: paths relative to `root`.
-        labels: a label per image, -1 if it has none.
-        root: folder of the images.
-        transform: turns an RGB image into a tensor.
-        origin: where the names come from, for errors.
-        classes: names of the classes in the order of their labels, where they are known.
+        source: a path, or an open file.
+        formats: names of accepted formats as Pillow spells them; none accepts all that Pillow
+            reads safely.
+        max_pixels: refuse images with more pixels, or much wider than high, by their header alone,
+            as is advisable for untrusted images; 0 accepts any size.
+
+    Raises:
+        ImageError: or one of its subclasses.
     """
+    # importing OpenOOD makes Pillow fill truncated files with gray in the whole process
+    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    try:
+        if isinstance(source, Path) and source.exists() and not source.is_file():
+            raise ImageError("not a regular file")  # opening a pipe would wait for a writer
+        with Image.open(source, formats=formats or _safe_formats()) as image:
+            _check_header(image, max_pixels)
+            return image.convert("RGB")
+    except FileNotFoundError:
+        raise ImageError("missing") from None
+    except UnidentifiedImageError as error:
+        reason = str(error) if isinstance(source, Path) else "not an image"
+        allowed = f", or not of a format in {', '.join(formats)}" if formats else ""
+        raise NoImageError(f"{reason}{allowed}") from error
+    except Image.DecompressionBombError as error:
+        raise LargeImageError(str(error)) from error
+    except ImageError:
+        raise
+    except Exception as error:  # on a broken file a decoder may raise anything
+        raise ImageError(str(error) or type(error).__name__) from error
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        labels: Union[Sequence[int], np.ndarray],
-        root: Path,
-        transform: Transform,
-        origin: str,
-        classes: Sequence[str] = (),
-    ) -> None:
-        self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
-        self.classes = tuple(classes)
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self._identity: Optional[str] = None
 
-    def __len__(self) -> int:
-        return len(self.names)
+@cache
+def _safe_formats() -> tuple[str, ...]:
+    """The formats that are opened. Pillow goes by the content, so photo.png may be an EPS file."""
+    Image.init()
+    unsafe = {"EPS"}  # for which Pillow starts Ghostscript
+    if tuple(map(int, re.findall(r"\d+", PIL.__version__)[:3])) < _SAFE_PSD:
+        unsafe.add("PSD")
+    return tuple(name for name in Image.OPEN if name not in unsafe)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"data": self.transform(self.picture(index)), "label": int(self.labels[index])}
 
-    def picture(self, index: int) -> Image.Image:
-        """The image, in RGB."""
-        path = self.root / self.names[index]
-        reason = open_image(path)
-        if isinstance(reason, Image.Image):
-            return reason
-        if reason == "missing" and not path.is_symlink():
-            raise NACError(
-                f"there is no image {path}, which is named in {self.origin}. Check `data_root`."
-            )
-        raise NACError(
-            f"the image {path} cannot be read ({reason}). Replace it, or take it out of "
-            f"{self.origin}."
+def _check_header(image: Image.Image, max_pixels: int) -> None:
+    size, (short, long) = " x ".join(map(str, image.size)), sorted(image.size)
+    if max_pixels and short * long > max_pixels:
+        raise LargeImageError(f"{size} pixels are more than the {max_pixels:,} that are accepted")
+    if max_pixels and long > MAX_RATIO * short:
+        raise LargeImageError(
+            f"{size} pixels: one side is more than {MAX_RATIO} times as long as the other"
         )
-
-    def without(self, indices: Sequence[int]) -> FileImages:
-        """The same images without some of them."""
-        kept = np.setdiff1d(np.arange(len(self)), indices)
-        names = [self.names[i] for i in kept]
-        same = self.root, self.transform, self.origin, self.classes
-        return FileImages(names, self.labels[kept], *same)
-
-    def identity(self) -> str:
-        """A hash of the names, labels, sizes and times of change of all files and the transform.
-
-        Computed once, since a million files take a while.
-        """
-        if self._identity is None:
-            digest = hashlib.sha256(transform_text(self.transform).encode())
-            for name, label in zip(self.names, self.labels):
-                line = f"{name}\0{label}\0{_stamp(self.root / name)}\n"
-                digest.update(line.encode("utf-8", "surrogateescape"))
-            self._identity = digest.hexdigest()[:16]
-        return self._identity
-
-
-def transform_text(transform: Transform) -> str:
-    """What a transform says it is; a function by its name, not by its address in memory."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(transform))
-
-
-def folder_images(folder: Union[str, Path], transform: Transform) -> FileImages:
-    """All images in a folder and its subfolders, sorted by path, without labels."""
-    root, names = Path(folder), image_names(folder)
-    return FileImages(names, [-1] * len(names), root, transform, f"the folder {root}")
+    if image.mode[0] in "IF":  # which Pillow would clip at 255: almost all white
+        raise ImageError(
+            f"it has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits"
+        )
 
 
 def image_names(folder: Union[str, Path]) -> list[str]:
     """The paths of all images in a folder and its subfolders, relative to it and sorted."""
-    root = Path(folder)
-    if not is_folder(root):
-        raise NACError(f"there is no folder {root}: expected a folder of images.")
-    names = files_in(root, _SUFFIXES)
+    if not is_folder(folder):
+        raise NACError(f"there is no folder {folder}: expected a folder of images.")
+    names = files_in(Path(folder), _SUFFIXES)
     if not names:
         raise NACError(
-            f"{root} holds no images: expected files such as .png or .jpg in it or its subfolders."
+            f"{folder} holds no images: expected files such as .png or .jpg in it or its "
+            "subfolders."
         )
     return names
 
 
-def common_files(one: Any, other: Any) -> int:
-    """How many files two sets of images share; 0 where either is something else."""
-    if not isinstance(one, FileImages) or not isinstance(other, FileImages):
-        return 0
-    # realpath, because resolve fails at a link to itself
-    paths = ({os.path.realpath(each.root / n) for n in each.names} for each in (one, other))
-    return len(set.intersection(*paths))
+def files_in(root: Path, suffixes: Collection[str]) -> list[str]:
+    """The paths of files in a folder and its subfolders, relative to it and sorted.
+
+    Links to folders are followed, as torchvision's `ImageFolder` does, unless they lead back to a
+    folder above them. Broken links are listed too.
+
+    Args:
+        root: the folder.
+        suffixes: how the files end, in lower case.
+
+    Raises:
+        NACError: a folder cannot be read.
+    """
+    found = []
+    ancestors = {root: {root.resolve()}}
+    # not rglob, which silently leaves out folders that it may not read
+    for folder, subfolders, names in os.walk(root, onerror=_unreadable, followlinks=True):
+        above = ancestors.pop(Path(folder))
+        resolved = {name: Path(folder, name).resolve() for name in subfolders}
+        subfolders[:] = [name for name in subfolders if resolved[name] not in above]
+        ancestors.update({Path(folder, name): above | {resolved[name]} for name in subfolders})
+        found += [Path(folder, name) for name in names if Path(name).suffix.lower() in suffixes]
+    # the functions of os.path never raise an error, unlike those of pathlib
+    exist = [p for p in found if os.path.isfile(p) or not os.path.exists(p)]  # noqa: PTH110, PTH113
+    return sorted(path.relative_to(root).as_posix() for path in exist)
 
 
-def bad_images(
-    images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
-) -> dict[int, str]:
-    """The reason for each missing or unreadable image, by index. Decodes every image once."""
-    paths: Any = [images.root / name for name in images.names]
-    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=_problems)
-    found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
-    return {index: why for index, why in enumerate(found) if why}
+def _unreadable(error: OSError) -> None:
+    raise NACError(
+        f"the folder {error.filename} cannot be read ({error.strerror}). Change its permissions, "
+        "or leave it out."
+    ) from error
 
 
-def told(images: FileImages, bad: dict[int, str]) -> str:
-    """A sentence that names the first few bad images and counts them all."""
-    every = [f"{images.root / images.names[i]} ({why})" for i, why in bad.items()]
-    return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
+def small_png(picture: Image.Image) -> bytes:
+    """A copy in RGB of at most 96 x 96 pixels, as a PNG."""
+    small = picture.convert("RGB")
+    small.thumbnail((96, 96))
+    out = io.BytesIO()
+    small.save(out, "PNG")
+    return out.getvalue()
 
 
-def _problems(paths: Sequence[Path]) -> list[str]:
-    found = map(open_image, paths)
-    return [reason if isinstance(reason, str) else "" for reason in found]
-
-
-def open_image(path: Path) -> Union[Image.Image, str]:
-    """The image in RGB, or the reason why it cannot be read."""
-    try:
-        return rgb_image(path)
-    except ImageError as error:
-        return str(error)
-
-
-def _stamp(path: Path) -> str:
-    try:
-        status = path.stat()
-    except OSError:
-        return "missing"
-    return f"{status.st_size} {status.st_mtime_ns}"
+def png_url(content: bytes) -> str:
+    """A PNG as a data URL, which a page can show without a file."""
+    return f"data:image/png;base64,{b64encode(content).decode()}"

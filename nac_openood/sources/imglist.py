@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, Union
+from typing import Mapping, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.files import is_file, read_text
-from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
-from nac_openood.sources.images import FileImages, Transform
+from nac_openood.sources.images import Transform
+from nac_openood.sources.readers import listed_images, unlabelled_samples
+from nac_openood.sources.samples import FileImages
+from nac_openood.sources.sets import NO_OOD, Datasets, check_names, is_file_name
+from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,20 @@ class Benchmark:
         """OpenOOD's test transform."""
         return self.settings().transform()
 
-    def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> ListedImages:
+    def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> FileImages:
         """The images of a list, e.g. `train_cifar10`."""
         root = Path(data_root)
         path = root / "benchmark_imglist" / self.name / f"{part}.txt"
-        return ListedImages(path, root / self.folder, transform)
+        return listed_images(path, root / self.folder, transform)
 
 
-_IMAGENET = IMAGENET_MEAN, IMAGENET_STD
 _SMALL, _LARGE = "images_classic", "images_largescale"
 _SMALL_FAR = ("mnist", "svhn", "texture", "places365")
-_LARGE_OOD = (("ssb_hard", "ninco"), ("inaturalist", "textures", "openimage_o"))
-
-
-def _imagenet_shifts(name: str, *kinds: str) -> dict[str, str]:
-    return {f"imagenet_{kind}": f"test_{name}_{kind}" for kind in kinds}
-
+#: OOD validation set, sizes, normalization and OOD sets of OpenOOD's ImageNet benchmarks.
+_IMAGENET = (
+    "openimage_o", 256, 224, IMAGENET_MEAN, IMAGENET_STD,
+    ("ssb_hard", "ninco"), ("inaturalist", "textures", "openimage_o"),
+)  # fmt: skip
 
 #: OpenOOD's benchmarks by name, and the embedded one.
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -83,63 +82,84 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             ("cifar10", "tin"), _SMALL_FAR,
         ),
         Benchmark(
-            "imagenet200", 200, _LARGE, "openimage_o", 256, 224, *_IMAGENET, *_LARGE_OOD,
-            _imagenet_shifts("imagenet200", "v2", "c", "r"),
+            "imagenet200", 200, _LARGE, *_IMAGENET,
+            {f"imagenet_{kind}": f"test_imagenet200_{kind}" for kind in ("v2", "c", "r")},
         ),
         Benchmark(
-            "imagenet", 1000, _LARGE, "openimage_o", 256, 224, *_IMAGENET, *_LARGE_OOD,
-            _imagenet_shifts("imagenet", "v2", "c", "r", "es"),
+            "imagenet", 1000, _LARGE, *_IMAGENET,
+            {f"imagenet_{kind}": f"test_imagenet_{kind}" for kind in ("v2", "c", "r", "es")},
         ),
-        # written by `demo.embedded_files.write_openood`
+        # `demo.embedded_files.write_openood` writes it
         Benchmark(
-            "embedded", 8, "images_embedded", "flower", 32, 32,
-            (0.303, 0.303, 0.303), (0.325, 0.325, 0.325), ("digits_8_9", "mnist_8_9"),
-            ("photos", "portrait", "terrain", "textures", "scenes"),
+            "embedded", 8, "images_embedded", "flower", 32, 32, (0.303,) * 3, (0.325,) * 3,
+            ("digits_8_9", "mnist_8_9"), ("photos", "portrait", "terrain", "textures", "scenes"),
             {"mnist_0_7": "test_mnist_0_7"},
         ),
     )
 }  # fmt: skip
 
 
-class ListedImages(FileImages):
-    """The images of a list file with lines `path label`.
-
-    Args:
-        list_file: the list, which is read at once; images are read when they are asked for.
-        image_root: folder that the paths are relative to.
-        transform: turns an RGB image into a tensor.
-    """
-
-    def __init__(self, list_file: Path, image_root: Path, transform: Transform) -> None:
-        if not is_file(list_file):
-            others = sorted(path.stem for path in list_file.parent.glob("*.txt"))
-            if others:  # the layout is right, the name is not
-                raise NACError(
-                    f"there is no list {list_file}; the lists in that folder are "
-                    f"{', '.join(others)}. For a folder of images write NAME=FOLDER."
-                )
-            raise NACError(
-                f"there is no list {list_file}. Expected OpenOOD's layout: a `data_root` with "
-                "benchmark_imglist/ and the images. OpenOOD's scripts/download fetches both."
-            )
-        lines = read_text(list_file, f"the list {list_file}").splitlines()
-        entries = [line.strip().partition(" ") for line in lines if line.strip()]
-        if not entries:
-            raise NACError(f"the list {list_file} is empty.")
-        for number, line in enumerate(lines, start=1):
-            if line.strip() and not _is_entry(line.strip()):
-                raise NACError(f"{list_file}, line {number}: expected 'path label', got {line!r}.")
-        names, labels = [path for path, _, _ in entries], [int(label) for _, _, label in entries]
-        super().__init__(names, labels, image_root, transform, str(list_file))
-
-
-def _is_entry(line: str) -> bool:
-    _, _, label = line.partition(" ")
-    return re.fullmatch("-?[0-9]{1,9}", label) is not None
-
-
 def benchmark_named(name: str) -> Benchmark:
-    """The benchmark of that name, or an error that lists the known ones."""
+    """The benchmark of that name, or an error that lists all of them."""
     if name not in BENCHMARKS:
         raise NACError(f"unknown benchmark '{name}'; expected one of {', '.join(BENCHMARKS)}.")
     return BENCHMARKS[name]
+
+
+def listed_sets(
+    benchmark: Benchmark,
+    data_root: Union[str, Path],
+    transform: Optional[Transform] = None,
+    *,
+    near: Optional[Sequence[str]] = None,
+    far: Optional[Sequence[str]] = None,
+    full_spectrum: bool = False,
+    ood_val: Optional[str] = None,
+    needs_test: bool = True,
+) -> Datasets:
+    """The sets of a benchmark in OpenOOD's layout, and image folders of your own.
+
+    Args:
+        benchmark: which benchmark.
+        data_root: OpenOOD's data folder.
+        transform: turns an image into a tensor; None takes the benchmark's.
+        near: near-OOD sets, `NAME` of a list `test_NAME` or `NAME=FOLDER`; None takes the
+            benchmark's.
+        far: the same for far-OOD sets.
+        full_spectrum: add the covariate-shifted ID sets.
+        ood_val: list of OOD validation images without `val_`, `NAME=FOLDER`, or "none" for
+            surrogates; None takes the benchmark's.
+        needs_test: whether to read the lists of test sets; they may be missing otherwise.
+    """
+    transform = transform or benchmark.transform()
+
+    def listed(part: str) -> FileImages:
+        return benchmark.images(data_root, part, transform)
+
+    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, FileImages]:
+        found = {}
+        for entry in entries:
+            name, equals, folder = entry.partition("=")
+            if not is_file_name(name) or (equals and not folder):
+                raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
+            check_names([*found, name])
+            found[name] = (
+                unlabelled_samples(folder, transform) if equals else listed(f"{prefix}_{name}")
+            )
+        return found
+
+    near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
+    ood_val = ood_val or benchmark.ood_val
+    validation = {} if ood_val == NO_OOD else ood_sets("val", [ood_val])
+    return Datasets(
+        benchmark.name,
+        benchmark.n_classes,
+        train=listed(f"train_{benchmark.name}"),
+        id_val=listed(f"val_{benchmark.name}"),
+        test=listed(f"test_{benchmark.name}") if needs_test else None,
+        ood_val=next(iter(validation.values()), None),
+        near=ood_sets("test", near) if needs_test else {},
+        far=ood_sets("test", far) if needs_test else {},
+        shifted={n: listed(part) for n, part in benchmark.shifted.items()} if full_spectrum else {},
+        std=benchmark.std,
+    )

@@ -1,29 +1,31 @@
-"""Any dataset as a comparison reads it: in order, with labels and an identity."""
+"""Datasets: image files, texts, and any dataset in order with labels and an identity."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import uuid
 from functools import cached_property
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from pathlib import Path
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from nac_openood.detector.batches import as_batch, check_labels
 from nac_openood.detector.subset import dataset_labels
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
-from nac_openood.sources.texts import collate_for
+from nac_openood.sources.images import ImageError, Transform, rgb_image
+
+Labels = Union[Sequence[int], np.ndarray]
+_MASK = "attention_mask"
+#: Batches have a multiple of this many tokens: some networks take no shorter texts.
+_MULTIPLE = 8
 
 
 class Samples(Dataset[Any]):
@@ -47,17 +49,15 @@ class Samples(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        name: str,
-        data: Any,
-        *,
-        batch_size: int = 100,
-        workers: int = 0,
+        self, name: str, data: Any, *, batch_size: int = 100, workers: int = 0,
         progress: Optional[bool] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name, self.progress = name, progress
         self.batch_size, self.workers = batch_size, workers
         self.dataset, self.collate = _in_order(name, data)
+        origin = getattr(base_dataset(data), "origin", None)
+        #: The name, and the file or folder that the data is from, for errors.
+        self.title = name if origin is None else f"{name} ({origin})"
         if not len(self.dataset):
             raise NACError(f"{self.title}: the dataset is empty.")
 
@@ -67,12 +67,6 @@ class Samples(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
 
-    @property
-    def title(self) -> str:
-        """The name, and the file or folder behind it, for errors."""
-        origin = getattr(self.dataset, "origin", None)
-        return self.name if origin is None else f"{self.name} ({origin})"
-
     def loader(self) -> DataLoader[Any]:
         """Batches of all samples, in order."""
         return DataLoader(self, self.batch_size, num_workers=self.workers, collate_fn=self.collate)
@@ -80,23 +74,18 @@ class Samples(Dataset[Any]):
     @cached_property
     def labels(self) -> Optional[np.ndarray]:
         """All labels, int64 `[samples]`; None if the samples have none."""
-        told = dataset_labels(self.dataset)
-        if told is not None and len(told) == len(self):
-            # what a dataset tells need not be what it yields: there are target transforms
+        found = dataset_labels(self.dataset)
+        if found is not None and len(found) == len(self):
+            # a dataset with a target transform yields other labels than it lists
             ends = sorted({0, len(self) - 1})
-            yielded = [
-                _labels(DataLoader(Subset(self, [i]), collate_fn=self.collate)) for i in ends
-            ]
-            if [None if y is None else y.tolist() for y in yielded] == [[told[i]] for i in ends]:
-                return told
-        return self._scan.labels
+            loader = DataLoader(Subset(self, ends), batch_size=1, collate_fn=self.collate)
+            yielded = [as_batch(item).labels().tolist() for item in loader]
+            if yielded == [[found[i]] for i in ends]:
+                return found
+        return self._scan[0]
 
     def check_labels(self, n_classes: int) -> None:
-        """Refuse in-distribution data without labels, or with labels that are no class.
-
-        Raises:
-            NACError: naming the dataset and the label.
-        """
+        """Refuse in-distribution data without labels, or with labels that are no class."""
         if self.labels is None:
             raise NACError(
                 f"{self.title}: expected a label for every sample, got none. Let the dataset yield "
@@ -110,8 +99,7 @@ class Samples(Dataset[Any]):
     @cached_property
     def identity(self) -> str:
         """A text that is equal for equal samples only; results are reused if it is."""
-        own = getattr(self.dataset, "identity", None)
-        return str(own()) if callable(own) else self._scan.digest
+        return _identity(self.dataset) or self._scan[1]
 
     def sample_name(self, index: int) -> str:
         """The name of a sample: the dataset's own, or its number."""
@@ -124,62 +112,35 @@ class Samples(Dataset[Any]):
         return draw(index) if callable(draw) else None
 
     @cached_property
-    def _scan(self) -> _Scan:
-        """One pass over the samples, for what the dataset itself does not tell."""
+    def _scan(self) -> tuple[Optional[np.ndarray], str]:
+        """Labels and hash of all samples, by one pass over them."""
         digest, labels = hashlib.sha256(), []
-        hashable = True
         for item in bar(self.loader(), f"check {self.name}", self.progress):
-            hashable = hashable and _hash(digest, item)
-            label = as_batch(item).label
-            labels.append(None if label is None else label.cpu().numpy())
-        known = [label for label in labels if label is not None]
-        return _Scan(
-            np.concatenate(known) if len(known) == len(labels) else None,
-            # what cannot be compared is never the same
-            digest.hexdigest()[:16] if hashable else uuid.uuid4().hex,
-        )
+            _hash(digest, item)
+            labels.append(as_batch(item).label)
+        if any(label is None for label in labels):
+            return None, digest.hexdigest()[:16]
+        return torch.cat([label.cpu() for label in labels]).numpy(), digest.hexdigest()[:16]
 
 
-class Rows(Subset[Any]):
-    """Some samples of a dataset, in their order, with an identity of their own.
-
-    Args:
-        dataset: a map-style dataset.
-        rows: int64 `[n]`, which samples.
-    """
-
-    def __init__(self, dataset: Any, rows: np.ndarray) -> None:
-        super().__init__(dataset, np.sort(rows).tolist())
-        if hasattr(dataset, "origin"):
-            self.origin = dataset.origin
-        if hasattr(dataset, "identity"):  # otherwise `Samples` hashes the samples themselves
-            self.identity = self._identity
-
-    def _identity(self) -> str:
-        digest = hashlib.sha256(str(self.dataset.identity()).encode())  # type: ignore[attr-defined]
-        digest.update(np.asarray(self.indices, dtype=np.int64).tobytes())
-        return digest.hexdigest()[:16]
-
-
-class _Scan(NamedTuple):
-    labels: Optional[np.ndarray]
-    digest: str
-
-
-def _labels(loader: DataLoader[Any]) -> Optional[np.ndarray]:
-    label = as_batch(next(iter(loader))).label
-    return None if label is None else label.cpu().numpy()
+def base_dataset(data: Any) -> Any:
+    """The dataset inside of loaders and subsets."""
+    while isinstance(data, (Subset, DataLoader)):
+        data = data.dataset
+    return data
 
 
 def _in_order(name: str, data: Any) -> tuple[Any, Any]:
     """A dataset and its `collate_fn`; a loader's shuffling and dropping is undone."""
-    collate: Any = collate_for(data)
+    collate: Any = collate_texts if isinstance(base_dataset(data), LabelledTexts) else None
     if isinstance(data, DataLoader) and _is_indexed(data.dataset):
         if data.batch_size is None:
             raise NACError(
                 f"{name}: cannot read a DataLoader with a batch_sampler in order. Pass its dataset."
             )
-        data, collate = _selected(data), data.collate_fn
+        with torch.random.fork_rng(devices=[]):
+            rows, collate, data = sorted(set(data.sampler)), data.collate_fn, data.dataset
+        data = data if len(rows) == len(data) else Subset(data, rows)  # type: ignore[arg-type]
     if not _is_indexed(data):
         raise NACError(
             f"{name}: expected a map-style dataset (with __len__ and __getitem__) or a DataLoader "
@@ -194,34 +155,202 @@ def _is_indexed(data: Any) -> bool:
     return indexed and not isinstance(data, IterableDataset)
 
 
-def _selected(loader: DataLoader[Any]) -> Any:
-    """The samples that a loader yields in an epoch, in the order of its dataset."""
-    sampler: Any = loader.sampler
-    whole = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
-    )
-    if whole:
-        return loader.dataset
-    with torch.random.fork_rng(devices=[]):
-        return Subset(loader.dataset, sorted(set(sampler)))
+def _identity(dataset: Any) -> Optional[str]:
+    """What `identity()` of the dataset returns, or that of a subset's dataset and the indices."""
+    if isinstance(dataset, Subset):
+        inner, rows = _identity(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        return inner and hashlib.sha256(inner.encode() + rows.tobytes()).hexdigest()[:16]
+    identity = getattr(dataset, "identity", None)
+    return str(identity()) if callable(identity) else None
 
 
-def _hash(digest: Any, item: Any) -> bool:
-    """Feed whatever a loader yields to a hash; False if it holds something unknown."""
-    if isinstance(item, Mapping):
-        return all(_hash(digest, part) for pair in item.items() for part in pair)
+def _hash(digest: Any, item: Any) -> None:
+    """Feed what a loader yields to a hash."""
     if isinstance(item, Tensor):
         item = item.detach().cpu()
         item = item.view(torch.int16).numpy() if item.dtype == torch.bfloat16 else item.numpy()
     if isinstance(item, (np.ndarray, np.generic)) and item.dtype != object:
         digest.update(f"{item.dtype}{item.shape}".encode() + np.ascontiguousarray(item).tobytes())
-        return True
-    if isinstance(item, (str, bytes, int, float, type(None))):
+    elif isinstance(item, Mapping):
+        for part in (part for pair in item.items() for part in pair):
+            _hash(digest, part)
+    elif isinstance(item, (str, bytes, int, float, type(None))):
         digest.update(f"{type(item).__name__}{item!r}".encode())
-        return True
-    if isinstance(item, Sequence):
+    elif isinstance(item, Sequence):
         digest.update(f"{len(item)}".encode())
-        return all(_hash(digest, part) for part in item)
-    return False
+        for part in item:
+            _hash(digest, part)
+    else:  # it cannot be compared, so no hash may be equal
+        digest.update(uuid.uuid4().bytes)
+
+
+class FileImages(Dataset[Any]):
+    """Image files as OpenOOD's `{'data', 'label'}` dicts.
+
+    Args:
+        names: paths relative to `root`.
+        labels: a label per image, -1 if it has none.
+        root: folder of the images.
+        transform: turns an RGB image into a tensor.
+        origin: where the names come from, for errors.
+        classes: names of the classes in the order of their labels, where they are known.
+    """
+
+    def __init__(
+        self, names: Sequence[str], labels: Labels, root: Path, transform: Transform, origin: str,
+        classes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
+        self.labels, self.classes = np.asarray(labels, dtype=np.int64), tuple(classes)
+        self._identity = ""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"data": self.transform(self.picture(index)), "label": int(self.labels[index])}
+
+    def picture(self, index: int) -> Image.Image:
+        """The image, in RGB."""
+        path = self.root / self.names[index]
+        try:
+            return rgb_image(path)
+        except ImageError as error:
+            raise NACError(
+                f"the image {path} cannot be read ({error}). Replace it, or take it out of "
+                f"{self.origin}; if all are missing, check `data_root`."
+            ) from error
+
+    def without(self, indices: Sequence[int]) -> FileImages:
+        """The same images without some of them."""
+        rows = np.setdiff1d(np.arange(len(self)), indices)
+        names, same = [self.names[i] for i in rows], (self.root, self.transform, self.origin)
+        return FileImages(names, self.labels[rows], *same, self.classes)
+
+    def identity(self) -> str:
+        """A hash of the names, labels, sizes and modification times of all files and the transform.
+
+        It is computed once, since a million files take a while.
+        """
+        if not self._identity:
+            digest = hashlib.sha256(transform_text(self.transform).encode())
+            for name, label in zip(self.names, self.labels):
+                line = f"{name}\0{label}\0{_stamp(self.root / name)}\n"
+                digest.update(line.encode("utf-8", "surrogateescape"))
+            self._identity = digest.hexdigest()[:16]
+        return self._identity
+
+
+def _stamp(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def transform_text(transform: Any) -> str:
+    """The `repr` of a transform, without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(transform))
+
+
+def common_files(one: Any, other: Any) -> int:
+    """How many files two sets of images share; 0 where either is something else."""
+    if not isinstance(one, FileImages) or not isinstance(other, FileImages):
+        return 0
+    # realpath, because resolve fails at a link to itself
+    paths = ({os.path.realpath(each.root / n) for n in each.names} for each in (one, other))
+    return len(set.intersection(*paths))
+
+
+def bad_images(
+    images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
+) -> dict[int, str]:
+    """The reason for each missing or unreadable image, by index. Decodes every image once."""
+    paths: Any = [images.root / name for name in images.names]
+    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=_problems)
+    found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
+    return {index: why for index, why in enumerate(found) if why}
+
+
+def _problems(paths: Sequence[Path]) -> list[str]:
+    return [problem(path) for path in paths]
+
+
+def problem(path: Path) -> str:
+    """Why an image cannot be read; empty if it can."""
+    try:
+        rgb_image(path)
+    except ImageError as error:
+        return str(error)
+    return ""
+
+
+def bad_images_text(images: FileImages, bad: Mapping[int, str]) -> str:
+    """A sentence that names the first few bad images and counts them all."""
+    every = [f"{images.root / images.names[i]} ({why})" for i, why in bad.items()]
+    return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
+
+
+class LabelledTexts(Dataset[Any]):
+    """Texts as dicts of a network's inputs, with `label`.
+
+    Args:
+        texts: the texts.
+        labels: a label per text, -1 if it has none.
+        transform: makes tensors of a text; see `takes_text`.
+        origin: where the texts come from, for errors.
+        classes: names of the classes in the order of their labels, where they are known.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], labels: Labels, transform: Any, origin: str,
+        classes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.texts, self.transform, self.origin = list(texts), transform, origin
+        self.labels, self.classes = np.asarray(labels, dtype=np.int64), tuple(classes)
+        self.names = [text[:60] for text in self.texts]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Any:
+        return {**self.transform(self.texts[index]), "label": int(self.labels[index])}
+
+    def identity(self) -> str:
+        """A hash of the texts, labels and the transform."""
+        digest = hashlib.sha256(repr(self.transform).encode())
+        for text, label in zip(self.texts, self.labels):
+            digest.update(f"{label}\0{len(text)}\0{text}".encode())
+        return digest.hexdigest()[:16]
+
+
+def takes_text(transform: Any) -> bool:
+    """Whether a transform is one of texts; such a transform has a true `takes_text`."""
+    return bool(getattr(transform, "takes_text", False))
+
+
+def collate_texts(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Texts as a batch that is as long as the longest of them; see `without_padding`."""
+    return without_padding(default_collate(list(samples)))
+
+
+def without_padding(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Cut off the tokens at the end of a batch that are padding in every text.
+
+    A batch without an `attention_mask` is left unchanged, and so is padding in front of a text,
+    which changes the positions of its tokens.
+
+    Args:
+        batch: `[texts, tokens]` by name; tensors of another length are left unchanged.
+    """
+    mask = batch.get(_MASK)
+    if mask is None:
+        return dict(batch)
+    n_tokens, used = mask.shape[1], mask.any(dim=0).nonzero()
+    longest = int(used[-1]) + 1 if len(used) else 1
+    kept = min(n_tokens, -(-longest // _MULTIPLE) * _MULTIPLE)
+    return {
+        name: part[:, :kept] if part.ndim > 1 and part.shape[1] == n_tokens else part
+        for name, part in batch.items()
+    }

@@ -1,21 +1,34 @@
-"""The datasets of an OOD benchmark, by role."""
+"""The datasets of an OOD benchmark by role, and how to read them from folders, lists and code."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
+import numpy as np
+from torch.utils.data import DataLoader, Subset
+
+from nac_openood.core.layer_config import refuse_unknown
+from nac_openood.detector.subset import loader_like
 from nac_openood.errors import NACError
-from nac_openood.sources.images import FileImages, Transform, folder_images
-from nac_openood.sources.imglist import Benchmark
+from nac_openood.sources.code import call_code, is_code, load_code
+from nac_openood.sources.images import Transform
+from nac_openood.sources.readers import (
+    PathOrText,
+    labelled_samples,
+    split_indices,
+    unlabelled_samples,
+)
+from nac_openood.sources.samples import FileImages, Samples, base_dataset
 
 #: Names that no OOD set may have: those of other sets, and of means.
 RESERVED = ("test", "train", "id_val", "ood_val", "nearood", "farood")
-#: The name that stands for: there is no OOD validation data.
+#: The name that means that there is no OOD validation data.
 NO_OOD = "none"
+#: The keys of a dict that a user's code may return.
+_ROLES = ("train", "val", "test", "near", "far", "ood_val")
 
 
 @dataclass(frozen=True)
@@ -62,74 +75,156 @@ class Datasets:
         return {"test": self.test, **self.shifted, **self.near, **self.far}
 
 
-def listed_sets(
-    benchmark: Benchmark,
-    data_root: Union[str, Path],
-    transform: Optional[Transform] = None,
+def own_sets(
+    train: PathOrText,
     *,
-    near: Optional[Sequence[str]] = None,
-    far: Optional[Sequence[str]] = None,
-    full_spectrum: bool = False,
+    val: Optional[PathOrText] = None,
+    test: Optional[PathOrText] = None,
+    near: Sequence[str] = (),
+    far: Sequence[str] = (),
     ood_val: Optional[str] = None,
+    transform: Optional[Transform],
+    classes: Sequence[str] = (),
+    seed: int = 0,
     needs_test: bool = True,
 ) -> Datasets:
-    """The sets of a benchmark in OpenOOD's layout, and image folders of your own.
+    """Datasets out of folders, lists and code.
 
     Args:
-        benchmark: which benchmark.
-        data_root: OpenOOD's data folder.
-        transform: turns an image into a tensor; None takes the benchmark's.
-        near: near-OOD sets, `NAME` of a list `test_NAME` or `NAME=FOLDER`; None takes the
-            benchmark's.
+        train: training images: a folder with a subfolder for each class, a CSV file with the
+            columns `path` and `label` (or `text` and `label`), or code, `package.module:function`
+            or `path/to/file.py:function`, which is run. The function is given the transform if it
+            takes an argument, and returns a dataset, or a dict of datasets for several of `train`,
+            `val`, `test`, `ood_val`, `near` and `far` (the last two by name).
+        val: the same for ID validation images; None holds out 20 % of `train`.
+        test: the same for ID test images.
+        near: near-OOD sets, each as `NAME=FOLDER`, `NAME=FILE.csv` or `NAME=CODE`; their labels do
+            not matter.
         far: the same for far-OOD sets.
-        full_spectrum: add the covariate-shifted ID sets.
-        ood_val: list of OOD validation images without `val_`, `NAME=FOLDER`, or "none" for
-            surrogates; None takes the benchmark's.
-        needs_test: whether to read the lists of test sets; they may be missing otherwise.
+        ood_val: OOD validation set in the same form; None or "none" makes surrogates of ID
+            validation images.
+        transform: turns an image into a tensor; None if only code is given that needs none.
+        classes: names of the network's classes in the order of its logits, where they are known;
+            labels follow them if the data has such names.
+        seed: random seed of the splits.
+        needs_test: whether to hold out test images where none are given.
     """
-    transform = transform or benchmark.transform()
-    near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
-    names = [entry.partition("=")[0] for entry in (*near, *far)]
-    check_names([name for name in names if _is_name(name)])
-    listed = partial(benchmark.images, data_root, transform=transform)
-    chosen = partial(_chosen, listed, transform, prefix="test_")
-    validation = partial(_chosen, listed, transform, prefix="val_")
-    shifted = benchmark.shifted if full_spectrum else {}
-    outside = ood_val or benchmark.ood_val
+    data_classes: tuple[str, ...] = ()
+
+    def labelled(role: str, path: PathOrText) -> Any:
+        nonlocal data_classes
+        if is_code(str(path)):
+            return _run_code(role, str(path), transform)
+        data = labelled_samples(path, transform, data_classes or None, classes)
+        if len(data.classes) < 2:
+            raise NACError(f"{data.origin} has one class only: expected at least two.")
+        data_classes = data_classes or data.classes
+        return data
+
+    def ood_sets(role: str, entries: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for entry in entries:
+            name, _, path = entry.partition("=")
+            if not name or not path:
+                raise NACError(
+                    f"expected NAME=FOLDER for a set of images of your own, got '{entry}': there "
+                    "are no lists to look a name up in."
+                )
+            check_names([*found, name])
+            coded = is_code(path)
+            read = (
+                _run_code(role, path, transform) if coded else unlabelled_samples(path, transform)
+            )
+            found[name] = read
+        return found
+
+    made = labelled("train", train)
+    found = dict(made) if isinstance(made, Mapping) else {"train": made}
+    refuse_unknown(found, _ROLES, "set of images")
+    if "train" not in found:
+        raise NACError(f"`train`: {train} returned {sorted(found)} without 'train'.")
+    data_classes = classes_of(found["train"])
+    for role, path in (("val", val), ("test", test)):
+        if path is not None:
+            found[role] = labelled(role, path)
+    for number, role in enumerate(("val", "test")):
+        if role not in found and (role == "val" or needs_test):
+            found["train"], found[role] = _split(found["train"], seed + number)
+    if ood_val not in (None, NO_OOD):
+        (found["ood_val"],) = ood_sets("ood_val", [str(ood_val)]).values()
     return Datasets(
-        benchmark.name,
-        benchmark.n_classes,
-        train=listed(f"train_{benchmark.name}"),
-        id_val=listed(f"val_{benchmark.name}"),
-        test=listed(f"test_{benchmark.name}") if needs_test else None,
-        ood_val=None if outside == NO_OOD else validation(outside)[1],
-        near=dict(map(chosen, near)) if needs_test else {},
-        far=dict(map(chosen, far)) if needs_test else {},
-        shifted={name: listed(part) for name, part in shifted.items()},
-        std=benchmark.std,
-    )
+        _title(str(train)), _count_classes(found["train"]), found["train"], found["val"],
+        found.get("test"), found.get("ood_val"),
+        {**found.get("near", {}), **ood_sets("near", near)},
+        {**found.get("far", {}), **ood_sets("far", far)},
+    )  # fmt: skip
 
 
-def _chosen(
-    listed: Callable[[str], FileImages], transform: Transform, entry: str, *, prefix: str
-) -> tuple[str, FileImages]:
-    """The name and the images of an OOD set, given as `NAME` of a list or as `NAME=FOLDER`."""
-    name, equals, folder = entry.partition("=")
-    if not _is_name(name) or (equals and not folder):
-        raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
-    return name, folder_images(folder, transform) if equals else listed(f"{prefix}{name}")
+def needs_transform(*paths: Any, **more: Any) -> bool:
+    """Whether any of these arguments of `own_sets` is not code; code may need no transform."""
+    found: list[str] = []
+    for value in (*paths, *more.values()):
+        found += [str(value)] if isinstance(value, (str, Path)) else value or ()
+    names = [entry.partition("=")[2] or entry for entry in found]
+    return any(not is_code(name) and name != NO_OOD for name in names)
+
+
+def classes_of(data: Any) -> tuple[str, ...]:
+    """The names of a dataset's classes, which torchvision's datasets have too; else empty."""
+    return tuple(map(str, getattr(base_dataset(data), "classes", ())))
+
+
+def _run_code(role: str, text: str, transform: Optional[Transform]) -> Any:
+    """The dataset that a user's code names or returns."""
+    found = load_code(text, f"`{role}`")
+    offered = {} if transform is None else {"transform": transform}
+    return call_code(found, text, f"`{role}`", offered) if callable(found) else found
+
+
+def _split(data: Any, seed: int) -> tuple[Any, Any]:
+    """Hold out 20 % of the samples."""
+    dataset = Samples("train", data).dataset
+    train, held_out = split_indices(len(dataset), seed)
+    if isinstance(data, FileImages):
+        return data.without(held_out.tolist()), data.without(train.tolist())
+    parts = (Subset(dataset, np.sort(rows).tolist()) for rows in (train, held_out))
+    # the loader's `collate_fn` may be needed
+    first, second = (loader_like(data, p) if isinstance(data, DataLoader) else p for p in parts)
+    return first, second
+
+
+def _title(train: str) -> str:
+    """A name for the data: that of the function, file or folder; `birds` of `birds/train`."""
+    if is_code(train):
+        return train.rpartition(":")[2]
+    path = Path(train).resolve()
+    return path.parent.name if path.name == "train" and path.parent.name else path.stem
+
+
+def _count_classes(train: Any) -> int:
+    """How many classes are named, or one more than the largest label."""
+    names = classes_of(train)
+    if names:
+        return len(names)
+    labels = Samples("train", train).labels
+    if labels is None:
+        raise NACError(
+            "the training data has no labels: let the dataset yield (x, y) or {'data': x, "
+            "'label': y}."
+        )
+    return int(labels.max()) + 1
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names of test sets that are taken, repeated or not fit for a file."""
+    """Refuse names of test sets that are reserved, repeated or not fit for a file."""
     check_file_names("a dataset", names)
     repeated = sorted({name for name in names if names.count(name) > 1})
-    reserved = [name for name in names if name in RESERVED]
     if repeated:
         raise NACError(
             f"expected a different name for each OOD set, got {repeated} more than once. Name a "
             "folder differently: NAME=FOLDER."
         )
+    reserved = [name for name in names if name in RESERVED]
     if reserved:
         raise NACError(
             f"an OOD set cannot be called {', '.join(reserved)}; these names are reserved: "
@@ -137,24 +232,25 @@ def check_names(names: Sequence[str]) -> None:
         )
 
 
-def check_mapping(role: str, given: Any, what: str, example: str) -> None:
+def check_mapping(role: str, value: Any, what: str, example: str) -> None:
     """Refuse anything but datasets by name as an argument."""
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         raise NACError(
             f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}; got "
-            f"{type(given).__name__}."
+            f"{type(value).__name__}."
         )
 
 
 def check_file_names(what: str, names: Iterable[str]) -> None:
     """Refuse names that no file can have."""
     for name in names:
-        if not _is_name(name):
+        if not is_file_name(name):
             raise NACError(
                 f"the name of {what} must not be empty, contain a slash or begin with a '.', "
                 f"and must be UTF-8, because files are named after it; got {name!r}."
             )
 
 
-def _is_name(name: Any) -> bool:
+def is_file_name(name: Any) -> bool:
+    """Whether files can have this name on all systems."""
     return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name) is not None

@@ -1,31 +1,145 @@
-"""Which transform turns images into a network's input; nothing is guessed in silence."""
+"""Transforms of images into a network's input: its own, a YAML file with settings, or code."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence, Union
 
+import yaml
 from PIL import Image
 from torch import Tensor
 
+from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.files import is_file
+from nac_openood.files import read_text
+from nac_openood.paths import is_file
 from nac_openood.sources.code import is_code, load_code, user_code
-from nac_openood.sources.image_settings import (
-    EXAMPLE,
-    ImageSettings,
-    read_settings,
-    square_settings,
-)
-from nac_openood.sources.images import Transform, transform_text
-from nac_openood.sources.imglist import Benchmark
+from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
+from nac_openood.sources.samples import transform_text
+from nac_openood.yaml_text import parse_yaml
 
-_YAML = (".yml", ".yaml")
-_WHAT = "`transform`"
+if TYPE_CHECKING:
+    from nac_openood.sources.imglist import Benchmark
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+_EXAMPLE = """\
+resize: 256                   # length of the shorter side; [256, 256] for both sides
+crop: 224                     # center crop
+mean: [0.485, 0.456, 0.406]   # per channel, of pixels between 0 and 1
+std: [0.229, 0.224, 0.225]
+"""
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """What happens to an RGB image, in this order; everything is optional.
+
+    Args:
+        gray: whether to make one gray channel of it.
+        resize: length of the shorter side, or height and width.
+        crop: side of the square, or height and width, to cut out of the middle.
+        mean: mean per channel, of pixels between 0 and 1; goes with `std`.
+        std: standard deviation per channel.
+        interpolation: of `resize`: nearest, bilinear, bicubic or lanczos.
+    """
+
+    gray: bool = False
+    resize: Union[int, tuple[int, int], None] = None
+    crop: Union[int, tuple[int, int], None] = None
+    mean: Optional[tuple[float, ...]] = None
+    std: Optional[tuple[float, ...]] = None
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gray, bool):
+            raise NACError(f"'gray' must be true or false, got {self.gray!r}.")
+        channels = 1 if self.gray else 3
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            values = _values(numbers, int, float)
+            if numbers is not None and len(values) not in (1, channels):
+                raise NACError(
+                    f"'{name}' must be {channels} numbers, one per channel, got {numbers!r}."
+                )
+            made = tuple(map(float, values)) * (channels // max(len(values), 1))
+            object.__setattr__(self, name, made or None)
+        for name, size in (("resize", self.resize), ("crop", self.crop)):
+            sides = _values(size, int)
+            if size is not None and (len(sides) not in (1, 2) or min(sides) < 1):
+                raise NACError(
+                    f"'{name}' must be a positive whole number or two of them, got {size!r}."
+                )
+            object.__setattr__(self, name, size if len(sides) < 2 else tuple(sides))
+        if (self.mean is None) != (self.std is None):
+            raise NACError("expected both 'mean' and 'std' or neither of them.")
+        if self.std is not None and min(self.std) <= 0:
+            raise NACError(f"'std' must be above 0, got {list(self.std)}.")
+        if self.interpolation not in _INTERPOLATIONS:
+            raise NACError(
+                f"'interpolation' must be one of {', '.join(_INTERPOLATIONS)}, got "
+                f"{self.interpolation!r}."
+            )
+
+    @classmethod
+    def from_yaml(cls, text: str, origin: str) -> ImageSettings:
+        """Read settings.
+
+        Args:
+            text: a YAML mapping.
+            origin: where the text is from, for errors.
+        """
+        try:
+            found = parse_yaml(text)
+            if not isinstance(found, Mapping) or not found:
+                raise NACError("expected a mapping with at least one key.")
+            refuse_unknown(found, {entry.name for entry in fields(cls)})
+            return cls(**found)
+        except NACError as error:
+            raise NACError(f"{origin}: {error} For example:\n{_EXAMPLE}") from error
+
+    def to_yaml(self) -> str:
+        """The text that `from_yaml` reads."""
+        default = asdict(ImageSettings())
+        changed = {name: value for name, value in asdict(self).items() if value != default[name]}
+        lists = {n: list(v) if isinstance(v, tuple) else v for n, v in changed.items()}
+        return yaml.safe_dump(lists, sort_keys=False, default_flow_style=None)
+
+    def transform(self) -> Transform:
+        """The transform of an RGB image."""
+        from torchvision import transforms
+
+        steps: list[Any] = [transforms.Grayscale()] if self.gray else []
+        if self.resize is not None:
+            mode = transforms.InterpolationMode(self.interpolation)
+            steps.append(transforms.Resize(self.resize, mode))
+        if self.crop is not None:
+            steps.append(transforms.CenterCrop(self.crop))
+        steps.append(transforms.ToTensor())
+        if self.mean is not None:
+            steps.append(transforms.Normalize(self.mean, self.std))
+        return transforms.Compose(steps)
+
+
+def _values(given: Any, *types: type) -> list[Any]:
+    """A number, or a sequence of numbers, as a list; empty for anything else."""
+    values = [given] if type(given) in types else given
+    is_list = isinstance(values, Sequence) and all(type(value) in types for value in values)
+    return list(values) if is_list else []
+
+
+def read_settings(path: Union[str, Path]) -> ImageSettings:
+    """The settings in a YAML file."""
+    return ImageSettings.from_yaml(read_text(path, f"the transform {path}"), str(path))
+
+
+def square_settings(side: int) -> ImageSettings:
+    """Resize to `side` x `side` and normalize as for ImageNet, as DomainBed does it."""
+    return ImageSettings(resize=(side, side), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 class Preprocessing(NamedTuple):
@@ -56,7 +170,7 @@ class Preprocessing(NamedTuple):
 
 
 def chosen_transform(
-    given: Optional[str],
+    choice: Optional[str],
     arch: str,
     weights: Optional[str] = None,
     *,
@@ -65,8 +179,8 @@ def chosen_transform(
     """The transform that a user asked for.
 
     Args:
-        given: "auto" or None for that of the network's own configuration, a YAML file as in
-            `image_settings`, or code, as in `user_transform`.
+        choice: "auto" or None for that of the network's own configuration, a YAML file with
+            `ImageSettings`, or code, as in `user_transform`.
         arch: the network, as in `networks.kind_of`.
         weights: its checkpoint file, or `torchvision:NAME`.
         benchmark: the benchmark of the images, whose transform "auto" takes for networks without
@@ -75,21 +189,20 @@ def chosen_transform(
     Raises:
         NACError: there is none, or nothing is known about the network; the message shows a YAML.
     """
-    if given in (None, AUTO):
+    if choice is None or choice == AUTO:
         return _automatic(arch, weights, benchmark)
-    assert given is not None
-    if Path(given).suffix in _YAML or is_file(given):
-        return Preprocessing.of(read_settings(given))
-    if is_code(given):
-        return Preprocessing(user_transform(given), given)
+    if Path(choice).suffix in (".yml", ".yaml") or is_file(choice):
+        return Preprocessing.of(read_settings(choice))
+    if is_code(choice):
+        return Preprocessing(user_transform(choice), choice)
     raise NACError(
-        f"{_WHAT}: expected 'auto', a YAML file, package.module:name or path/to/file.py:name, got "
-        f"'{given}'."
+        "`transform`: expected 'auto', a YAML file, package.module:name or path/to/file.py:name, "
+        f"got '{choice}'."
     )
 
 
 def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> Preprocessing:
-    """The transform that a file names by its `text`; code is not run because a file names it."""
+    """The transform that a file describes by its `text`; code that a file names is not run."""
     if text == AUTO:
         return _automatic(arch, weights, None)
     if is_code(text):
@@ -100,22 +213,17 @@ def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> P
     return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
 
 
-def square_transform(side: int) -> Preprocessing:
-    """Resize to a square and normalize as for ImageNet."""
-    return Preprocessing.of(square_settings(side))
-
-
 def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]) -> Preprocessing:
     kind = kind_of(arch)
     if benchmark is None or benchmark.name in kind.benchmarks:
-        own = kind.transform(arch, weights)
-        if own is not None:
-            return Preprocessing(own, AUTO)
+        transform = kind.transform(arch, weights)
+        if transform is not None:
+            return Preprocessing(transform, AUTO)
     if benchmark is not None:
         return Preprocessing.of(benchmark.settings())
     raise NACError(
         f"nothing says how images become the input of {arch}: pass `transform`, a YAML file such "
-        f"as\n{EXAMPLE}or code that makes a transform, path/to/file.py:name."
+        f"as\n{_EXAMPLE}or code that makes a transform, path/to/file.py:name."
     )
 
 
@@ -127,16 +235,24 @@ def user_transform(text: str) -> Transform:
             itself if it is an object that can be called or a function that needs an argument, the
             image. A class, or a function that needs none, is called and returns the transform.
     """
-    found = load_code(text, _WHAT)
-    if inspect.isclass(found) or (inspect.isroutine(found) and not _needed(found)):
-        with user_code(text, _WHAT):
+    found = load_code(text, "`transform`")
+    if inspect.isclass(found) or (inspect.isroutine(found) and _needs_nothing(found)):
+        with user_code(text, "`transform`"):
             found = found()
     if not callable(found):
         raise NACError(
-            f"{_WHAT}: {text} makes a {type(found).__name__}, expected a transform: a function of "
-            "an image that returns a tensor."
+            f"`transform`: {text} makes a {type(found).__name__}, expected a transform: a function "
+            "of an image that returns a tensor."
         )
     return _UserTransform(found, text)
+
+
+def _needs_nothing(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):  # ValueError: a function in C
+        return False
+    return True
 
 
 class _UserTransform:
@@ -146,11 +262,12 @@ class _UserTransform:
         self.transform, self.text = transform, text
 
     def __call__(self, image: Image.Image) -> Tensor:
-        with user_code(self.text, _WHAT):
+        with user_code(self.text, "`transform`"):
             made = self.transform(image)
         if not isinstance(made, Tensor):
             raise NACError(
-                f"{_WHAT}: {self.text} made a {type(made).__name__} of an image, expected a tensor."
+                f"`transform`: {self.text} made a {type(made).__name__} of an image, expected a "
+                "tensor."
             )
         return made
 
@@ -160,15 +277,3 @@ class _UserTransform:
         except (TypeError, OSError):
             code = repr(self.transform)
         return f"{self.text}({code})"
-
-
-def _needed(function: Any) -> bool:
-    """Whether a function needs an argument."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of a function in C
-        return True
-    return any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )

@@ -1,0 +1,301 @@
+"""Readers of labelled data: class folders, CSV lists, OpenOOD's lists, DomainBed's domains."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Iterable, Optional, Sequence, Union
+
+import numpy as np
+from torch.utils.data import Subset
+
+from nac_openood.errors import NACError, some, why_unreadable
+from nac_openood.files import read_text
+from nac_openood.paths import entries, is_file, is_folder
+from nac_openood.sources.images import Transform, image_names
+from nac_openood.sources.samples import FileImages, LabelledTexts, takes_text
+from nac_openood.sources.transforms import square_settings
+
+PathOrText = Union[str, Path]
+Listed = Union[FileImages, LabelledTexts]
+#: More than any dataset has; a mistyped label must not make a list of so many names.
+_MOST_CLASSES = 10**6
+_HELD_OUT = 0.2
+
+
+def labelled_samples(
+    path: PathOrText,
+    transform: Any,
+    classes: Optional[Sequence[str]] = None,
+    network_classes: Sequence[str] = (),
+) -> Listed:
+    """Read samples with their labels and the names of their classes.
+
+    Args:
+        path: a folder with a subfolder for each class, or a CSV file with the columns `path` and
+            `label`, or `text` and `label`. Its paths are relative to its own folder. Its labels are
+            names of classes, or the numbers of classes if all of them are whole numbers.
+        transform: turns an RGB image, or a text, into tensors.
+        classes: names of the classes in the order of their labels; None takes those that occur,
+            in alphabetical order, as torchvision's `ImageFolder` does.
+        network_classes: taken instead where `classes` is None, if the data has such names only or
+            numbers.
+
+    Raises:
+        NACError: there are no samples, or a label is none of `classes`.
+    """
+    column, items, labels = _read(Path(path), labelled=True)
+    found = tuple(sorted(set(labels)))
+    is_numbers = _is_csv(path) and all(re.fullmatch("-?[0-9]{1,18}", label) for label in found)
+    if classes is None and (is_numbers or set(found) <= set(network_classes)):
+        classes = tuple(network_classes) or None
+    if is_numbers and not set(found) <= set(classes or ()):
+        numbers = [int(label) for label in labels]
+        count = len(classes) if classes else min(max(numbers) + 1, _MOST_CLASSES)
+        wrong = [number for number in numbers if not 0 <= number < count]
+        if wrong:
+            raise NACError(
+                f"{path}: label {wrong[0]} is no class; there are {count} classes: expected 0 to "
+                f"{count - 1}."
+            )
+        names = tuple(classes or map(str, range(count)))
+    else:
+        names = tuple(classes or found)
+        unknown = [name for name in found if name not in set(names)]
+        if unknown:
+            raise NACError(
+                f"{path} has samples of class {some(unknown)}, which is none of the {len(names)} "
+                f"classes: {some(names)}. Take these out, or rename the class."
+            )
+        index = {name: number for number, name in enumerate(names)}
+        numbers = [index[label] for label in labels]
+    return _dataset(path, column, items, numbers, transform, names)
+
+
+def unlabelled_samples(path: PathOrText, transform: Any) -> Listed:
+    """Read the images of a folder and its subfolders, or a CSV file with a column path or text."""
+    column, items, _ = _read(Path(path), labelled=False)
+    return _dataset(path, column, items, [-1] * len(items), transform)
+
+
+def listed_images(list_file: Path, root: Path, transform: Transform) -> FileImages:
+    """Read a list of OpenOOD's, with lines `path label`.
+
+    Args:
+        list_file: the list.
+        root: folder that the paths are relative to.
+        transform: turns an RGB image into a tensor.
+    """
+    if not is_file(list_file):
+        others = ", ".join(sorted(path.stem for path in list_file.parent.glob("*.txt")))
+        hint = (
+            f"The lists in that folder are {others}. For a folder of images write NAME=FOLDER."
+            if others
+            else "Expected OpenOOD's layout: a `data_root` with benchmark_imglist/ and the images. "
+            "OpenOOD's scripts/download fetches both."
+        )
+        raise NACError(f"there is no list {list_file}. {hint}")
+    names, labels = [], []
+    lines = read_text(list_file, f"the list {list_file}").splitlines()
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        name, _, label = line.partition(" ")
+        if line and not re.fullmatch("-?[0-9]{1,9}", label):
+            raise NACError(f"{list_file}, line {number}: expected 'path label', got {line!r}.")
+        if line:
+            names.append(name)
+            labels.append(int(label))
+    if not names:
+        raise NACError(f"the list {list_file} is empty.")
+    return FileImages(names, labels, root, transform, str(list_file))
+
+
+def _is_csv(path: PathOrText) -> bool:
+    return Path(path).suffix.lower() == ".csv"
+
+
+def _read(path: Path, *, labelled: bool) -> tuple[str, list[str], list[str]]:
+    """What the samples are ("path" or "text"), the samples, and the names of their classes."""
+    if _is_csv(path):
+        return _read_csv(path, labelled)
+    names = image_names(path)
+    if not labelled:
+        return "path", names, []
+    found = sorted(
+        (folder, name)
+        for name in names
+        for folder, slash, _ in [name.partition("/")]
+        if slash and not folder.startswith(".")
+    )
+    if not found:
+        raise NACError(
+            f"the images of {path} are in no class folder: expected one subfolder per class, as in "
+            f"{path}/dog/1.jpg."
+        )
+    return "path", [name for _, name in found], [folder for folder, _ in found]
+
+
+def _read_csv(path: Path, labelled: bool) -> tuple[str, list[str], list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header, *lines = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+    except FileNotFoundError:
+        raise NACError(f"there is no list {path}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
+    names = header[1]
+    content = "text" if "text" in names and "path" not in names else "path"
+    columns = [content, "label"] if labelled else [content]
+    if any(names.count(name) != 1 for name in columns):
+        got = ", ".join(names) or "nothing"
+        raise NACError(f"{path}: expected a first line with {' and '.join(columns)}, got {got}.")
+    if not lines:
+        raise NACError(f"the list {path} is empty.")
+    rows = []
+    for number, line in lines:
+        if len(line) != len(names):
+            raise NACError(
+                f"{path}, line {number}: expected {len(names)} entries, got {len(line)}. Put "
+                "entries that have commas in double quotes."
+            )
+        rows.append({name: entry.strip() for name, entry in zip(names, line)})
+        if not all(rows[-1][name] for name in columns):
+            raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")
+    return content, [row[content] for row in rows], [row["label"] for row in rows if labelled]
+
+
+def _dataset(
+    path: PathOrText,
+    column: str,
+    items: Sequence[str],
+    labels: Sequence[int],
+    transform: Any,
+    classes: Sequence[str] = (),
+) -> Listed:
+    if column == "text":
+        if not takes_text(transform):
+            raise NACError(
+                f"{path} holds texts, but the network takes images. Expected a column 'path' with "
+                "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
+            )
+        return LabelledTexts(items, labels, transform, str(path), classes)
+    root, origin = Path(path), f"the folder {path}"
+    if _is_csv(path):
+        root, origin = root.parent, str(path)
+    return FileImages(items, labels, root, transform, origin, classes)
+
+
+class DomainFolder(FileImages):
+    """The images of one domain, as pairs `(image, label)`, sorted by class and path.
+
+    PACS, VLCS, OfficeHome and TerraIncognita come as `root/domain/class/image`, like all datasets
+    of DomainBed.
+
+    Args:
+        path: folder of the domain, with a subfolder for each class.
+        classes: names of the classes in the order of their labels; None takes the subfolders that
+            hold images. Pass `domain_classes(...)` so that labels agree between domains.
+        transform: turns an RGB image into a tensor; None takes `domainbed_transform()`.
+
+    Raises:
+        NACError: if the folder is missing or empty, or its classes are not `classes`.
+    """
+
+    def __init__(
+        self,
+        path: PathOrText,
+        classes: Optional[Sequence[str]] = None,
+        transform: Optional[Transform] = None,
+    ) -> None:
+        _, names, found = _read(Path(path), labelled=True)
+        expected = tuple(sorted(set(found)) if classes is None else classes)
+        missing, unknown = sorted({*expected} - {*found}), sorted({*found} - {*expected})
+        problems = [
+            *(f"no images of class {c}, which another domain has" for c in missing),
+            *(f"images of class {c}, expected only {', '.join(expected)}" for c in unknown),
+        ]
+        if problems or len(expected) < 2:
+            problems = problems or [f"images of one class only, {expected[0]}"]
+            raise NACError(
+                f"the domain {path} has {' and '.join(problems)}. Every domain needs images of the "
+                "same two or more classes: add some, or leave out a class or the domain."
+            )
+        labels = np.array([expected.index(name) for name in found])
+        order = np.argsort(labels, kind="stable")
+        transform = transform or domainbed_transform()
+        super().__init__(
+            [names[i] for i in order], labels[order], Path(path), transform, f"the folder {path}",
+            expected,
+        )  # fmt: skip
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.picture(index)), int(self.labels[index])
+
+
+def domain_folders(root: PathOrText) -> dict[str, Path]:
+    """The folder of each domain in a dataset such as `PACS`, sorted by name."""
+    if not is_folder(root):
+        raise NACError(f"there is no folder {root}: expected one with a subfolder per domain.")
+    folders = {p.name: p for p in entries(root) if is_folder(p) and not p.name.startswith(".")}
+    if not folders:
+        raise NACError(
+            f"{root} has no subfolders: expected one per domain, as in {root}/sketch/dog/1.jpg."
+        )
+    return folders
+
+
+def domain_classes(folders: Iterable[PathOrText]) -> tuple[str, ...]:
+    """The names of all classes that occur in any of the domains, sorted."""
+    return tuple(sorted({c for folder in folders for c in _read(Path(folder), labelled=True)[2]}))
+
+
+def domainbed_transform(size: int = 224) -> Transform:
+    """DomainBed's test transform: resize to `size` x `size`, normalize as for ImageNet."""
+    return square_settings(size).transform()
+
+
+def split_domain(data: Any, trial: int, domain_index: int) -> tuple[Subset[Any], Subset[Any]]:
+    """Split a domain as DomainBed does: training samples, and 20 % that are held out.
+
+    Args:
+        data: a map-style dataset.
+        trial: see `split_seed`.
+        domain_index: see `split_seed`.
+    """
+    parts = split_indices(len(data), split_seed(trial, domain_index))
+    train, held_out = (Subset(data, np.sort(rows).tolist()) for rows in parts)
+    return train, held_out
+
+
+def split_indices(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split `n` samples at random: 20 %, rounded down, are held out, as DomainBed does.
+
+    Args:
+        n: number of samples.
+        seed: e.g. from `split_seed`.
+
+    Returns:
+        The training rows and the held-out rows, int64, in random order.
+    """
+    held_out = int(n * _HELD_OUT)
+    if not held_out:
+        raise NACError(
+            f"20 % of {n} samples are to be held out, which is none: expected at least 5 samples. "
+            "Add some, or pass validation data of your own."
+        )
+    rows = np.arange(n)
+    np.random.RandomState(seed).shuffle(rows)
+    return rows[held_out:], rows[:held_out]
+
+
+def split_seed(trial: int, domain_index: int) -> int:
+    """DomainBed's seed of a split.
+
+    Args:
+        trial: number of the trial, from 0.
+        domain_index: number of the domain in sorted order, from 0, the target domain included.
+    """
+    text = str((int(trial), int(domain_index))).encode()
+    return int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % 2**31
