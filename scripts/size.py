@@ -89,10 +89,9 @@ def _docstrings(nodes: list[ast.AST]) -> set[int]:
     lines: set[int] = set()
     for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                if isinstance(first.value.value, str):
-                    lines |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            if node.body and ast.get_docstring(node, clean=False) is not None:
+                first = node.body[0]
+                lines |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return lines
 
 
@@ -207,9 +206,9 @@ def _write_images(folder: Path) -> None:
 
 
 def _traced(work: Callable[[], Any]) -> Trace:
-    with Trace() as trace, contextlib.redirect_stdout(io.StringIO()):
-        with contextlib.redirect_stderr(io.StringIO()):
-            work()
+    silent = io.StringIO()
+    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), Trace() as trace:
+        work()
     return trace
 
 
