@@ -45,8 +45,8 @@ from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.server import listening_socket, run_until_signal, server
 from nac_openood.sources.fitted import Deployed
+from nac_openood.sources.image_paths import Prediction
 from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.judged import Judged
 from nac_openood.sources.networks import build
 
 #: Scores depend a little on the batch that an image is in; on the image far more.
@@ -58,11 +58,11 @@ Address = tuple[str, int]
 class PlainJudge(Judge):
     """The network alone: class and confidence."""
 
-    def answers(self, batch: Tensor) -> list[Judged]:
+    def answers(self, batch: Tensor) -> list[Prediction]:
         with torch.inference_mode():
             best = self.deployed.detector.net(batch).double().softmax(dim=1).max(dim=1)
         pairs = zip(best.indices.tolist(), best.values.tolist())
-        return [Judged("", self.deployed.class_name(k), c, c, 1.0) for k, c in pairs]
+        return [Prediction("", self.deployed.class_name(k), c, c, 1.0) for k, c in pairs]
 
 
 def network(arch: str) -> nn.Module:
@@ -136,7 +136,11 @@ class Load(NamedTuple):
 
 
 def drive(
-    address: Address, bodies: Sequence[bytes], wanted: Sequence[Judged], requests: int, clients: int
+    address: Address,
+    bodies: Sequence[bytes],
+    wanted: Sequence[Prediction],
+    requests: int,
+    clients: int,
 ) -> Load:
     """Send requests from several clients at once, and check every answer."""
     order = np.random.default_rng(0).integers(0, len(bodies), requests)
@@ -173,7 +177,7 @@ def drive(
     return Load(seconds, len(bad["lost"]), len(bad["mixed"]), wall)
 
 
-def is_right(found: dict[str, Any], name: str, wanted: Judged) -> bool:
+def is_right(found: dict[str, Any], name: str, wanted: Prediction) -> bool:
     """Whether an answer is the one to this request."""
     close = abs(found["score"] - wanted.score) <= TOLERANCE * max(1, abs(wanted.score))
     return found["path"] == name and found["class"] == wanted.label and close

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from nac_openood import NACDetector
 from nac_openood.detector.verdicts import Verdicts
 from nac_openood.sources import networks
-from nac_openood.sources.texts import LabelledTexts, collate_texts
+from nac_openood.sources.samples import LabelledTexts, collate_texts
 
 BATCH, LONGEST, WORDS = 100, 512, 8000
 TRAIN, VAL, TEST = 4000, 1000, 1000

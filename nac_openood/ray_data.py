@@ -22,10 +22,9 @@ from nac_openood.detector.store import FitSummary
 from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.records import from_values
-from nac_openood.sources.decoding import ImageError, rgb_image
 from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.image_paths import stacked
-from nac_openood.sources.judged import Judged, judge_batch
+from nac_openood.sources.image_paths import Prediction, judge_batch, stacked
+from nac_openood.sources.images import ImageError, rgb_image
 
 try:
     import pyarrow as pa
@@ -41,7 +40,7 @@ _Columns = Mapping[str, np.ndarray]
 
 _FIELDS = pa.schema(
     [(name, pa.string() if isinstance(value, str) else pa.float64())
-     for name, value in Judged("").fields().items()]
+     for name, value in Prediction("").fields().items()]
 )  # fmt: skip
 
 

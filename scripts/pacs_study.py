@@ -26,15 +26,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.files import make_folder, write_text
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.sources.domains import (
+from nac_openood.sources.networks import build
+from nac_openood.sources.readers import (
     DomainFolder,
     domain_classes,
     domain_folders,
     split_indices,
     split_seed,
 )
-from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD
-from nac_openood.sources.networks import build
+from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD
 from nac_openood.training import ERM, NACEntropy, SaveCheckpoints, train
 
 ARCH, LAYER, SIDE = "resnet_embedded", "avgpool", 64

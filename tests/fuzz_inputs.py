@@ -18,10 +18,10 @@ from mutations import bytes_mutated, text_mutated, value_mutated
 from PIL import Image
 
 from nac_openood.detector.config import read_config
-from nac_openood.sources.image_settings import read_settings
-from nac_openood.sources.images import bad_images, folder_images, open_image
-from nac_openood.sources.imglist import ListedImages
-from nac_openood.sources.labelled import labelled_samples
+from nac_openood.sources.images import ImageError, rgb_image
+from nac_openood.sources.readers import labelled_samples, listed_images, unlabelled_samples
+from nac_openood.sources.samples import bad_images
+from nac_openood.sources.transforms import read_settings
 
 CONFIGS = Path(__file__).parents[1] / "configs/postprocessors"
 TRANSFORM = "resize: 36\ncrop: 32\nmean: [0.5, 0.4, 0.3]\nstd: [0.25, 0.2, 0.3]\ngray: false\n"
@@ -100,7 +100,7 @@ class Lists(Target):
         damaged = text_mutated(rng, self.text).encode()
         content = damaged if rng.random() < 0.5 else bytes_mutated(rng, self.text.encode())
         (place / "list.txt").write_bytes(content)
-        found = ListedImages(place / "list.txt", place, lambda image: image)
+        found = listed_images(place / "list.txt", place, lambda image: image)
         said = list(zip(found.names, found.labels.tolist()))
         text = content.decode("utf-8-sig")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -160,7 +160,7 @@ class Folders(Target):
             for name in names
             if name.lower().endswith((".png", ".jpg"))
         ]
-        every = folder_images(root, lambda image: image)
+        every = unlabelled_samples(root, lambda image: image)
         if len(every) != len(there):
             return SILENT, f"{len(every)} of {len(there)} images"
         bad = bad_images(every, progress=False)
@@ -212,7 +212,8 @@ class Images(Target):
     def case(self, rng: Random, place: Path) -> Any:
         content = self.whole[rng.choice(sorted(self.whole))]
         (place / "x.png").write_bytes(bytes_mutated(rng, content))
-        found = open_image(place / "x.png")
-        if isinstance(found, str):
-            return REFUSED if re.search(r"\S", found) else (SILENT, "no reason")
+        try:
+            found = rgb_image(place / "x.png")
+        except ImageError as error:
+            return REFUSED if re.search(r"\S", str(error)) else (SILENT, "no reason")
         return VALID if found.mode == "RGB" and min(found.size) > 0 else (SILENT, found.mode)

@@ -94,9 +94,9 @@ def _save(pixels: np.ndarray, path: Path) -> None:
 
 
 def _trained(folder: Path) -> torch.nn.Module:
-    from nac_openood.sources.image_settings import read_settings
-    from nac_openood.sources.labelled import labelled_samples
     from nac_openood.sources.networks import build
+    from nac_openood.sources.readers import labelled_samples
+    from nac_openood.sources.transforms import read_settings
 
     images = labelled_samples(
         folder / "birds/train", read_settings(folder / "transform.yml").transform()

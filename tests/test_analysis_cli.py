@@ -12,7 +12,7 @@ from torchvision.transforms import ToTensor
 from nac_openood.cli import main
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import build
-from nac_openood.sources.own_sets import own_sets
+from nac_openood.sources.sets import own_sets
 
 ARCH = "resnet_embedded"
 TO_TENSOR = ToTensor()

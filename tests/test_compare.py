@@ -23,7 +23,7 @@ from nac_openood.benchmark.run.assemble import assemble_results
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.batches import batches
-from nac_openood.sources.sets import listed_sets
+from nac_openood.sources.imglist import listed_sets
 
 
 @pytest.fixture(scope="module")
@@ -491,16 +491,16 @@ def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
 
 
 def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
-    import nac_openood.sources.images as images
+    import nac_openood.sources.samples as samples
 
     root = write_data(tmp_path / "data")
-    real = images.open_image
+    real = samples.problem
 
     def flaky(path):
         return "Input/output error" if path.name == "3.png" else real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "open_image", flaky)
+        patch.setattr(samples, "problem", flaky)
         with pytest.raises(NACError, match="Input/output error"):
             conduct(study(root, tmp_path / "out", {"toy": Toy}))
     results = conduct(study(root, tmp_path / "out", {"toy": Toy}))
@@ -510,7 +510,8 @@ def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
 def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeypatch):
     from PIL import ImageFile
 
-    from nac_openood.sources.images import bad_images, folder_images
+    from nac_openood.sources.readers import unlabelled_samples
+    from nac_openood.sources.samples import bad_images
 
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -518,7 +519,7 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
     whole = (tmp_path / "a.jpg").read_bytes()
     (tmp_path / "b.jpg").write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    found = bad_images(folder_images(tmp_path, CIFAR10.transform()), progress=False)
+    found = bad_images(unlabelled_samples(tmp_path, CIFAR10.transform()), progress=False)
     assert list(found) == [1] and "truncated" in found[1]
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 

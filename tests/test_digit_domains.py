@@ -6,7 +6,7 @@ import torch
 
 from nac_openood.demo import domains as module
 from nac_openood.demo.domains import digit_domains
-from nac_openood.sources.domains import domainbed_transform
+from nac_openood.sources.readers import domainbed_transform
 
 
 @pytest.fixture(scope="module")

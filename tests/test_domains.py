@@ -7,7 +7,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from nac_openood.errors import NACError
-from nac_openood.sources.domains import (
+from nac_openood.sources.readers import (
     DomainFolder,
     domain_classes,
     domain_folders,

@@ -197,10 +197,10 @@ def test_a_table_and_nothing_else(here, capsys):
     assert {row["decision"] for row in stripes} == {"out"}
     assert sum(row["decision"] == "out" for row in birds) < 15
     score_of = float(rows[0]["score"])
-    from nac_openood.sources.image_settings import read_settings
-    from nac_openood.sources.images import folder_images
+    from nac_openood.sources.readers import unlabelled_samples
+    from nac_openood.sources.transforms import read_settings
 
-    images = folder_images("birds/test", read_settings("transform.yml").transform())
+    images = unlabelled_samples("birds/test", read_settings("transform.yml").transform())
     assert float(det.score(images[0]["data"][None])) == pytest.approx(score_of, rel=1e-5)
 
 

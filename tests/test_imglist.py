@@ -14,11 +14,12 @@ from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
-from nac_openood.sources import decoding
+from nac_openood.sources import images as images_module
 from nac_openood.sources.image_paths import expand
-from nac_openood.sources.images import folder_images, open_image
-from nac_openood.sources.imglist import BENCHMARKS, Benchmark, ListedImages, benchmark_named
+from nac_openood.sources.imglist import BENCHMARKS, Benchmark, benchmark_named
 from nac_openood.sources.networks import build
+from nac_openood.sources.readers import listed_images, unlabelled_samples
+from nac_openood.sources.samples import problem
 from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.transforms import chosen_transform
 from nac_openood.sources.weights import load_checkpoint
@@ -39,20 +40,20 @@ def test_images_of_any_mode_and_paths_with_odd_characters(tmp_path: Path) -> Non
     Image.new("RGBA", (40, 32), (1, 2, 3, 4)).save(tmp_path / "b.png")
     (tmp_path / "list.txt").write_text("gräy.png 3\n\nb.png -1\n", encoding="utf-8")
     row = BENCHMARKS["cifar10"]
-    images = ListedImages(tmp_path / "list.txt", tmp_path, row.transform())
+    images = listed_images(tmp_path / "list.txt", tmp_path, row.transform())
     assert [images[i]["label"] for i in range(len(images))] == [3, -1]
     assert all(images[i]["data"].shape == (3, 32, 32) for i in range(2))
 
 
 def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("a.png 3\n", encoding="utf-8-sig")
-    assert ListedImages(tmp_path / "list.txt", tmp_path, lambda image: image).names == ["a.png"]
+    assert listed_images(tmp_path / "list.txt", tmp_path, lambda image: image).names == ["a.png"]
 
 
 def test_names_that_are_not_utf8_have_an_identity(tmp_path: Path) -> None:
     for name in (b"a\xff.png", b"a\xfe.png"):
         Image.new("L", (9, 9)).save(tmp_path / os.fsdecode(name))
-    images = folder_images(tmp_path, lambda image: image)
+    images = unlabelled_samples(tmp_path, lambda image: image)
     assert images.without([0]).identity() != images.without([1]).identity()
 
 
@@ -71,13 +72,13 @@ def test_names_that_are_not_utf8_have_an_identity(tmp_path: Path) -> None:
 def test_bad_lists(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.txt").write_text(text, encoding="utf-8")
     with pytest.raises(NACError, match=message):
-        ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
+        listed_images(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
 
 
 def test_a_list_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"caf\xe9.png 1\n")
     with pytest.raises(NACError, match=r"cannot read the list .*: it is not UTF-8 text"):
-        ListedImages(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
+        listed_images(tmp_path / "list.txt", tmp_path, BENCHMARKS["cifar10"].transform())
 
 
 def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: Any) -> None:
@@ -92,7 +93,7 @@ def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: A
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(NACError, match=r"the folder .*locked cannot be read \(Permission denied\)"):
-        folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
+        unlabelled_samples(tmp_path, BENCHMARKS["cifar10"].transform())
 
 
 def test_networks_by_name() -> None:
@@ -183,7 +184,7 @@ def test_published_weights_bring_their_own_transform() -> None:
 
 def test_sixteen_bits_are_refused_and_not_cut_off(tmp_path: Path) -> None:
     Image.new("I;16", (8, 8), 3000).save(tmp_path / "deep.png")
-    images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
+    images = unlabelled_samples(tmp_path, BENCHMARKS["cifar10"].transform())
     with pytest.raises(NACError, match=r"deep\.png cannot be read \(it has more than 8 bits"):
         images.picture(0)
 
@@ -193,7 +194,7 @@ def test_no_program_is_started_for_a_file(tmp_path: Path, monkeypatch: Any) -> N
     (tmp_path / "photo.eps").rename(tmp_path / "photo.png")
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("started"))
     with pytest.raises(NACError, match="cannot identify image file"):
-        folder_images(tmp_path, BENCHMARKS["cifar10"].transform()).picture(0)
+        unlabelled_samples(tmp_path, BENCHMARKS["cifar10"].transform()).picture(0)
 
 
 @pytest.mark.parametrize(("pillow", "opened"), [("12.1.0", False), ("12.1.1", True)])
@@ -203,8 +204,9 @@ def test_a_format_that_an_old_pillow_reads_unsafely(
     head = struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 8, 8, 8, 3)  # version, channels, size, RGB
     (tmp_path / "photo.png").write_bytes(head + bytes(4 + 4 + 4 + 2 + 3 * 8 * 8))
     monkeypatch.setattr("PIL.__version__", pillow)
-    monkeypatch.setattr(decoding, "_own_formats", decoding._own_formats.__wrapped__)  # uncached
-    images = folder_images(tmp_path, BENCHMARKS["cifar10"].transform())
+    uncached = images_module._safe_formats.__wrapped__
+    monkeypatch.setattr(images_module, "_safe_formats", uncached)
+    images = unlabelled_samples(tmp_path, BENCHMARKS["cifar10"].transform())
     with nullcontext() if opened else pytest.raises(NACError, match="cannot identify image file"):
         assert images.picture(0).size == (8, 8)
 
@@ -215,10 +217,10 @@ def test_a_pipe_is_no_image(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pipe.open("r+b", buffering=0) as file:  # or reading it would wait for ever
         file.write(b"x" * 4096)
-        assert open_image(pipe) == "not a regular file"
+        assert problem(pipe) == "not a regular file"
 
 
 def test_a_file_that_cannot_be_looked_up_is_told_about_when_it_is_its_turn() -> None:
     name = "n" * 300
     assert expand([name]) == [name]
-    assert "File name too long" in str(open_image(Path(name)))
+    assert "File name too long" in problem(Path(name))

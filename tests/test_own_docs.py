@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nac_openood.cli import build_parser, main
-from nac_openood.sources.image_settings import ImageSettings
 from nac_openood.sources.networks import network_of
-from nac_openood.sources.own_sets import own_sets
+from nac_openood.sources.sets import own_sets
+from nac_openood.sources.transforms import ImageSettings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_network.md").read_text()
 

@@ -11,8 +11,8 @@ from own_place import COLORS, SIZES
 from torchvision.transforms import ToTensor
 
 from nac_openood.errors import NACError
-from nac_openood.sources.labelled import labelled_samples
-from nac_openood.sources.own_sets import classes_of, needs_transform, own_sets
+from nac_openood.sources.readers import labelled_samples
+from nac_openood.sources.sets import classes_of, needs_transform, own_sets
 
 CLASSES = tuple(COLORS)
 

@@ -22,7 +22,7 @@ from nac_openood.serving.access import Access, is_loopback
 from nac_openood.serving.app import service
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits, Rates
-from nac_openood.sources.decoding import ImageError, rgb_image
+from nac_openood.sources.images import ImageError, rgb_image
 
 PNG = {"content-type": "image/png"}
 TOKEN = "a-token-of-some-length"
@@ -404,10 +404,10 @@ def test_metrics_count_requests_images_and_drift(judge):
 
 def test_the_share_slides(judge):
     from nac_openood.serving.metrics import ServiceMetrics
-    from nac_openood.sources.judged import Judged
+    from nac_openood.sources.image_paths import Prediction
 
     metrics = ServiceMetrics(0.05, lambda: 0, window=4)
-    answers = [Judged("", "a", is_out=out) for out in (True, True, False, False, False, True)]
+    answers = [Prediction("", "a", is_out=out) for out in (True, True, False, False, False, True)]
     metrics.judged(answers)
     assert metrics.out_share() == 0.25
 

@@ -16,7 +16,7 @@ from nac_openood.cli import build_parser
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.metrics import WINDOW, ServiceMetrics
 from nac_openood.serving.schema import ERROR_ANSWERS
-from nac_openood.sources.decoding import MAX_RATIO
+from nac_openood.sources.images import MAX_RATIO
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ from PIL import Image
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
 from nac_openood.sources.image_paths import expand
-from nac_openood.sources.images import bad_images, common_files, folder_images, told
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.sets import listed_sets
+from nac_openood.sources.imglist import BENCHMARKS, listed_sets
+from nac_openood.sources.readers import unlabelled_samples
+from nac_openood.sources.samples import bad_images, bad_images_text, common_files
 
 CIFAR10 = BENCHMARKS["cifar10"]
 
@@ -36,7 +36,7 @@ def photos(tmp_path):
 
 
 def test_a_folder_gives_its_images_in_order_without_labels(photos):
-    images = folder_images(photos, CIFAR10.transform())
+    images = unlabelled_samples(photos, CIFAR10.transform())
     assert images.names == ["a.JPG", "b.png", "deep/c.webp"]
     assert images.labels.tolist() == [-1, -1, -1]
     assert images[0]["data"].shape == (3, 32, 32) and images[0]["label"] == -1
@@ -46,10 +46,10 @@ def test_a_folder_gives_its_images_in_order_without_labels(photos):
 
 def test_folders_without_images_are_refused(tmp_path):
     with pytest.raises(NACError, match="there is no folder .*nowhere: expected a folder of images"):
-        folder_images(tmp_path / "nowhere", CIFAR10.transform())
+        unlabelled_samples(tmp_path / "nowhere", CIFAR10.transform())
     (tmp_path / "readme.txt").write_text("")
     with pytest.raises(NACError, match="holds no images: expected files such as .png or .jpg"):
-        folder_images(tmp_path, CIFAR10.transform())
+        unlabelled_samples(tmp_path, CIFAR10.transform())
 
 
 def test_links_are_followed_but_not_in_circles(photos, tmp_path):
@@ -60,12 +60,12 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (tmp_path / "set" / "gone.png").symlink_to("nowhere")
     (tmp_path / "set" / "itself.png").symlink_to("itself.png")
     os.mkfifo(tmp_path / "set" / "pipe.png")
-    images = folder_images(tmp_path / "set", CIFAR10.transform())
+    images = unlabelled_samples(tmp_path / "set", CIFAR10.transform())
     inside = [f"linked/{name}" for name in ("a.JPG", "b.png", "deep/c.webp")]
     assert images.names == ["gone.png", "itself.png", *inside]
     found = bad_images(images, progress=False)
     assert found[0] == "missing" and "symbolic links" in found[1] and len(found) == 2
-    assert common_files(images, folder_images(photos, CIFAR10.transform())) == 5
+    assert common_files(images, unlabelled_samples(photos, CIFAR10.transform())) == 5
     with pytest.raises(NACError, match=r"gone.png cannot be read \(missing\)"):
         images.picture(0)
     assert expand([str(tmp_path / "set")], texts=True) == [str(tmp_path / "set/linked/notes.txt")]
@@ -74,39 +74,39 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
 def test_bad_images_are_found_with_a_reason(photos):
     content = (photos / "b.png").read_bytes()
     (photos / "b.png").write_bytes(content[: len(content) // 2])
-    images = folder_images(photos, CIFAR10.transform())
+    images = unlabelled_samples(photos, CIFAR10.transform())
     (photos / "a.JPG").unlink()
     found = bad_images(images, progress=False)
     assert found[0] == "missing" and list(found) == [0, 1] and found[1]
-    assert "2 of 3 images are missing or unreadable" in told(images, found)
-    assert "b.png" in told(images, found)
+    assert "2 of 3 images are missing or unreadable" in bad_images_text(images, found)
+    assert "b.png" in bad_images_text(images, found)
     rest = images.without(list(found))
     assert rest.names == ["deep/c.webp"] and bad_images(rest, progress=False) == {}
-    with pytest.raises(NACError, match="there is no image .*a.JPG.*Check `data_root`"):
+    with pytest.raises(NACError, match=r"a.JPG cannot be read \(missing\).*check `data_root`"):
         images[0]
     with pytest.raises(NACError, match="b.png cannot be read"):
         images[1]
 
 
 def test_many_bad_images_are_counted_not_listed(photos):
-    images = folder_images(photos, CIFAR10.transform())
+    images = unlabelled_samples(photos, CIFAR10.transform())
     bad = dict.fromkeys(range(3), "missing")
-    assert "more" not in told(images, bad)
+    assert "more" not in bad_images_text(images, bad)
     images.names = [f"{i}.png" for i in range(9)]
-    assert told(images, dict.fromkeys(range(9), "missing")).endswith("and 4 more")
+    assert bad_images_text(images, dict.fromkeys(range(9), "missing")).endswith("and 4 more")
 
 
 def test_an_absurdly_large_image_is_bad_not_a_crash(photos, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # a bomb is twice that and more
-    found = bad_images(folder_images(photos, CIFAR10.transform()), progress=False)
+    found = bad_images(unlabelled_samples(photos, CIFAR10.transform()), progress=False)
     assert len(found) == 3 and "decompression bomb" in found[0]
 
 
 def test_other_images_have_another_identity(photos):
-    before = folder_images(photos, CIFAR10.transform()).identity()
-    assert folder_images(photos, CIFAR10.transform()).identity() == before
+    before = unlabelled_samples(photos, CIFAR10.transform()).identity()
+    assert unlabelled_samples(photos, CIFAR10.transform()).identity() == before
     Image.new("RGB", (41, 30)).save(photos / "b.png")
-    assert folder_images(photos, CIFAR10.transform()).identity() != before
+    assert unlabelled_samples(photos, CIFAR10.transform()).identity() != before
 
 
 # ---- sets

@@ -12,11 +12,10 @@ from torch.utils.data import DataLoader, Subset
 from nac_openood import NACDetector
 from nac_openood.cli import main
 from nac_openood.errors import NACError
-from nac_openood.sources.labelled import labelled_samples
 from nac_openood.sources.networks import kind_of
-from nac_openood.sources.own_sets import own_sets
-from nac_openood.sources.samples import Samples
-from nac_openood.sources.texts import collate_for, collate_texts, without_padding
+from nac_openood.sources.readers import labelled_samples
+from nac_openood.sources.samples import Samples, collate_texts, without_padding
+from nac_openood.sources.sets import own_sets
 
 WORDS = {
     "sport": ["goal", "team", "match", "win", "coach", "league"],
@@ -169,5 +168,5 @@ def test_scores_do_not_depend_on_padding(place):
 def test_which_datasets_are_cut(place):
     encode = kind_of(f"hf:{place / 'net'}").transform(f"hf:{place / 'net'}", None)
     texts_of = labelled_samples(place / "val.csv", encode)
-    assert collate_for(Subset(Subset(texts_of, [1, 2]), [0])) is collate_texts
-    assert collate_for([1, 2]) is None
+    assert Samples("a", Subset(Subset(texts_of, [1, 2]), [0])).collate is collate_texts
+    assert Samples("a", [1, 2]).collate is None

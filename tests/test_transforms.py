@@ -7,9 +7,14 @@ import torch
 from PIL import Image
 
 from nac_openood.errors import NACError
-from nac_openood.sources.image_settings import ImageSettings, read_settings
 from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.transforms import chosen_transform, restored_transform, square_transform
+from nac_openood.sources.transforms import (
+    ImageSettings,
+    chosen_transform,
+    read_settings,
+    restored_transform,
+    square_settings,
+)
 
 IMAGE = Image.new("RGB", (60, 40), (255, 51, 0))
 
@@ -78,7 +83,7 @@ def test_nothing_is_guessed():
 
 
 def test_a_square():
-    assert square_transform(16).transform(IMAGE).shape == (3, 16, 16)
+    assert square_settings(16).transform()(IMAGE).shape == (3, 16, 16)
 
 
 def test_code_makes_a_transform_or_is_one(tmp_path):

@@ -15,7 +15,7 @@ from nac_openood.core.ranking import threshold_at
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.search.advice import NAC_TITLE
-from nac_openood.sources.decoding import png_url, small_png
+from nac_openood.sources.images import png_url, small_png
 from nac_openood.tables import BarGroups, Column, Entry, Example, Examples, Matrix, Table
 
 _KEPT = 0.95

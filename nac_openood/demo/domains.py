@@ -13,7 +13,7 @@ from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.demo.embedded_images import digits, mnist, patches, photograph
 from nac_openood.errors import FileError
 from nac_openood.progress import Say
-from nac_openood.sources.image_settings import IMAGENET_MEAN, IMAGENET_STD
+from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 N_DIGITS = 10
 _PER_CLASS = 100

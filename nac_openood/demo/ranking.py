@@ -17,6 +17,7 @@ from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
 from nac_openood.sources.networks import build
+from nac_openood.sources.samples import Samples
 from nac_openood.sources.weights import load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
@@ -74,7 +75,7 @@ def _train(
     settings = {
         "arch": ARCH, "steps": steps, "every": _EVERY, "batch": _BATCH, "rate": _RATE,
         "seed": seed, "torch": torch.__version__,
-        "data": {name: data.identity() for name, data in sources.items()},
+        "data": {name: Samples(name, data).identity for name, data in sources.items()},
     }  # fmt: skip
     if _complete(folder, settings):
         return

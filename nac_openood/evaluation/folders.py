@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
-from nac_openood.sources.domains import DomainFolder, domain_classes, domain_folders, split_domain
 from nac_openood.sources.images import Transform
+from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain
 
 Paths = Sequence[Union[str, Path]]
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence, Union
 
+from torch.utils.data import Subset
+
 from nac_openood.errors import NACError
 from nac_openood.files import entries, is_folder
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
-from nac_openood.sources.domains import split_domain
-from nac_openood.sources.samples import Rows
+from nac_openood.sources.readers import split_domain
 
 _TRIAL = re.compile(r"trial[_-]?(\d+)$")
 
@@ -81,7 +82,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
 
 def split_domains(
     domains: Mapping[str, Any], target: str, trial: int
-) -> dict[str, dict[str, Rows]]:
+) -> dict[str, dict[str, Subset[Any]]]:
     """The roles of all domains in a run, split as DomainBed does it.
 
     Of each source domain, 80 % are training and 20 % validation data; of the target domain, 80 %
@@ -99,7 +100,7 @@ def split_domains(
         raise NACError(f"unknown domain '{target}'; expected one of {', '.join(domains)}.")
     if len(domains) < 2:
         raise NACError(f"expected two or more domains to leave one out, got {', '.join(domains)}.")
-    roles: dict[str, dict[str, Rows]] = {"train": {}, "val": {}, "test": {}, "oracle": {}}
+    roles: dict[str, dict[str, Subset[Any]]] = {"train": {}, "val": {}, "test": {}, "oracle": {}}
     for index, (name, data) in enumerate(domains.items()):
         first, second = ("test", "oracle") if name == target else ("train", "val")
         roles[first][name], roles[second][name] = split_domain(data, trial, index)

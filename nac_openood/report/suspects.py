@@ -10,7 +10,7 @@ from nac_openood.detector.outcomes import Explanation
 from nac_openood.report.blocks import Bullets, Card, Cards, Document, Headline, Section
 from nac_openood.report.page import render
 from nac_openood.report.words import count
-from nac_openood.sources.judged import Judged
+from nac_openood.sources.image_paths import Prediction
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Suspect:
         why: what the score is made of.
     """
 
-    judged: Judged
+    judged: Prediction
     image: Optional[str]
     why: Explanation
 

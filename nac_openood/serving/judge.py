@@ -11,9 +11,9 @@ from torch import Tensor
 from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
-from nac_openood.sources.decoding import COMMON_FORMATS, rgb_image
 from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.judged import Judged, judge_batch
+from nac_openood.sources.image_paths import Prediction, judge_batch
+from nac_openood.sources.images import COMMON_FORMATS, rgb_image
 
 
 class Judge:
@@ -46,7 +46,7 @@ class Judge:
             )
         return made
 
-    def answers(self, batch: Tensor) -> list[Judged]:
+    def answers(self, batch: Tensor) -> list[Prediction]:
         """Judge transformed images `[batch, ...]` in one pass over the network."""
         return judge_batch(self.deployed, batch, [""] * len(batch), alpha=self.alpha)
 

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from nac_openood.sources.judged import Judged
+from nac_openood.sources.image_paths import Prediction
 
 #: Images that the share of out-of-distribution images is taken over.
 WINDOW = 1000
@@ -69,7 +69,7 @@ class ServiceMetrics:
         last = list(self._last)
         return sum(last) / len(last) if last else float("nan")
 
-    def judged(self, answers: Iterable[Judged]) -> None:
+    def judged(self, answers: Iterable[Prediction]) -> None:
         """Count answers."""
         for answer in answers:
             self.images.labels(answer.decision, answer.label).inc()

@@ -18,8 +18,8 @@ from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.serving.metrics import ServiceMetrics
 from nac_openood.serving.refused import Refused
-from nac_openood.sources.decoding import ImageError, LargeImageError, NoImageError
-from nac_openood.sources.judged import Judged
+from nac_openood.sources.image_paths import Prediction
+from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 
 _LOG = logging.getLogger("nac_openood.serving")
 #: Images that are decoded at the same time; each may take the memory of `max_pixels`.
@@ -37,7 +37,7 @@ class Scoring:
     def __init__(self, judge: Judge, limits: Limits) -> None:
         self.judge, self.limits = judge, limits
         self.metrics = ServiceMetrics(judge.alpha, lambda: len(self.batcher))
-        self.batcher: Batcher[Judged] = Batcher(
+        self.batcher: Batcher[Prediction] = Batcher(
             judge.answers, max_batch=limits.max_batch, max_wait=limits.max_wait_ms / 1000,
             max_queue=limits.max_queue, observe=self.metrics.batch,
         )  # fmt: skip
@@ -86,7 +86,7 @@ class Scoring:
                 retry_after=wait,
             )  # fmt: skip
 
-    async def _while_connected(self, request: Request, answering: Any) -> list[Judged]:
+    async def _while_connected(self, request: Request, answering: Any) -> list[Prediction]:
         """Wait for the answers, no longer than allowed and only as long as the client does."""
         work = asyncio.ensure_future(answering)
         # after the body, the next thing to be received is that the client has left
@@ -109,7 +109,7 @@ class Scoring:
             if not work.cancelled():
                 work.exception()  # seen, even if the client has left meanwhile
 
-    async def _answers(self, images: list[Upload]) -> list[Judged]:
+    async def _answers(self, images: list[Upload]) -> list[Prediction]:
         tensors = [await self._tensor(image) for image in images]
         try:
             return await self.batcher.results(tensors)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood.detector.dealing import needed
 from nac_openood.detector.verdicts import ALPHA
-from nac_openood.distributed import exchange, in_turn, world
+from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import ImageError, Transform, files_in, image_names, rgb_image
@@ -117,7 +117,7 @@ def judge_images(
         NACError: the processes of a distributed run have different paths.
     """
     digest = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
-    if len(set(exchange("list of files", digest))) > 1:
+    if len(set(all_gather("list of files", digest))) > 1:
         raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = needed(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
@@ -137,7 +137,7 @@ def judge_images(
         good = iter(judge_batch(deployed, _batch(files), names, alpha=alpha) if names else ())
         return [Prediction(f.path, problem=f.problem) if f.problem else next(good) for f in files]
 
-    for predictions in in_turn("score", own_batches(), judge):
+    for predictions in map_shared("score", own_batches(), judge):
         yield from predictions
 
 

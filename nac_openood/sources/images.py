@@ -15,7 +15,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from nac_openood.errors import NACError
-from nac_openood.paths import is_folder
+from nac_openood.files import is_folder
 
 #: Turns an RGB image into a network's input.
 Transform = Callable[[Image.Image], Tensor]

@@ -8,7 +8,7 @@ from typing import Mapping, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
 from nac_openood.sources.images import Transform
-from nac_openood.sources.readers import listed_images, unlabelled_samples
+from nac_openood.sources.readers import Listed, listed_images, unlabelled_samples
 from nac_openood.sources.samples import FileImages
 from nac_openood.sources.sets import NO_OOD, Datasets, check_names, is_file_name
 from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
@@ -136,8 +136,8 @@ def listed_sets(
     def listed(part: str) -> FileImages:
         return benchmark.images(data_root, part, transform)
 
-    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, FileImages]:
-        found = {}
+    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, Listed]:
+        found: dict[str, Listed] = {}
         for entry in entries:
             name, equals, folder = entry.partition("=")
             if not is_file_name(name) or (equals and not folder):

@@ -114,7 +114,8 @@ class Samples(Dataset[Any]):
     @cached_property
     def _scan(self) -> tuple[Optional[np.ndarray], str]:
         """Labels and hash of all samples, by one pass over them."""
-        digest, labels = hashlib.sha256(), []
+        digest = hashlib.sha256()
+        labels: list[Any] = []
         for item in bar(self.loader(), f"check {self.name}", self.progress):
             _hash(digest, item)
             labels.append(as_batch(item).label)
@@ -140,7 +141,7 @@ def _in_order(name: str, data: Any) -> tuple[Any, Any]:
             )
         with torch.random.fork_rng(devices=[]):
             rows, collate, data = sorted(set(data.sampler)), data.collate_fn, data.dataset
-        data = data if len(rows) == len(data) else Subset(data, rows)  # type: ignore[arg-type]
+        data = data if len(rows) == len(data) else Subset(data, rows)
     if not _is_indexed(data):
         raise NACError(
             f"{name}: expected a map-style dataset (with __len__ and __getitem__) or a DataLoader "

@@ -14,7 +14,7 @@ from nac_openood.benchmark.run.results import HardSample
 from nac_openood.benchmark.run.study import Study
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import error_text
-from nac_openood.sources.decoding import small_png
+from nac_openood.sources.images import small_png
 from nac_openood.sources.samples import Samples
 
 #: How many samples of the ID test set and of each OOD set.

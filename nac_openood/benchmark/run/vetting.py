@@ -9,7 +9,7 @@ from typing import Any, Optional
 from nac_openood.benchmark.run import cells
 from nac_openood.errors import NACError
 from nac_openood.progress import Say
-from nac_openood.sources.images import FileImages, bad_images, told
+from nac_openood.sources.samples import FileImages, bad_images, bad_images_text
 from nac_openood.sources.sets import Datasets
 
 _MEMORY = "images.json"
@@ -53,7 +53,7 @@ def vetted(
             known[identity] = name
             cells.write_note(out / _MEMORY, known)
             return images
-        errors.append(f"{name}: {told(images, bad)}")
+        errors.append(f"{name}: {bad_images_text(images, bad)}")
         skipped[name] = len(bad)
         return images.without(list(bad))
 

@@ -7,7 +7,7 @@ from typing import Optional
 from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.report.blocks import Card, Cards, Section
 from nac_openood.report.words import NOTHING, set_title
-from nac_openood.sources.decoding import png_url
+from nac_openood.sources.images import png_url
 
 _KINDS = {
     "id-lowest": "In-distribution samples with the lowest NAC scores",
