@@ -12,8 +12,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from nac_openood.errors import NACError, some, why_unreadable
-from nac_openood.files import read_text
-from nac_openood.files import entries, is_file, is_folder
+from nac_openood.files import entries, is_file, is_folder, read_text
 from nac_openood.sources.images import Transform, image_names
 from nac_openood.sources.samples import FileImages, LabelledTexts, takes_text
 from nac_openood.sources.transforms import square_settings

@@ -15,13 +15,12 @@ from torch import Tensor
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.files import read_text
-from nac_openood.files import is_file
+from nac_openood.files import is_file, read_text
+from nac_openood.records import parse_yaml
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
 from nac_openood.sources.samples import transform_text
-from nac_openood.records import parse_yaml
 
 if TYPE_CHECKING:
     from nac_openood.sources.imglist import Benchmark
