@@ -63,8 +63,8 @@ def fit_command(args: argparse.Namespace) -> int:
     from nac_openood.detector.detector import NACDetector
     from nac_openood.files import check_target
     from nac_openood.sources.fitted import note_origin
-    from nac_openood.sources.images import common_files
-    from nac_openood.sources.own_sets import classes_of
+    from nac_openood.sources.samples import common_files
+    from nac_openood.sources.sets import classes_of
 
     out = Path(args.out)
     check_target(out)  # before the long part, or its result could not be written

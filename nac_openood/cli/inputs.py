@@ -93,12 +93,12 @@ def transform_of(
     args: argparse.Namespace, paths: Sequence[Optional[str]], benchmark: Any = None
 ) -> Preprocessing:
     """The transform of the images, which all checkpoints must share."""
-    from nac_openood.sources.transforms import chosen_transform, square_transform
+    from nac_openood.sources.transforms import Preprocessing, chosen_transform, square_settings
 
     if args.image_size is not None:
         if args.transform is not None:
             raise NACError("--image-size and --transform exclude each other: give one of them.")
-        return square_transform(number(args, "image_size", 224, 1))
+        return Preprocessing.of(square_settings(number(args, "image_size", 224, 1)))
     made = [
         chosen_transform(args.transform, args.arch, path, benchmark=benchmark) for path in paths
     ]
@@ -119,7 +119,7 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
         images_to: what is done with it, if that needs a detector of images.
     """
     from nac_openood.sources.fitted import load_fitted
-    from nac_openood.sources.texts import takes_text
+    from nac_openood.sources.samples import takes_text
 
     weights = None
     if args.checkpoint is not None:
@@ -193,8 +193,7 @@ def _listed(
     needs_test: bool,
 ) -> Data:
     """The lists of one of OpenOOD's benchmarks."""
-    from nac_openood.sources.imglist import benchmark_named
-    from nac_openood.sources.sets import listed_sets
+    from nac_openood.sources.imglist import benchmark_named, listed_sets
 
     refused = [option(name) for name in ("val", "test") if options[name] is not None]
     if refused:
@@ -224,7 +223,7 @@ def _own(
 ) -> Data:
     """Data of the user's own."""
     from nac_openood.sources.networks import kind_of
-    from nac_openood.sources.own_sets import needs_transform, own_sets
+    from nac_openood.sources.sets import needs_transform, own_sets
 
     if options["fsood"]:
         raise NACError("--fsood goes with --id-data only.")
@@ -252,14 +251,13 @@ def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
     """Batches of a set, in order, without unreadable images if the user wants that."""
     from torch.utils.data import DataLoader
 
-    from nac_openood.sources.images import FileImages, bad_images, told
-    from nac_openood.sources.samples import Samples
+    from nac_openood.sources.samples import FileImages, Samples, bad_images, bad_images_text
 
     how = loading(args)
     if args.skip_bad and isinstance(data, FileImages):
         bad = bad_images(data, workers=how["workers"], title=role)
         if bad:
-            say(f"left out of {role}: {told(data, bad)}")
+            say(f"left out of {role}: {bad_images_text(data, bad)}")
             data = data.without(list(bad))
     samples = Samples(role, data)
     return DataLoader(

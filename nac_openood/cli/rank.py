@@ -133,7 +133,7 @@ def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
 
 def _transform(args: argparse.Namespace) -> Any:
     """How images become tensors: by default as in DomainBed."""
-    from nac_openood.sources.domains import domainbed_transform
+    from nac_openood.sources.readers import domainbed_transform
 
     if args.transform is None and args.image_size is None:
         return domainbed_transform()

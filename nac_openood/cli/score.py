@@ -26,7 +26,7 @@ from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.sources.fitted import Deployed
-    from nac_openood.sources.judged import Judged
+    from nac_openood.sources.image_paths import Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
 _BATCH = re.compile(rb"# batch ([0-9]+), ([0-9]+) lines\n")
@@ -79,7 +79,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     from nac_openood.files import check_target
     from nac_openood.progress import tqdm
     from nac_openood.sources.image_paths import expand, judge_images
-    from nac_openood.sources.texts import takes_text
+    from nac_openood.sources.samples import takes_text
 
     checked_alpha(args.alpha)
     if args.gallery:
@@ -144,7 +144,7 @@ class _Table:
     """
 
     def __init__(self, args: argparse.Namespace, out: TextIO, paths: Sequence[str]) -> None:
-        from nac_openood.sources.judged import Judged
+        from nac_openood.sources.image_paths import Prediction
 
         self._out, self._shard, self._csv = out, args.shard, args.format == "csv"
         self._batch_size = inputs.number(args, "batch_size", 100, 1)
@@ -158,10 +158,10 @@ class _Table:
             self._print(f"# nac-openood score, shard {args.shard.number}/{args.shard.of} of ")
             self._print(f"{run.hexdigest()[:16]}\n")
         if self._csv:
-            csv.writer(self._rows, lineterminator="\n").writerow(Judged("").fields())
+            csv.writer(self._rows, lineterminator="\n").writerow(Prediction("").fields())
         self._print(self._taken())
 
-    def add(self, answer: Judged) -> None:
+    def add(self, answer: Prediction) -> None:
         """Print an answer, unless its file could not be read."""
         if not answer.problem:
             if self._csv:
@@ -255,9 +255,9 @@ class _Suspects:
 
     def __init__(self, most: int = 24) -> None:
         self._most, self._n_images, self._n_out = most, 0, 0
-        self._kept: list[tuple[float, int, Judged]] = []
+        self._kept: list[tuple[float, int, Prediction]] = []
 
-    def add(self, answer: Judged) -> None:
+    def add(self, answer: Prediction) -> None:
         """Keep an image if it is one of the most suspicious so far."""
         self._n_images += 1
         self._n_out += answer.is_out
@@ -271,13 +271,13 @@ class _Suspects:
         """Read the kept images again, and explain them."""
         from nac_openood.files import write_text
         from nac_openood.report.suspects import Suspect, suspects_page
-        from nac_openood.sources.decoding import png_url, small_png
-        from nac_openood.sources.images import open_image
+        from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
 
         found = []
         for _, _, answer in sorted(self._kept, reverse=True):
-            picture: Any = open_image(Path(answer.path))
-            if isinstance(picture, str):  # it cannot be read any more
+            try:
+                picture = rgb_image(Path(answer.path))
+            except ImageError:  # it cannot be read any more
                 continue
             why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
             found.append(Suspect(answer, png_url(small_png(picture)), why))
