@@ -38,6 +38,7 @@ _NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 #: The most that each figure may be.
 LIMITS: dict[str, int] = {
@@ -88,10 +89,9 @@ def _code(text: str) -> set[int]:
 def _docstrings(nodes: list[ast.AST]) -> set[int]:
     lines: set[int] = set()
     for node in nodes:
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if node.body and ast.get_docstring(node, clean=False) is not None:
-                first = node.body[0]
-                lines |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        body = getattr(node, "body", None)
+        if isinstance(node, _DOCUMENTED) and body and ast.get_docstring(node) is not None:
+            lines |= set(range(body[0].lineno, (body[0].end_lineno or body[0].lineno) + 1))
     return lines
 
 
