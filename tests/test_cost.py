@@ -43,11 +43,9 @@ def test_ratios_are_over_the_forward_pass_of_the_same_trial(found):
 
 
 def test_methods_look_at_as_many_samples_as_they_say(data):
-    work = workload(data, 40)
-    assert work.n_test == 40 and work.n_train == 40 < work.all_train
-    seen = {}
-    for method in method_runners(data, work, OPTIONS)[0]:
-        seen[method.name] = method.set_up()
+    given, test = workload(data, 40)
+    assert sum(len(batch["data"]) for batch in test) == len(given.train.dataset) == 40
+    seen = {each.name: each.set_up() for each in method_runners(data, given, test, OPTIONS)[0]}
     n_val = len(data.bench.study.fitting["id_val"])
     assert seen["MSP"] == 0 and seen["SHE"] == 40
     assert seen["NAC, 1 layer"] == 40 and seen["NAC+"] == 40 + n_val
@@ -55,10 +53,10 @@ def test_methods_look_at_as_many_samples_as_they_say(data):
 
 def test_scores_are_those_of_a_method_that_runs_alone(data):
     """Features are computed on the way; the scores of MSP are those of the readings."""
-    work = workload(data, None)
-    found = {each.name: each for each in method_runners(data, work, OPTIONS)[0]}
+    given, test = workload(data, None)
+    found = {each.name: each for each in method_runners(data, given, test, OPTIONS)[0]}
     found["MSP"].set_up()
-    scored = found["MSP"].score(work.test)
+    scored = found["MSP"].score(test)
     logits = data.scored["test"].logits
     assert scored.score == pytest.approx(logits.softmax(dim=1).amax(dim=1).numpy(), abs=1e-5)
 

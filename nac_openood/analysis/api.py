@@ -15,7 +15,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 from torch import nn
@@ -123,10 +123,9 @@ def _read(
     reader = NACDetector(bench.net, read_config.layer_choice)
     made_with = bench.made_with(NACScorer(read_config, strategy="read"))
 
-    def read(where: Path, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
+    def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
         """The readings in a file if it was made with the same, else those of a pass."""
-        # names of sets may have dots, so no `with_suffix`
-        path, note_path = (where.with_name(where.name + end) for end in (".safetensors", ".json"))
+        path, note_path = (study.out / f"{file}{end}" for end in (".safetensors", ".json"))
         note = {"made_with": made_with, "images": bench.identity[name], **note}
         if cells.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
             with suppress(FileError):
@@ -138,8 +137,10 @@ def _read(
         cells.write_note(note_path, {**note, "checksum": checksum_in(path)})
         return found
 
-    fitting = _stored(study.out / "fitting", made_with)
-    if fitting is not None:
+    fitting = None
+    with suppress(FileError):
+        fitting = ReadingSet.load(study.out / "fitting")
+    if fitting is not None and fitting.about.get("made_with") == made_with:
         say("readings of the fitting and validation data: made before")
     else:
         fitting = gather(
@@ -147,25 +148,27 @@ def _read(
             n_samples=config.n_samples, n_held_out=HELD_OUT, folder=study.out / "fitting",
             about={"made_with": made_with}, seed=study.seed, say=say, progress=study.progress,
         )  # fmt: skip
-    train: Any = bench.loader("train", "network")
-    used = [_indices(fitting_loader(train, config.n_samples)),
-            _indices(held_out_of(train, config.n_samples, HELD_OUT))]  # fmt: skip
-    rest = np.setdiff1d(np.arange(len(train.dataset)), np.concatenate(used))
-    room = max(0, most_train - sum(map(len, used)))
+    train: Any = given.train
+    rows: list[int] = []  # indices of the training samples in `fitting`
+    for part in (fitting_loader(train, config.n_samples),
+                 held_out_of(train, config.n_samples, HELD_OUT)):  # fmt: skip
+        chosen = getattr(part, "dataset", ())
+        rows += getattr(chosen, "indices", range(len(chosen)))
+    rest = np.setdiff1d(np.arange(len(train.dataset)), rows)
+    room = max(0, most_train - len(rows))
     if len(rest) > room:
         rest = np.sort(np.random.RandomState(0).permutation(rest)[:room])
     more = None
     if len(rest):
-        loader = loader_like(train, Subset(train.dataset, rest.tolist()))
-        path, title = study.out / "training", "other training samples"
-        more = read(path, "train", loader, title, n=len(rest))
-    tests = make_folder(study.out / "test")
+        others = loader_like(train, Subset(train.dataset, rest.tolist()))
+        more = read("training", "train", others, "other training samples", n=len(rest))
+    make_folder(study.out / "test")
     scored = {
-        name: read(tests / name, name, bench.loader(name, "network"), f"test set {name}")
+        name: read(f"test/{name}", name, bench.loader(name, "network"), f"test set {name}")
         for name in study.scored
     }
     config = replace(config, search=search)
-    found = None
+    settings, found = config.layers or {name: LayerConfig() for name in fitting.fit}, None
     if is_searched(config):
         automatic = "paper's space: no settings are shipped for this data and network"
         say(f"searching the {'settings' if config.layers else automatic}")
@@ -173,27 +176,8 @@ def _read(
             fitting, config, strategy="grid", seed=study.seed, progress=study.progress
         )
         settings = found.layers
-    else:
-        settings = config.layers or {name: LayerConfig() for name in fitting.fit}
-    rows = np.concatenate([*used, rest])
-    return AnalysisData(bench, fitting, more, rows, scored, config, dict(settings), found)
-
-
-def _stored(folder: Path, made_with: Mapping[str, Any]) -> Optional[ReadingSet]:
-    """The readings in a folder if they were made with the same."""
-    with suppress(FileError):
-        kept = ReadingSet.load(folder)
-        return kept if kept.about.get("made_with") == made_with else None
-    return None
-
-
-def _indices(loader: Any) -> np.ndarray:
-    """Which samples of the training data a loader yields, int64."""
-    if loader is None:
-        return np.zeros(0, dtype=np.int64)
-    chosen = loader.dataset
-    whole = not isinstance(chosen, Subset)
-    return np.arange(len(chosen)) if whole else np.asarray(chosen.indices, dtype=np.int64)
+    rows_read = np.array([*rows, *rest], dtype=np.int64)
+    return AnalysisData(bench, fitting, more, rows_read, scored, config, dict(settings), found)
 
 
 def analyze(

@@ -9,8 +9,8 @@ import numpy as np
 from nac_openood.analysis.confidence import LogisticMap, equal_mass_bins, temperature_of, typicality
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import text_heads
 from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
+from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
 from nac_openood.core.logit_scores import msp
 from nac_openood.detector.readings import Readings

@@ -8,14 +8,15 @@ from __future__ import annotations
 import ctypes
 import gc
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from torch import nn
 
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import printed_entry, text_heads
+from nac_openood.analysis.tabulate import printed_entry, text_heads
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import Given, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
@@ -39,91 +40,79 @@ _PAPER = {"GEN": "gen none", "VIM": "vim none", "SHE": "she none",
           "NAC, 3 layers": "nac layer4+layer3+layer2"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What methods are set up on and what they score.
-
-    Args:
-        given: network and fitting data.
-        test: batches of test samples, in memory.
-        all_train: number of training samples in the dataset; `given` may hold fewer.
-    """
-
-    given: Given
-    test: Sequence[Mapping[str, Any]]
-    all_train: int
-
-    @property
-    def n_train(self) -> int:
-        """Number of training samples that methods are set up on."""
-        return len(self.given.train.dataset)  # type: ignore[attr-defined]
-
-    @property
-    def n_test(self) -> int:
-        """Number of test samples."""
-        return sum(len(batch["data"]) for batch in self.test)
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A method: `set_up` returns how many samples it was fitted on, `score` takes batches."""
+class Runner(NamedTuple):
+    """A method: `set_up` returns how many samples it is fitted on, `score` takes batches."""
 
     name: str
-    set_up: Callable[[], int]
+    set_up: Callable[[], Optional[int]]
     score: Callable[[Sequence[Any]], Any]
 
 
 def cost(data: AnalysisData, options: Options) -> Finding:
     """Seconds and megabytes of every method, over several trials."""
-    work = workload(data, options.most_samples)
-    runners, problems = method_runners(data, work, options)
+    given, test = workload(data, options.most_samples)
+    runners, problems = method_runners(data, given, test, options)
     ready = []
     for runner in runners:  # once without a clock: the first batches take longer than all others
         try:
             runner.set_up()
-            runner.score(work.test[:1])
+            runner.score(test[:1])
             ready.append(runner)
         except Exception as error:  # methods of others may raise anything
             problems[runner.name] = error_text(error)
-    trials: dict[str, list[dict[str, Any]]] = {FORWARD: [], **{each.name: [] for each in ready}}
+    records: list[dict[str, Any]] = []
     # trial by trial, so that whatever else the machine does disturbs all methods alike
-    for number in bar(range(options.repeats), "trials", options.progress):
-        with _meter(data) as forward:
-            for batch in work.test:
-                classify(data.bench.net, batch["data"])
-        trials[FORWARD].append(_record(FORWARD, number, forward, forward))
+    for trial in bar(range(options.repeats), "trials", options.progress):
+        forward = None  # seconds of the forward pass, which is first
         for runner in ready:
-            with _meter(data) as setup:
-                n_read = runner.set_up()
-            with _meter(data) as inference:
-                runner.score(work.test)
-            record = _record(runner.name, number, inference, forward, n_read, setup)
-            trials[runner.name].append(record)
-    records = [record for found in trials.values() for record in found]
-    summary = {name: _summary(found) for name, found in trials.items()}
+            records.append({"method": runner.name, "trial": trial})
+            records[-1].update(_measured(data, runner, test, forward))
+            forward = forward or records[-1]["inference_seconds"]
+    records.sort(key=lambda record: [runner.name for runner in ready].index(record["method"]))
+    summary = {
+        runner.name: _summary([r for r in records if r["method"] == runner.name])
+        for runner in ready
+    }
     ratios = {name: found["ratio"].mean for name, found in summary.items()}
-    ours = [name for name in summary if name.startswith("NAC")]
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
+    bars = BarGroups(
+        "ratio", "Inference time", "times the seconds of a plain forward pass (lower is better)",
+        ["inference"], [(name, [value]) for name, value in ratios.items()], end=1.0,
+        ours=[name for name in summary if name.startswith("NAC")],
+    )  # fmt: skip
+    notes = [
+        "Inference is over test samples in memory, so it does not include loading; every method "
+        "runs the network itself. Set-up includes loading the training samples. It is without a "
+        "search of hyperparameters. Deviations are those of the trials (population standard "
+        "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
+        f"in MB. Batches have {data.bench.study.batch_size} samples; device: "
+        f"{data.bench.device.type}."
+    ]
+    n_train, all_train = _size(given.train), len(data.bench.samples["train"])
+    if n_train < all_train:
+        notes.append(
+            f"Methods that look at all training data were given {n_train} of {all_train} "
+            "training samples here; with all, their set-up takes longer in proportion."
+        )
+    disturbed = sum(record["disturbed"] for record in records)
+    if disturbed:
+        notes.append(
+            f"{disturbed} of {len(records)} measurements were disturbed by other programs: the "
+            "process waited for more than 30 % of the time."
+        )
+    notes += [f"{name} was left out: {why}" for name, why in problems.items()]
+    n_test = sum(len(batch["data"]) for batch in test)
     return Finding(
         "cost", "Time and memory",
         f"Scoring time as a multiple of a plain forward pass: {listed}.",
-        [_table(summary, work.n_test, options)],
-        [
-            BarGroups(
-                "ratio", "Inference time",
-                "times the seconds of a plain forward pass (lower is better)", ["inference"],
-                [(name, [value]) for name, value in ratios.items()], end=1.0, ours=ours,
-            )
-        ],
-        records, {"summary": summary}, _notes(data, work, records, problems),
+        [_table(summary, n_test, options)], [bars], records, {"summary": summary}, notes,
     )  # fmt: skip
 
 
-def workload(data: AnalysisData, most: Optional[int] = None) -> Workload:
-    """The training data and ID test samples, at most so many of each."""
+def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[Given, list[Any]]:
+    """The fitting data, and batches of ID test samples in memory; at most so many samples."""
     given = replace(data.bench.given("network"), search=False, ood_val=None, progress=False)
-    all_train = len(given.train.dataset)  # type: ignore[attr-defined]
-    if most is not None and most < all_train:
+    if most is not None and most < _size(given.train):
         given = replace(given, train=fitting_loader(given.train, most))
     test: list[dict[str, Any]] = []
     room = most
@@ -133,66 +122,71 @@ def workload(data: AnalysisData, most: Optional[int] = None) -> Workload:
         room = None if room is None else room - part.size
         if room == 0:
             break
-    return Workload(given, test, all_train)
+    return given, test
+
+
+def _size(loader: Any) -> int:
+    return len(loader.dataset)
 
 
 def method_runners(
-    data: AnalysisData, work: Workload, options: Options
+    data: AnalysisData, given: Given, test: Sequence[Any], options: Options
 ) -> tuple[list[Runner], dict[str, str]]:
-    """Baselines, NAC from its deepest layer to all layers, and NAC+; why others cannot run."""
+    """A forward pass, baselines, NAC from one to all layers, NAC+; and why others cannot run."""
+
+    def forward(batches: Sequence[Any]) -> None:
+        for batch in batches:
+            classify(given.net, batch["data"])
+
     rows = [row for row in chosen_methods(options.methods or _BASELINES) if row.rule is None]
-    make, found, problems = scorers(rows, options.backend, say=options.say), [], {}
+    make = scorers(rows, options.backend, say=options.say)
+    found, problems = [Runner(FORWARD, lambda: None, forward)], {}
     for row in rows:
         try:
-            found.append(_baseline(row, make(row, data.bench.run), work))
+            found.append(_baseline(row, make(row, data.bench.run), given, test))
         except Exception as error:  # methods of others may raise anything
             problems[row.title] = error_text(error)
-    net = data.bench.net
     for n in range(1, len(data.layers) + 1):
         layers = {name: data.settings[name] for name in data.layers[:n]}
         title = f"NAC, {n} layer{'s' if n > 1 else ''}"
-        found.append(_own(title, NACDetector(net, layers), data.config.n_samples, work))
-    config = preset_for(net, data.id_name, "nac_plus")
-    plus, n_val = (
-        NACDetector(net, config.layer_choice, rule=config.rule),
-        len(data.bench.samples["id_val"]),
-    )
-    return [*found, _own("NAC+", plus, config.n_samples, work, n_val)], problems
+        found.append(_own(title, NACDetector(given.net, layers), data.config.n_samples, given))
+    config = preset_for(given.net, data.id_name, "nac_plus")
+    plus = NACDetector(given.net, config.layer_choice, rule=config.rule)
+    n_val = len(data.bench.samples["id_val"])
+    return [*found, _own("NAC+", plus, config.n_samples, given, n_val)], problems
 
 
 def _own(
-    title: str, detector: NACDetector, n_samples: Optional[int], work: Workload, n_val: int = 0
+    title: str, detector: NACDetector, n_samples: Optional[int], given: Given, n_val: int = 0
 ) -> Runner:
     """A detector of this package; with `n_val` it is calibrated on so many ID samples."""
-    n_fit = work.n_train if n_samples is None else min(n_samples, work.n_train)
+    n_fit = min(n_samples or _size(given.train), _size(given.train))
 
     def set_up() -> int:
-        detector.fit(work.given.train, n_fit, progress=False)
+        detector.fit(given.train, n_fit, progress=False)
         if n_val:
-            detector.calibrate(work.given.id_val, progress=False)
+            detector.calibrate(given.id_val, progress=False)
         return n_val + n_fit
 
     return Runner(title, set_up, lambda test: detector.score_loader(test, progress=False))
 
 
-def _baseline(row: Method, scorer: Scorer, work: Workload) -> Runner:
+def _baseline(row: Method, scorer: Scorer, given: Given, test: Sequence[Any]) -> Runner:
     """A baseline that computes the features it needs itself."""
-    given, featured = work.given, lambda loader: loader
+    n_train = _size(given.train) if row.uses_train else 0
+    loader_of: Callable[[Any], Any] = lambda loader: loader  # noqa: E731
     if row.needs == "features":
-        head = head_of(given.net, work.test[0]["data"])[1]
-
-        def featured(loader: Any) -> Any:
-            return _Features(work.given.net, head, loader)
-
+        head = head_of(given.net, test[0]["data"])[1]
+        loader_of = partial(_Features, given.net, head)
         given = replace(
-            given, net=Head(head), train=featured(given.train), id_val=featured(given.id_val)
+            given, net=Head(head), train=loader_of(given.train), id_val=loader_of(given.id_val)
         )
 
     def set_up() -> int:
         scorer.setup(given)
-        return work.n_train if row.uses_train else 0
+        return n_train
 
-    return Runner(row.title, set_up, lambda test: scorer.score(featured(test)))
+    return Runner(row.title, set_up, lambda test: scorer.score(loader_of(test)))
 
 
 class _Features:
@@ -221,36 +215,37 @@ def _meter(data: AnalysisData) -> Meter:
     return Meter(data.bench.device)
 
 
-def _record(
-    method: str, trial: int, inference: Meter, forward: Meter,
-    n_read: Optional[int] = None, setup: Optional[Meter] = None,
-) -> dict[str, Any]:  # fmt: skip
-    """What a trial measured; a forward pass needs no setup."""
-    meters = [meter for meter in (setup, inference) if meter is not None]
+def _measured(
+    data: AnalysisData, runner: Runner, test: Sequence[Any], forward: Optional[float]
+) -> dict[str, Any]:
+    """What one trial of a method took; `forward` are the seconds of a forward pass."""
+    with _meter(data) as setup:
+        n_read = runner.set_up()
+    with _meter(data) as inference:
+        runner.score(test)
+    needs_setup = n_read is not None
+    meters = [setup, inference] if needs_setup else [inference]
     return {
-        "method": method,
-        "trial": trial,
         "setup_samples": n_read,
-        "setup_seconds": None if setup is None else setup.seconds,
-        "setup_mb": None if setup is None else setup.peak_mb,
+        "setup_seconds": setup.seconds if needs_setup else None,
+        "setup_mb": setup.peak_mb if needs_setup else None,
         "inference_seconds": inference.seconds,
         "inference_mb": inference.peak_mb,
-        "ratio": inference.seconds / forward.seconds,
+        "ratio": inference.seconds / (forward or inference.seconds),
         "disturbed": any(is_disturbed(Timing((), m.seconds, m.waited)) for m in meters),
     }
 
 
 def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means and standard deviations over trials; memory is the largest of the trials."""
-    found: dict[str, Any] = {}
-    for key in ("setup_seconds", "inference_seconds", "ratio"):
-        if trials[0][key] is not None:
-            found[key] = Value.of([trial[key] for trial in trials])
+    found: dict[str, Any] = {
+        key: Value.of([trial[key] for trial in trials])
+        for key in ("setup_seconds", "inference_seconds", "ratio")
+        if trials[0][key] is not None
+    }
     for key in ("setup_mb", "inference_mb"):
-        measured = [trial[key] for trial in trials if trial[key] is not None]
-        found[key] = max(measured, default=None)
-    found["setup_samples"] = trials[0]["setup_samples"]
-    return found
+        found[key] = max((t[key] for t in trials if t[key] is not None), default=None)
+    return {**found, "setup_samples": trials[0]["setup_samples"]}
 
 
 def _table(summary: Mapping[str, Mapping[str, Any]], n_test: int, options: Options) -> Table:
@@ -273,29 +268,3 @@ def _table(summary: Mapping[str, Mapping[str, Any]], n_test: int, options: Optio
             rows[-1] += map(printed_entry, known[:2])
     ours = [row for row, name in enumerate(summary) if name.startswith("NAC")]
     return Table(f"Means over {options.repeats} trials", columns, rows, ours)
-
-
-def _notes(
-    data: AnalysisData, work: Workload, records: Sequence[Mapping[str, Any]],
-    problems: Mapping[str, str],
-) -> list[str]:  # fmt: skip
-    notes = [
-        "Inference is over test samples in memory, so it does not include loading; every method "
-        "runs the network itself. Set-up includes loading the training samples. It is without a "
-        "search of hyperparameters. Deviations are those of the trials (population standard "
-        "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
-        f"in MB. Batches have {data.bench.study.batch_size} samples; device: "
-        f"{data.bench.device.type}."
-    ]
-    if work.n_train < work.all_train:
-        notes.append(
-            f"Methods that look at all training data were given {work.n_train} of {work.all_train} "
-            "training samples here; with all, their set-up takes longer in proportion."
-        )
-    disturbed = sum(record["disturbed"] for record in records)
-    if disturbed:
-        notes.append(
-            f"{disturbed} of {len(records)} measurements were disturbed by other programs: the "
-            "process waited for more than 30 % of the time."
-        )
-    return [*notes, *(f"{name} was left out: {why}" for name, why in problems.items())]

@@ -6,18 +6,9 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Sequence
 
+from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import (
-    FPR_NOTE,
-    TABLE_METRICS,
-    MetricRow,
-    metric_bars,
-    metric_table,
-    paper_rows,
-    ranked_bars,
-    records_of,
-)
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS
 from nac_openood.errors import NACError
@@ -41,14 +32,14 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     depths = range(1, len(data.layers) + 1)
     deepest = ["+".join(data.layers[:depth]) for depth in depths]
     printed = ["+".join(f"layer{4 - n}" for n in range(depth)) for depth in depths]
-    paper = paper_rows(data, options.against, "Table 4", "layers")
+    paper = tabulate.paper_rows(data, options.against, "Table 4", "layers")
     tables = [
-        metric_table(
+        tabulate.metric_table(
             "From the deepest layer to all layers", ["Layers"], data.groups,
             [([name], found[name], row) for name, row in zip(deepest, printed)],
             paper=paper, ours=[len(deepest) - 1],
         ),
-        metric_table(
+        tabulate.metric_table(
             "Every combination", ["Layers"], data.groups,
             [([name], line, "") for name, line in found.items()], ours=[len(found) - 1],
         ),
@@ -68,9 +59,9 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     shown = {name: line[group] for name, line in found.items()}
     return Finding(
         "layers", "Which layers to combine", sentence, tables,
-        ranked_bars(f"{data.groups[group]} {{}} by layers", shown, deepest[-1]),
-        records_of(found, "layers"), {"best": best.split("+"), "all": found[deepest[-1]]},
-        [FPR_NOTE, *paper.notes],
+        tabulate.ranked_bars(f"{data.groups[group]} {{}} by layers", shown, deepest[-1]),
+        tabulate.records_of(found, "layers"), {"best": best.split("+"), "all": found[deepest[-1]]},
+        [tabulate.FPR_NOTE, *paper.notes],
     )  # fmt: skip
 
 
@@ -107,36 +98,36 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     before, after = found.values()
     weights = {name: used.weight for name, used in result.layers.items()}
     names = data.names("near", "far")
-    rows: list[MetricRow] = []
+    rows: list[tabulate.MetricRow] = []
     for name in (*names, *data.groups):
         title = f"{GROUP_WORDS[name]} mean" if name in GROUP_WORDS else name
-        gain = {m: f"{after[name][m] - before[name][m]:+.2f}" for m in TABLE_METRICS}
+        gain = {m: f"{after[name][m] - before[name][m]:+.2f}" for m in tabulate.TABLE_METRICS}
         rows.append(([title], {0: before[name], 1: after[name], 2: gain}, ""))
     columns = dict(enumerate([*found, "Difference"]))
     chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
     tables = [
-        metric_table("", ["OOD set"], columns, rows),
+        tabulate.metric_table("", ["OOD set"], columns, rows),
         Table("Weights", [Column("Layer", number=False), Column("Weight")], chosen),
     ]
-    paper = paper_rows(data, options.against, "Table 17", "weights", dataset=FAR)
+    paper = tabulate.paper_rows(data, options.against, "Table 17", "weights", dataset=FAR)
     if paper.rows:
-        printed: list[MetricRow] = [([way], {}, way) for way in paper.rows]
-        tables.append(metric_table("Published", ["Weights"], {}, printed, paper=paper))
+        printed: list[tabulate.MetricRow] = [([way], {}, way) for way in paper.rows]
+        tables.append(tabulate.metric_table("Published", ["Weights"], {}, printed, paper=paper))
     listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
-    change = {m: after[group][m] - before[group][m] for m in TABLE_METRICS}
+    change = {m: after[group][m] - before[group][m] for m in tabulate.TABLE_METRICS}
     return Finding(
         "weighted", "Weighted layers",
         f"Weights searched on validation data ({listed}) change {GROUP_WORDS[group]} AUROC by "
         f"{change['AUROC']:+.2f} points and FPR@95 by {change['FPR@95']:+.2f}.",
         tables,
         [
-            metric_bars(m, f"{m} by OOD set", list(found),
+            tabulate.metric_bars(m, f"{m} by OOD set", list(found),
                         [(n, [before[n][m], after[n][m]]) for n in names])
-            for m in TABLE_METRICS
+            for m in tabulate.TABLE_METRICS
         ],
-        records_of(found, "weights"), {"weights": weights, "candidates": result.evaluated},
+        tabulate.records_of(found, "weights"), {"weights": weights, "candidates": result.evaluated},
         [
-            FPR_NOTE,
+            tabulate.FPR_NOTE,
             f"{result.evaluated} combinations of weights were tried; the one with the best AUROC "
             f"of ID against OOD validation data ({100 * result.best.auroc:.2f} %) is used. Of "
             "equally good ones it is the first, with large weights. The other settings stay as "

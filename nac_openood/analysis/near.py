@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import (
-    FPR_NOTE,
-    metric_table,
-    paper_rows,
-    ranked_bars,
-    records_of,
-)
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import Given
@@ -56,7 +50,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
     if not found:
         raise NACError(f"no method could be run: {failed[0]}")
     order = sorted(found, key=lambda name: -found[name][NEAR]["AUROC"])
-    paper = paper_rows(data, options.against, "Table 15", "method", dataset=NEAR)
+    paper = tabulate.paper_rows(data, options.against, "Table 15", "method", dataset=NEAR)
     best = order[0]
     sentence = (
         f"Of {len(order)} methods, {methods[best].title} has the highest near-OOD AUROC "
@@ -65,7 +59,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
     if NAC in order and best != NAC:
         own = found[NAC][NEAR]["AUROC"]
         sentence += f"; NAC is number {order.index(NAC) + 1} ({own:.2f} %)"
-    table = metric_table(
+    table = tabulate.metric_table(
         "", ["Method"], {NEAR: "Mean", **{name: name for name in data.names("near")}},
         [([methods[name].title], found[name], name) for name in order], paper=paper,
         ours=[row for row, name in enumerate(order) if methods[name].rule is not None],
@@ -74,10 +68,10 @@ def near(data: AnalysisData, options: Options) -> Finding:
     ours = [methods[name].title for name in order if methods[name].rule is not None]
     return Finding(
         "near", "Near-OOD detection", f"{sentence}.", [table],
-        ranked_bars("Near-OOD {}, mean over sets", shown, *ours),
-        records_of(found, "method"), {"problems": problems},
+        tabulate.ranked_bars("Near-OOD {}, mean over sets", shown, *ours),
+        tabulate.records_of(found, "method"), {"problems": problems},
         [
-            FPR_NOTE,
+            tabulate.FPR_NOTE,
             f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
             "read. Methods that need the network itself are in nac_openood.compare only.",
             *paper.notes, *failed,

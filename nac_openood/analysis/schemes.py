@@ -17,17 +17,9 @@ from typing import Any, Mapping, NamedTuple, Union
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import (
-    FPR_NOTE,
-    MetricRow,
-    PaperRows,
-    metric_bars,
-    metric_table,
-    paper_rows,
-    records_of,
-)
 from nac_openood.analysis.scoring import Metrics
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood.scorer import OpenOODBatches, OpenOODScorer
@@ -88,11 +80,11 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
     printed = {
         (name, _NATIVE if method == "baseline" else method): values
         for name in SCHEMES
-        for method, values in paper_rows(
+        for method, values in tabulate.paper_rows(
             data, options.against, "Table 3", "method", training=name
         ).rows.items()
     }
-    rows: list[MetricRow] = [
+    rows: list[tabulate.MetricRow] = [
         ([SCHEMES[name].title, _DETECTORS[method], accuracy[name]], line, (name, method))
         for (name, method), line in found.items()
     ]
@@ -109,23 +101,24 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
     return Finding(
         "schemes", "Other training schemes", f"{data.groups[group]} AUROC: {listed}.",
         [
-            metric_table(
+            tabulate.metric_table(
                 "", ["Training", "Detector", Column("ID accuracy")], data.groups, rows,
-                paper=PaperRows((), printed),
+                paper=tabulate.PaperRows((), printed),
                 ours=[n for n, (*_, at) in enumerate(rows) if at[1] != _NATIVE],
             )
         ],
         [
-            metric_bars("AUROC", f"{data.groups[group]} AUROC by training scheme",
+            tabulate.metric_bars("AUROC", f"{data.groups[group]} AUROC by training scheme",
                         list(_DETECTORS.values()), bars)
         ],
-        records_of(found, "scheme", "method"), {"accuracy": accuracy, "epochs": options.epochs},
+        tabulate.records_of(found, "scheme", "method"),
+        {"accuracy": accuracy, "epochs": options.epochs},
         [
             f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
             f"trainers trained them here for only {options.epochs} epochs on "
             f"{len(data.bench.samples['train'])} samples without augmentation: read the table as a "
             "check that NAC works on them, not as a benchmark of the schemes.",
-            FPR_NOTE,
+            tabulate.FPR_NOTE,
         ],
     )  # fmt: skip
 

@@ -18,15 +18,9 @@ from typing import Callable, Mapping, Optional
 import torch
 from torch import Tensor
 
+from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import (
-    FPR_NOTE,
-    metric_bars,
-    metric_table,
-    paper_rows,
-    records_of,
-)
 from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.core.coverage import states_of
@@ -97,7 +91,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
     heads = ["Layer", "State", "alpha, M, O*"]
     ours = range(len(STATE_FORMS) - 1, len(rows), len(STATE_FORMS))  # output*gradient
     tables = [
-        metric_table(
+        tabulate.metric_table(
             "Output, gradient and their product", heads, data.groups, rows, ours=list(ours)
         )
     ]
@@ -106,7 +100,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
     best = STATE_FORMS[min(fprs, key=fprs.__getitem__)]
     sentence = f"With {_ALL}, {GROUP_WORDS[group]} FPR@95 is {listed}: {best} is best."
     notes = [
-        FPR_NOTE,
+        tabulate.FPR_NOTE,
         "The settings of each form were chosen on validation data, out of the paper's space.",
     ]
     try:
@@ -114,8 +108,8 @@ def states(data: AnalysisData, options: Options) -> Finding:
     except NACError as error:
         notes.append(f"The parts of the state cannot be told apart here: {error}")
     else:
-        paper = paper_rows(data, options.against, "Table 16", "state")
-        tables.append(metric_table(
+        paper = tabulate.paper_rows(data, options.against, "Table 16", "state")
+        tables.append(tabulate.metric_table(
             f"Parts of the state at {data.head_input}: z, dg (gradient of the logits), p-u",
             ["Parts", "alpha, M, O*"], data.groups,
             [([name, _described(used)], line, name) for name, (used, line) in parts.items()],
@@ -130,13 +124,13 @@ def states(data: AnalysisData, options: Options) -> Finding:
             sentence += f"that of all three parts, {top} ({aurocs[top]:.2f} %)."
         else:
             sentence += f"{top} ({aurocs[top]:.2f} %); all three parts give {aurocs[whole]:.2f} %."
-    bars = metric_bars(
+    bars = tabulate.metric_bars(
         "FPR@95", f"{data.groups[group]} FPR@95 by state and layer", list(STATE_FORMS.values()),
         [(name, [found[form, name][group]["FPR@95"] for form in STATE_FORMS]) for name in where],
     )  # fmt: skip
     return Finding(
         "states", "What the neuron state is made of", sentence, tables, [*figures, bars],
-        records_of(found, "state", "layers"),
+        tabulate.records_of(found, "state", "layers"),
         {"settings": {f: {n: c.to_dict() for n, c in s.items()} for f, s in settings.items()}},
         notes,
     )  # fmt: skip

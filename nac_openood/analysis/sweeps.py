@@ -11,17 +11,9 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
+from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.metric_tables import (
-    FPR_NOTE,
-    METRIC_KEYS,
-    TABLE_METRICS,
-    metric_table,
-    paper_rows,
-    records_of,
-    text_heads,
-)
 from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.metrics import GROUP_WORDS
 from nac_openood.benchmark.run.results import Value
@@ -81,17 +73,17 @@ def params(data: AnalysisData, options: Options) -> Finding:
     ]  # fmt: skip
     in_use = [point for point in points if point.config == data.settings[point.layer]]
     tables, figures, spans = [], [], []
-    notes = [FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
+    notes = [tabulate.FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     sensitivity: list[list[Entry]] = []
     for name, parameter in PARAMETERS.items():
-        paper = paper_rows(data, options.against, parameter.table, parameter.axis)
+        paper = tabulate.paper_rows(data, options.against, parameter.table, parameter.axis)
         shown = [p for p in points if (p.layer, p.parameter) == (deepest, name)]
         counted = [Column("O*")] if name == "bound" else []
         rows = []
         for p in shown:
             texts = [f"{p.value:g}", *(str(p.config.full_count) for _ in counted)]
             rows.append((texts, {"alone": p.alone[group], "all": p.all[group]}, texts[0]))
-        tables.append(metric_table(
+        tables.append(tabulate.metric_table(
             f"{parameter.title}: {GROUP_WORDS[group]}", [parameter.symbol, *counted],
             {"alone": f"{deepest} alone", "all": "All layers"}, rows, paper=paper,
             ours=[row for row, p in enumerate(shown) if p in in_use],
@@ -126,7 +118,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
     numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
     tables.append(Table(
         f"Every layer: {GROUP_WORDS[group]} AUROC of all layers while one parameter changes",
-        [*text_heads("Layer", "Parameter"), *map(Column, numbers)], sensitivity,
+        [*tabulate.text_heads("Layer", "Parameter"), *map(Column, numbers)], sensitivity,
     ))  # fmt: skip
     records = {
         (p.layer, p.parameter, p.value, p.config.full_count, which): metrics
@@ -138,7 +130,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
         f"With {deepest} alone, {GROUP_WORDS[group]} AUROC depends on {spans[0]}, {spans[1]} and "
         f"{spans[2]}.",
         tables, figures,
-        records_of(records, "layer", "parameter", "value", "full_count", "layers"),
+        tabulate.records_of(records, "layer", "parameter", "value", "full_count", "layers"),
         {"default": in_use[0].all},
         notes,
     )  # fmt: skip
@@ -207,19 +199,19 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     rows = [
         (
             [f"{n:,} ({100 * share:g} %)"],
-            {at: {m: summary(n, *at, m) for m in TABLE_METRICS} for at in columns},
+            {at: {m: summary(n, *at, m) for m in tabulate.TABLE_METRICS} for at in columns},
             "",
         )
         for n, share in shares.items()
     ]
     figures = [
         Lines(
-            METRIC_KEYS[m], f"{data.groups[group]} {m}", "training samples (log scale)",
+            tabulate.METRIC_KEYS[m], f"{data.groups[group]} {m}", "training samples (log scale)",
             f"{GROUP_WORDS[group]} {m}, %",
             [Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS],
             log_x=True,
         )
-        for m in TABLE_METRICS
+        for m in tabulate.TABLE_METRICS
     ]  # fmt: skip
     least, most = min(shares), max(shares)
     means = []
@@ -231,11 +223,11 @@ def samples(data: AnalysisData, options: Options) -> Finding:
         f"With {least:,} and with {most:,} training samples ({100 * shares[least]:g} % and "
         f"{100 * shares[most]:g} % of those read), {GROUP_WORDS[group]} AUROC is "
         f"{' or '.join(means)}.",
-        [metric_table("", ["Training samples"], columns, rows)], figures,
-        records_of(records, "samples", "share", "way", "repeat"),
+        [tabulate.metric_table("", ["Training samples"], columns, rows)], figures,
+        tabulate.records_of(records, "samples", "share", "way", "repeat"),
         {"training_samples": total, "repeats": options.repeats},
         [
-            FPR_NOTE,
+            tabulate.FPR_NOTE,
             "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
             f"chosen for {data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; "
             "'r kept' scales O* with the number of samples, so that the same share of samples "
