@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from nac_openood import NACDetector
-from nac_openood.detector.export_files import INPUT
+from nac_openood.detector.export import INPUT
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.weights import load_checkpoint

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector
-from nac_openood.detector.verdicts import Verdicts
+from nac_openood.detector.outcomes import Verdicts
 from nac_openood.sources import networks
 from nac_openood.sources.samples import LabelledTexts, collate_texts
 

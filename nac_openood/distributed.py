@@ -14,7 +14,7 @@ import atexit
 import os
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple, TypeVar
 
 from nac_openood.errors import NACError, error_text
 
@@ -103,17 +103,49 @@ def joined() -> Iterator[World]:
 def as_shard(rank: int, size: int) -> ContextManager[None]:
     """Process one shard of every loader, as process `rank` of `size` that run on their own.
 
-    The results are merged later; see `nac_openood.detector.shards`.
+    The results are merged later; see `nac_openood.detector.checked_fit`.
     """
     return _as(World(rank, size, detached=True))
 
 
-def check_shards(numbers: Sequence[int], of: int) -> None:
-    """Refuse anything but each of the shards 1 to `of` once, in order."""
-    if list(numbers) != list(range(1, of + 1)):
+class ShardResult(NamedTuple):
+    """The result of a shard, from a file.
+
+    Args:
+        path: of the file or folder.
+        number: from 1 on.
+        of: how many there are.
+        run: what all shards of a run have in common.
+        content: what is to be merged.
+    """
+
+    path: Any
+    number: int
+    of: int
+    run: Any
+    content: Any
+
+
+def ordered_shards(shards: Iterable[ShardResult]) -> list[ShardResult]:
+    """All shards of a run, in order.
+
+    Raises:
+        NACError: they are of different runs, some are missing, or there is one twice.
+    """
+    found = sorted(shards, key=lambda shard: shard.number)
+    first = found[0]
+    for other in found:
+        if (other.run, other.of) != (first.run, first.of):
+            raise NACError(
+                f"{other.path} and {first.path} are shards of different runs: network, data and "
+                "options must be the same."
+            )
+    numbers = [shard.number for shard in found]
+    if numbers != list(range(1, first.of + 1)):
         raise NACError(
-            f"expected each of the shards 1 to {of} once, got {list(numbers)}. Pass all of them."
+            f"expected each of the shards 1 to {first.of} once, got {numbers}. Pass all of them."
         )
+    return found
 
 
 def single_process() -> ContextManager[None]:
@@ -227,14 +259,10 @@ def map_shared(step: str, own: Iterator[_T], work: Callable[[_T], _R]) -> Iterat
 
 
 def _on_cpu(value: Any) -> Any:
-    """Tensors on the CPU, also those in plain dicts and tuples."""
-    if hasattr(value, "cpu"):
-        return value.cpu()
-    if type(value) is dict:
-        return {name: _on_cpu(part) for name, part in value.items()}
-    if type(value) is tuple:
-        return tuple(map(_on_cpu, value))
-    return value
+    """Tensors on the CPU, also those in dicts and tuples."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
 
 
 def all_sum(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from PIL import Image
 
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.outcomes import ALPHA, checked_alpha
 from nac_openood.detector.store import FitSummary
-from nac_openood.detector.verdicts import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.records import from_values
 from nac_openood.sources.fitted import Deployed

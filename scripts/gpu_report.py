@@ -89,7 +89,7 @@ def same_counts(device: torch.device, quick: bool) -> list[Compared]:
         layers = speed.LAYERS if rule == "nac" else speed.LAYERS[1:]
         reader = NACDetector(net, layers, rule=rule)
         readings = reader.read_loader(images.split(50), progress=False)
-        rules = [NACDetector(net, layers, rule=rule)._unfitted() for _ in range(2)]
+        rules = [NACDetector(net, layers, rule=rule)._new_rule() for _ in range(2)]
         for part in readings.batches(64):
             rules[0].update(part)
         for part in readings.batches(200):

@@ -14,8 +14,8 @@ from mutations import MUTATE, mutate_bytes, mutate_document, mutate_tensors
 from safetensors.torch import save_file
 
 from nac_openood import NACDetector
+from nac_openood.detector.checked_fit import ShardNotes, merge_shards, write_shard
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
 from nac_openood.errors import NACError
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.weights import load_checkpoint

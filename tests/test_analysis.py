@@ -20,7 +20,6 @@ from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.run.workbench import Workbench
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.reader import LayerReader
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
 from nac_openood.records import from_values
@@ -121,7 +120,7 @@ def test_training_data_is_read_once_and_in_order(data):
 
 
 def test_a_second_time_nothing_is_read(folder, net, monkeypatch):
-    monkeypatch.setattr(LayerReader, "read_loader", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr(NACDetector, "read_loader", lambda *a, **k: pytest.fail("read again"))
     said: list[str] = []
     prepared(net, folder, say=said.append)
     assert "readings of the fitting and validation data: made before" in said

@@ -151,7 +151,7 @@ def test_files_without_a_checksum_still_load(saved, tmp_path):
         (lambda t: t.update(label=t["label"].float()), "'label' must be torch.int64"),
         (lambda t: t.update(logits=t["logits"].long()), "'logits' must be floating-point"),
         (lambda t: t.update({"gradient/layer1": t["logits"].clone()}), "has another shape than"),
-        (lambda t: t.update(prediction=t["prediction"] + 9), "predictions or labels are no classes"),
+        (lambda t: t.update(prediction=t["prediction"] + 9), "predictions or labels are not classes"),
         (lambda t: t.update(extra=torch.zeros(3)), r"unknown tensor \['extra'\]"),
     ],
 )  # fmt: skip

@@ -14,8 +14,12 @@ from torch.utils.data import (
 
 from nac_openood import NACError
 from nac_openood.detector.batches import Batch, as_batch, batches
-from nac_openood.detector.fitting_set import Quota
-from nac_openood.detector.subset import balanced_indices, dataset_labels, fitting_loader
+from nac_openood.detector.subset import (
+    balanced_indices,
+    dataset_labels,
+    fitting_loader,
+    take_quota,
+)
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 
@@ -37,7 +41,7 @@ def test_unlabelled_batches(item):
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ({"image": "a.png"}, r"loader must yield tensors .* got dict of {'image': 'str'}"),
+        ({"image": "a.png"}, r"loader must yield tensors .* got dict of image: str"),
         ("text", "dicts {'data': x, 'label': y}, .* got str"),
         ((X, torch.rand(4)), "one whole-number label for each of 4 samples, got torch.float32"),
         ((X, torch.ones(4, 2, dtype=torch.long)), r"of shape \[4, 2\]"),
@@ -99,7 +103,7 @@ def test_too_few_samples_for_the_classes():
     ):
         balanced_indices(Y, 1)
     with pytest.raises(NACError, match="less than one sample for each of the 10 classes"):
-        Quota(9, 10)
+        next(take_quota([], 9, 10))
     with pytest.raises(NACError, match="the dataset is empty"):
         balanced_indices([], 1)
 
@@ -151,7 +155,7 @@ def test_unlabelled_data_sets_give_a_random_subset():
     assert len(set(first.flatten().tolist())) == 10
 
 
-def test_streams_are_left_to_the_quota():
+def test_streams_are_left_as_they_are():
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(zip(X, Y))
@@ -161,22 +165,17 @@ def test_streams_are_left_to_the_quota():
     assert fitting_loader([(X, Y)], 2, seed=1) == [(X, Y)]
 
 
-def test_quota_takes_the_first_of_each_class():
-    quota = Quota(4, 2)
+def test_a_quota_is_the_first_of_each_class():
     data = torch.arange(6.0)[:, None]
-    taken = quota.take(Batch(data, torch.tensor([0, 0, 0, 1, 0, 1]), 0, 0))
+    first = Batch(data, torch.tensor([0, 0, 0, 1, 0, 1]))
+    (taken,) = take_quota(iter([first, None]), 4, 2)  # the second is not asked for
     assert taken.data.flatten().tolist() == [0, 1, 3, 5]
-    assert quota.full
-    assert quota.take(Batch(data, torch.zeros(6).long(), 1, 6)).size == 0
 
 
-def test_quota_without_labels_takes_the_first():
-    quota = Quota(4, 2)
-    assert quota.take(Batch(torch.rand(3, 1), None, 0, 0)).size == 3
-    assert not quota.full
-    taken = quota.take(Batch(torch.rand(3, 1), None, 7, 99))
-    assert (taken.size, taken.number, taken.start) == (1, 1, 3), "numbered as taken"
-    assert quota.full
+def test_a_quota_without_labels_is_the_first():
+    given = [Batch(torch.rand(3, 1), None, 5, 0), Batch(torch.rand(3, 1), None, 7, 99), None]
+    taken = [(each.size, each.number, each.start) for each in take_quota(iter(given), 4, 2)]
+    assert taken == [(3, 0, 0), (1, 1, 3)], "numbered as taken"
 
 
 def test_errors_of_loading_processes_are_plain():

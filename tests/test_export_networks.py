@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from nac_openood import NACDetector
-from nac_openood.detector.program import DetectorProgram
+from nac_openood.detector.export import DetectorProgram
 from nac_openood.sources.small_networks import SmallResNet
 
 
@@ -33,7 +33,12 @@ def check_same_function(detector, images):
     """Before another runtime rounds anything, what is exported is the detector to the last bits."""
     expected = detector.judge(images)
     program = DetectorProgram(
-        detector.net, detector.places, detector.rule_, detector.pvalues_, alpha=0.05, portable=True
+        detector.net,
+        detector.locations,
+        detector.rule_,
+        detector.pvalues_,
+        alpha=0.05,
+        portable=True,
     )
     with torch.no_grad():
         found = program(images)

@@ -221,24 +221,6 @@ def test_cuda_fits_and_scores(net, data, rule, pinned):
 
 @pytest.mark.gpu
 @cuda
-def test_copies_that_run_ahead_change_nothing(net, data, monkeypatch):
-    from nac_openood.detector import transfers
-
-    there = copy.deepcopy(net).cuda()
-    many = TensorDataset(*(tensor.repeat(8, *[1] * (tensor.ndim - 1)) for tensor in data.tensors))
-    ahead = fitted(there, "nac", many)
-    readings = ahead.read_loader(loader(many))
-    monkeypatch.setattr(transfers, "_streams", lambda device: None)
-    plain = fitted(there, "nac", many)
-    assert_same(ahead, plain)
-    expected = plain.read_loader(loader(many))
-    for name in expected:
-        assert torch.equal(readings[name].activation, expected[name].activation)
-        assert torch.equal(readings[name].gradient, expected[name].gradient)
-
-
-@pytest.mark.gpu
-@cuda
 @pytest.mark.parametrize("rule", RULE_NAMES)
 def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(net, data, rule, tmp_path):
     there = copy.deepcopy(net).cuda()
@@ -270,8 +252,8 @@ def test_cuda_does_not_wait_between_batches(net, data, rule):
     batches = [(x.cuda(), y) for x, y in loader(data)]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        detector.rule_.parts(detector._probe(batches[0][0]))
-        detector.rule_.update(detector._probe(batches[1][0]), batches[1][1])
+        detector.rule_.parts(detector._reader.read(batches[0][0]))
+        detector.rule_.update(detector._reader.read(batches[1][0]), batches[1][1])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -125,7 +125,7 @@ def test_layers_named_by_path_have_the_tokens_that_are_read(name, path, layout):
     found = with_layouts(net, batch, {"x": find_layer(net, path)})
     assert found == {"x": Layer(path, path, layout)}
     detector = NACDetector(net, [path]).fit([encodings(name, 180)])
-    assert detector.places[path].layout == layout
+    assert detector.locations[path].layout == layout
     expected = read(net, batch, found)["x"]
     assert torch.equal(detector.read_loader([batch])[path].activation, expected.activation)
 
@@ -146,9 +146,9 @@ def test_one_token_cannot_tell_and_does_not_decide():
     assert with_layouts(net, short, place) is None
     reader = NACDetector(net, ["bert.encoder.layer.1"])
     reader.read_loader([short])
-    assert reader.places["bert.encoder.layer.1"].layout is None
+    assert reader.locations["bert.encoder.layer.1"].layout is None
     reader.read_loader([batch])
-    assert reader.places["bert.encoder.layer.1"].layout == "tokens"
+    assert reader.locations["bert.encoder.layer.1"].layout == "tokens"
 
 
 def test_labels_are_not_passed_to_the_network():

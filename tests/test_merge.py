@@ -15,8 +15,7 @@ from nac_openood import NACDetector
 from nac_openood.benchmark.run.merging import merge_results
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.cli import main
-from nac_openood.detector.checked_fit import fit_checked
-from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
+from nac_openood.detector.checked_fit import ShardNotes, fit_checked, merge_shards, write_shard
 from nac_openood.distributed import as_shard
 from nac_openood.errors import NACError
 from nac_openood.files import write_document
@@ -89,7 +88,7 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
 
     assert "expected each of the shards 1 to 3 once, got [1, 3]" in refused("nac1", "nac3")
     assert "once, got [1, 1, 2, 3]" in refused("nac1", "nac1", "nac2", "nac3")
-    assert "nac_plus3 and nac1 are shards of different fits" in refused("nac1", "nac2", "nac_plus3")
+    assert "nac_plus3 and nac1 are shards of different runs" in refused("nac1", "nac2", "nac_plus3")
     assert "there is no nac9" in refused("nac1", "nac9")
     assert "net.pt is nothing to merge" in refused("nac1", "net.pt")
     shutil.copytree("nac2", "unfinished")
@@ -103,7 +102,7 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
     notes = {name: value for name, value in notes.items() if name not in ("format", "sha256")}
     own = notes.pop("notes")
     write_document(path, 1, {**notes, "notes": {**own, "alpha": 0.1}})
-    assert "shards of different fits" in refused("nac1", "other", "nac3")
+    assert "shards of different runs" in refused("nac1", "other", "nac3")
     write_document(path, 1, {**notes, "notes": {**own, "number": "two"}})
     told = refused("nac1", "other", "nac3")
     assert "shard.json is damaged ('notes.number' must be a whole number" in told

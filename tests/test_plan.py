@@ -21,7 +21,7 @@ def test_the_same_numbers_up_to_rounding(small_net, images):
 @pytest.mark.parametrize("caller", [torch.no_grad, torch.inference_mode])
 def test_any_caller(small_net, images, caller):
     with caller():
-        probed = NACDetector(small_net, NAMES, fast=True)._probe(images)
+        probed = NACDetector(small_net, NAMES, fast=True)._reader.read(images)
     same(probed, expected_readings(small_net, images))
 
 

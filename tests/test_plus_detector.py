@@ -10,7 +10,7 @@ from test_contract import loader, loaders  # noqa: F401
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector, NACError, NotFittedError
-from nac_openood.detector.false_alarms import false_alarm_rates
+from nac_openood.detector.outcomes import false_alarm_rates
 
 
 def data(n, seed=0, scale=1.0):

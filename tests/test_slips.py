@@ -64,12 +64,15 @@ def test_a_list_of_images(detector, images):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x, y: TensorDataset(x, y), r"got TensorDataset. Pass a loader: .*DataLoader\(data"),
-        (lambda x, y: x, r"got Tensor. Pass a list of it, \[\(x, y\)\], or a loader"),
+        (
+            lambda x, y: TensorDataset(x, y),
+            r"got TensorDataset. Pass a list of batches, \[\(x, y\)\], or .*DataLoader\(data",
+        ),
+        (lambda x, y: x, "got Tensor. Pass a list"),
         (lambda x, y: x.numpy(), "got ndarray. Pass a list"),
         (lambda x, y: {"data": x, "label": y}, "got dict. Pass a list"),
         (lambda x, y: "images/train", "got str. Pass a list"),
-        (lambda x, y: None, "got NoneType. Pass a loader"),
+        (lambda x, y: None, "got NoneType. Pass a list"),
     ],
 )
 def test_what_is_no_loader(detector, images, labels, use, make, message):

@@ -52,7 +52,7 @@ def test_the_class_token_tells_unknown_digits_better_than_all_tokens(vit, digits
         settings = LayerConfig(steepness=10.0, layout=layout)
         detector = NACDetector(vit, {"vit.layernorm": settings})
         detector.fit([(images[:600], labels[:600])])
-        read = detector.places["vit.layernorm"].layout
+        read = detector.locations["vit.layernorm"].layout
         found[read] = auroc(detector.score(test).numpy(), detector.score(unknown).numpy())
     assert set(found) == {"class_token", "tokens"}
     assert found["class_token"] > 0.7 and found["class_token"] > found["tokens"] + 0.1, found

@@ -12,13 +12,9 @@ from torch import nn
 from nac_openood import NACDetector
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.rules import RULES, RuleRow
-from nac_openood.detector import transfers
-from nac_openood.detector.batches import as_batch
+from nac_openood.detector import reader
 from nac_openood.detector.readings import Readings
 
-needs_streams = pytest.mark.skipif(
-    not hasattr(torch.cpu, "Event"), reason="this torch has no streams and events of CPUs"
-)
 LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
 
 
@@ -38,8 +34,8 @@ def net():
 
 @pytest.fixture
 def streams(monkeypatch):
-    """CPUs have streams that do nothing: what runs on a GPU runs here, too."""
-    monkeypatch.setattr(transfers, "_streams", lambda device: torch.cpu)
+    """Events that do nothing: what runs on a GPU runs here, too."""
+    monkeypatch.setattr(reader, "_copied_event", lambda device: Event([], 0))
 
 
 def fitted(net, rule, n_batches=3, **options):
@@ -60,7 +56,6 @@ def waits(net, rule, step, n_batches, **options):
         return dict(device.waited)
 
 
-@needs_streams
 @pytest.mark.parametrize("step", ["fit", "calibrate", "score_loader", "read_loader"])
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_no_batch_waits_for_the_device(net, streams, rule, step):
@@ -68,7 +63,6 @@ def test_no_batch_waits_for_the_device(net, streams, rule, step):
     assert waits(net, rule, step, 7) == waits(net, rule, step, 3)
 
 
-@needs_streams
 def test_no_batch_waits_in_fast_passes(net, streams):
     waits(net, "nac", "fit", 3, fast=True)
     assert waits(net, "nac", "fit", 7, fast=True) == waits(net, "nac", "fit", 3, fast=True)
@@ -97,7 +91,9 @@ def test_fitting_goes_on_after_a_file_was_loaded(net, tmp_path, rule):
         there = NACDetector.load(tmp_path / "x", copy.deepcopy(net).to(DEVICE))
         there.partial_fit(others[0])
         device.waited.clear()
-        there.rule_.update(there._probe(others[1][0]))  # all that was loaded has been moved by now
+        there.rule_.update(
+            there._reader.read(others[1][0])
+        )  # all that was loaded has been moved by now
         assert not device.waited["copy to the device"] and not device.waited["copy to the CPU"]
         there.partial_fit(others[2])
         mine = {name: tensor.cpu() for name, tensor in there.rule_.tensors().items()}
@@ -196,69 +192,31 @@ def test_the_pretended_device_does_not_mix_with_the_cpu(net):
 # -- copies while the device works ---------------------------------------------------------
 
 
-@needs_streams
-def test_batches_and_readings_are_the_same_with_streams(net, monkeypatch):
-    plain = fitted(net, "nac")
-    expected = plain.score_loader(loader(4)), plain.read_loader(loader(4))
-    monkeypatch.setattr(transfers, "_streams", lambda device: torch.cpu)
-    ahead = fitted(net, "nac")
-    assert torch.equal(
-        ahead.rule_.tensors()["counts/avgpool"], plain.rule_.tensors()["counts/avgpool"]
-    )
-    np.testing.assert_array_equal(ahead.score_loader(loader(4)).score, expected[0].score)
-    same(ahead.read_loader(loader(4)), expected[1])
-    with pytest.raises(Exception, match="no batch"):
-        ahead.read_loader([])
+class Event:
+    """Notes when it was waited for."""
+
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        self.log.append(f"waited {self.number}")
 
 
-class Recorder:
-    """Streams and events that do nothing but note what was waited for, and when."""
-
-    def __init__(self, log):
-        self.log = log
-
-    def Stream(self, device):
-        return torch.cpu.Stream()
-
-    stream, current_stream = staticmethod(torch.cpu.stream), staticmethod(torch.cpu.current_stream)
-
-    def Event(self):
-        log = self.log
-
-        class Event:
-            def record(self, stream):
-                self.number = sum(entry.startswith("queued") for entry in log)
-
-            def synchronize(self):
-                log.append(f"waited {self.number}")
-
-        return Event()
-
-
-@needs_streams
-def test_at_most_two_batches_lie_on_the_device(net, monkeypatch):
+def test_readings_are_waited_for_when_the_next_batch_is_queued(net, monkeypatch):
     log = []
-    monkeypatch.setattr(transfers, "_streams", lambda device: Recorder(log))
-    for number, _ in enumerate(transfers.ahead(map(as_batch, loader(4, size=2)), net), 1):
-        log.append(f"queued {number}")
-    # the first is waited for when the second is queued, before the third is copied
-    assert log == [
-        *("queued 1", "queued 2", "waited 1", "queued 3", "waited 2", "queued 4", "waited 3"),
-    ]
-
-
-@needs_streams
-def test_readings_are_looked_at_when_the_next_batch_is_queued(net, monkeypatch):
-    log = []
-    monkeypatch.setattr(transfers, "_streams", lambda device: Recorder(log))
+    events = (Event(log, number) for number in range(1, 9))
+    monkeypatch.setattr(reader, "_copied_event", lambda device: next(events))
     detector = fitted(net, "nac")
-    log.clear()
 
     def parts():
         for number, (x, y) in enumerate(loader(3, size=2), 1):
             log.append(f"queued {number}")
-            yield Readings.of_pass(detector._probe(x), y)
+            yield Readings.of_pass(detector._reader.read(x), y)
 
-    found = list(transfers.behind(parts()))
+    found = list(reader.on_cpu(parts()))
     assert log == ["queued 1", "queued 2", "waited 1", "queued 3", "waited 2", "waited 3"]
+    monkeypatch.undo()
     same(Readings.concatenate(found), detector.read_loader(loader(3, size=2)))

@@ -114,8 +114,8 @@ def fit_command(args: argparse.Namespace) -> int:
 def _fit_shard(
     args: argparse.Namespace, detector: Any, loaders: dict[str, Any], n_samples: Any, n_classes: int
 ) -> int:
-    from nac_openood.detector.shards import ShardNotes, write_shard
-    from nac_openood.detector.verdicts import checked_alpha
+    from nac_openood.detector.checked_fit import ShardNotes, write_shard
+    from nac_openood.detector.outcomes import checked_alpha
 
     sizes = {role: len(loader.dataset) for role, loader in loaders.items() if loader is not None}
     sizes["train"] = n_samples or sizes["train"]

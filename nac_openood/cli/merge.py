@@ -87,13 +87,13 @@ def _comparisons(paths: list[Path], out: str | None) -> int:
 
 def _fits(paths: list[Path], out: str | None) -> int:
     from nac_openood.cli.fit import show_fit
-    from nac_openood.detector.shards import merge_shards
+    from nac_openood.detector.checked_fit import merge_shards
     from nac_openood.files import check_target
 
     path = Path(out or "detector.nac")
     check_target(path)
     merged = merge_shards(paths)
-    merged.save(path)
+    merged.fitted.save(path)
     fitted = merged.fitted
     arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
     show_fit(merged.report, arch, fitted.rule.name, layers, path)

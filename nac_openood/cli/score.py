@@ -19,9 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence, TextIO
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, Shard, command
+from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command
 from nac_openood.cli.output import print_error, results_stream
-from nac_openood.distributed import as_shard, check_shards, from_main, is_main, synchronized
+from nac_openood.distributed import (
+    ShardResult,
+    as_shard,
+    from_main,
+    is_main,
+    ordered_shards,
+    synchronized,
+)
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -75,7 +82,7 @@ def score_command(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace, out: TextIO) -> int:
-    from nac_openood.detector.verdicts import checked_alpha
+    from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
     from nac_openood.progress import tqdm
     from nac_openood.sources.image_paths import expand, judge_images
@@ -206,26 +213,13 @@ def merge_tables(paths: Sequence[Path]) -> bytes:
     Raises:
         NACError: a shard is missing, unfinished or of another run.
     """
-    shards: list[int] = []
-    batches: dict[int, list[bytes]] = {}
-    runs: dict[Any, Path] = {}
-    for path in paths:
-        shard, run, rows = read_shard(path)
-        shards.append(shard.number)
-        runs[run, shard.of] = path
-        batches.update(rows)
-    if len(runs) > 1:
-        first, second, *_ = runs.values()
-        raise NACError(
-            f"{first} and {second} are shards of different runs: images, detector and options must "
-            "be the same."
-        )
-    check_shards(sorted(shards), shard.of)
+    shards = ordered_shards(read_shard(path) for path in paths)
+    batches = {number: rows for shard in shards for number, rows in shard.content.items()}
     return b"".join(line for number in sorted(batches) for line in batches[number])
 
 
-def read_shard(path: Path) -> tuple[Shard, bytes, dict[int, list[bytes]]]:
-    """A shard, what its run is called, and its lines by batch; those of the header are -1."""
+def read_shard(path: Path) -> ShardResult:
+    """A shard with its lines by batch; those of the header are -1."""
     lines = re.findall(rb"[^\n]*\n", path.read_bytes())
     first = _FIRST.fullmatch(lines[0]) if lines else None
     if first is None:
@@ -247,7 +241,7 @@ def read_shard(path: Path) -> tuple[Shard, bytes, dict[int, list[bytes]]]:
     # early versions wrote no checksum
     if lines[at:] not in ([f"# end {digest}\n".encode()], [b"# end\n"]):
         raise NACError(f"{path} is not whole, or was changed. Run this shard again.")
-    return Shard(int(first[1]), int(first[2])), first[3], batches
+    return ShardResult(path, int(first[1]), int(first[2]), first[3], batches)
 
 
 class _Suspects:

@@ -80,7 +80,7 @@ def search_command(args: argparse.Namespace) -> int:
     For exit codes see nac-openood --help.
     """
     from nac_openood.core.coverage import Coverage
-    from nac_openood.detector.fitting import fitted_on
+    from nac_openood.detector.readings import fit_rule
     from nac_openood.files import locked, make_folder
     from nac_openood.report.landscape import draw_landscape
     from nac_openood.search import SURROGATE_LABEL, Budget, search
@@ -115,7 +115,7 @@ def search_command(args: argparse.Namespace) -> int:
             seed=args.seed,
             budget=budget,
         )
-        rule = fitted_on(Coverage(result.layers), readings.fit.batches())
+        rule = fit_rule(Coverage(result.layers), readings.fit.batches())
         advice = advise_after_search(rule, readings)
         # options of reading are in the readings' folder
         asked = {k: v for k, v in vars(args).items() if k not in ("run", "command", *_READING)}

@@ -1,27 +1,51 @@
-"""Fit, calibrate and measure a detector in one go, and say what looks suspicious."""
+"""Fit, calibrate and measure a detector in one go, and report what looks suspicious.
+
+The same in shards that run on their own, on any machines and at any time: a shard counts its share
+of the fitting batches and reads its share of the validation and test batches. Merged, they are the
+detector that one process would have fitted, to the bit.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import Probed
+from nac_openood.core.reading import logits_in
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.false_alarms import FalseAlarms, binomial_interval
-from nac_openood.detector.store import FitSummary
-from nac_openood.detector.verdicts import ALPHA, checked_alpha
-from nac_openood.errors import NACError
+from nac_openood.detector.outcomes import (
+    ALPHA,
+    FalseAlarms,
+    binomial_interval,
+    calibrate_rule,
+    checked_alpha,
+    false_alarm_rates,
+    report_nonfinite,
+    warn_if_saturated,
+)
+from nac_openood.detector.readings import Readings
+from nac_openood.detector.store import FitSummary, Fitted
+from nac_openood.distributed import ShardResult, as_shard, ordered_shards
+from nac_openood.errors import FileError, NACError
+from nac_openood.records import from_values
 
 #: Fewer fitting samples of a class say little about it.
-_FEW = 10
+_FEW_SAMPLES = 10
 #: By how much another order of the classes must raise the accuracy to be what is wrong.
 _BETTER = 0.3
+#: The files in the folder of a shard.
+NOTES_FILE, _COUNTS, _VAL, _TEST = "shard.json", "counts.nac", "val.safetensors", "test.safetensors"
+_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -74,55 +98,169 @@ def fit_checked(
         NACError: the data does not fit the network, or is too little to calibrate on.
     """
     checked_alpha(alpha)
-    told: list[str] = []
-    with recorded(told):
+    with _recorded() as messages:
         detector.fit(train, n_samples)
-        answers = detector._calibrate(val, 1 - alpha, _answers)
-    pvalues = enough(detector.pvalues_)
-    alarms = None
-    if test is not None:
-        with recorded(told):
-            alarms = detector.false_alarms(test, [alpha])[0]
+        scored = detector._calibrate(val, 1 - alpha)
+        pvalues = _enough(detector.pvalues_)
+        alarms = None if test is None else detector.false_alarms(test, [alpha])[0]
     assert detector.fit_summary_ is not None
-    counts = count_answers(answers)
-    return report_of(detector.fit_summary_, counts, pvalues, alarms, told, n_classes, alpha)
+    answers = _confusion([(each.n_classes, each.prediction, each.label) for each in scored])
+    return _report(detector.fit_summary_, answers, pvalues, alarms, messages, n_classes, alpha)
 
 
-def report_of(
-    summary: FitSummary,
-    answers: np.ndarray,
-    pvalues: PValues,
-    alarms: Optional[FalseAlarms],
-    told: Sequence[str],
-    n_classes: Optional[int],
-    alpha: float,
-) -> FitReport:
-    """The report of a fit.
+# -- shards --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardNotes:
+    """Which shard this is, and what all shards of a fit have in common.
 
     Args:
-        summary: what was fitted on.
-        answers: how often which class was answered, `[classes, classes]`, true classes in rows.
-        pvalues: from scores to p-values.
-        alarms: measured on test data; None without any.
-        told: warnings so far.
-        n_classes: number of classes in the data, if it is known.
+        number: from 1 on.
+        of: how many there are.
+        batch_size: of validation and test data.
         alpha: the false-alarm rate that is wanted.
+        n_classes: number of classes in the data, if it is known.
+        sizes: number of samples that are used of each dataset, by its role.
     """
-    every = [
-        *told,
-        *_about_classes(summary.class_counts, answers.shape[1], n_classes),
-        *_about_accuracy(answers),
-        *_about_alarms(alarms),
-    ]
-    n_val = int(answers.sum())
-    return FitReport(
-        summary.n_samples, answers.shape[1], float(np.trace(answers) / n_val), n_val,
-        alpha, pvalues.score_at(alpha), alarms, tuple(dict.fromkeys(every)),
+
+    number: int
+    of: int
+    batch_size: int
+    alpha: float
+    n_classes: Optional[int]
+    sizes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        counts = [self.number, self.of, self.batch_size, *self.sizes.values()]
+        if min(counts) < 1 or self.number > self.of or not 0 < self.alpha < 1 or not self.sizes:
+            raise NACError(f"there is no such shard: {self}")
+
+
+def write_shard(
+    folder: files.PathLike,
+    notes: ShardNotes,
+    detector: NACDetector,
+    train: Iterable[Any],
+    val: Iterable[Any],
+    test: Optional[Iterable[Any]] = None,
+    *,
+    n_samples: Optional[int] = None,
+    progress: Optional[bool] = None,
+) -> None:
+    """Do one share of a fit and write it to a folder, for `merge_shards`.
+
+    Args:
+        folder: is created.
+        notes: which share it is.
+        detector: not fitted yet; its classes and notes are kept.
+        train: batches of training data, in a fixed order.
+        val: batches of labeled ID validation data.
+        test: batches of other ID data, to measure false alarms on.
+        n_samples: size of the fitting subset; None takes everything.
+        progress: whether to show progress bars; None shows them on a terminal.
+    """
+    target = files.make_folder(folder)
+    files.remove(target / NOTES_FILE)  # written last, it marks the shard as complete
+    fewest = math.ceil(min(notes.sizes.values()) / notes.batch_size)
+    if notes.of > fewest:
+        raise NACError(
+            f"{notes.of} shards cannot share {fewest} batches. Use fewer shards, or a smaller "
+            "`batch_size`."
+        )
+    with as_shard(notes.number - 1, notes.of), _recorded():  # the merge warns
+        detector.fit(train, n_samples, progress=progress)
+        detector.save(target / _COUNTS)
+        for name, loader in ((_VAL, val), (_TEST, test)):
+            if loader is not None:
+                detector.read_loader(
+                    loader, save_to=target / name, in_distribution=True, progress=progress
+                )
+    checksums = {name: tensor_files.checksum_in(target / name) for name in (_COUNTS, _VAL, _TEST)}
+    document = {"notes": asdict(notes), "checksums": checksums}
+    files.write_document(target / NOTES_FILE, _FORMAT, document)
+
+
+class Merged(NamedTuple):
+    """A whole fit: what a detector's file holds, and what there is to say about it."""
+
+    fitted: Fitted
+    report: FitReport
+
+
+def merge_shards(folders: Sequence[files.PathLike]) -> Merged:
+    """Merge all shards of a fit, in any order, and calibrate the result.
+
+    Raises:
+        NACError: a shard is missing, unfinished or damaged, or of another fit.
+    """
+    shards = ordered_shards(_read_shard(Path(folder)) for folder in folders)
+    notes: ShardNotes = shards[0].run[0]
+    first, *others = (shard.content for shard in shards)
+    rule, summary = first.rule, first.summary
+    for other in others:
+        rule.merge(other.rule)
+        summary = summary + other.summary
+    rule.check()
+    paths = [shard.path for shard in shards]
+    val, test = (_batches(paths, name, notes.batch_size) for name in (_VAL, _TEST))
+    with _recorded() as messages:
+        warn_if_saturated(rule)
+        threshold, found = calibrate_rule(rule, map(rule.parts, val), 1 - notes.alpha)
+    pvalues, alarms = _enough(found), None
+    if test:
+        scores = torch.cat([rule.score(batch) for batch in test])
+        report_nonfinite(scores)
+        alarms = false_alarm_rates(pvalues(scores), [notes.alpha])[0]
+    answers = _confusion([(logits_in(each).shape[1], each.prediction, each.label) for each in val])
+    report = _report(summary, answers, pvalues, alarms, messages, notes.n_classes, notes.alpha)
+    return Merged(replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report)
+
+
+@dataclass(frozen=True)
+class _ShardFile:
+    """What the notes file holds; a checksum is empty where a shard has no such file."""
+
+    notes: ShardNotes
+    checksums: Mapping[str, str]
+
+
+def _read_shard(folder: Path) -> ShardResult:
+    found: _ShardFile = files.read_document(
+        folder / NOTES_FILE, _FORMAT, lambda content: from_values(_ShardFile, content),
+        missing=f"{folder} holds no finished shard: there is no {NOTES_FILE}",
+        again="Run this shard again",
     )  # fmt: skip
+    for name in (_COUNTS, _VAL, _TEST):  # counts of another shard would count twice
+        if tensor_files.checksum_in(folder / name) != found.checksums.get(name):
+            raise FileError(f"{folder / name} is not the file of this shard. Run this shard again.")
+    notes, fitted = found.notes, Fitted.load(folder / _COUNTS)
+    same = replace(fitted, rule=None, summary=FitSummary(0))  # type: ignore[arg-type]
+    run = replace(notes, number=1), same, fitted.rule.name, fitted.rule.layers
+    return ShardResult(folder, notes.number, notes.of, run, fitted)
 
 
-def enough(pvalues: Optional[PValues]) -> PValues:
-    """The p-values, or an error if there were too few validation samples to make any."""
+def _batches(folders: Sequence[Path], name: str, size: int) -> list[Readings]:
+    """The batches of a dataset from all shards, in the order in which one process reads them."""
+    paths = [folder / name for folder in folders if (folder / name).is_file()]
+    turns = zip_longest(*(Readings.load(path).batches(size) for path in paths))
+    return [batch for batch in chain(*turns) if batch is not None]
+
+
+# -- the report ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _recorded() -> Iterator[list[str]]:
+    """Collect the messages of warnings."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield messages
+    messages.extend(str(entry.message) for entry in caught)
+
+
+def _enough(pvalues: Optional[PValues]) -> PValues:
     if pvalues is None:
         raise NACError(
             f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass "
@@ -131,79 +269,81 @@ def enough(pvalues: Optional[PValues]) -> PValues:
     return pvalues
 
 
-@contextmanager
-def recorded(told: list[str]) -> Iterator[None]:
-    """Collect the warnings of a block as text."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    told.extend(str(entry.message) for entry in caught)
-
-
-def _answers(probed: Probed, label: Tensor) -> tuple[int, Tensor, Tensor]:
-    return probed.logits.shape[1], probed.logits.argmax(dim=1), label
-
-
-def count_answers(batches: Sequence[tuple[int, Tensor, Tensor]]) -> np.ndarray:
-    """How often which class was answered: counts `[classes, classes]`, true classes in rows.
+def _confusion(batches: Sequence[tuple[int, Tensor, Tensor]]) -> np.ndarray:
+    """How often each class was predicted, `[classes, classes]`, true classes in rows.
 
     Args:
-        batches: the number of classes, what was predicted and what is right, `[batch]` each.
+        batches: the number of classes, predictions and labels `[batch]`.
     """
     n_classes = batches[0][0]
     counts = np.zeros((n_classes, n_classes), dtype=np.int64)
     for _, prediction, label in batches:
-        np.add.at(counts, (_checked(label.numpy(), n_classes), prediction.cpu().numpy()), 1)
+        if bool(((label < 0) | (label >= n_classes)).any()):
+            raise NACError(
+                f"validation data must have labels from 0 to {n_classes - 1}, the network's "
+                f"classes; found {int(label.min() if label.min() < 0 else label.max())}."
+            )
+        np.add.at(counts, (label.numpy(), prediction.cpu().numpy()), 1)
     return counts
 
 
-def _checked(labels: np.ndarray, n_classes: int) -> np.ndarray:
-    if not ((labels >= 0) & (labels < n_classes)).all():
-        raise NACError(
-            f"validation data must have labels from 0 to {n_classes - 1}, the network's classes; "
-            f"found {labels.min() if labels.min() < 0 else labels.max()}."
-        )
-    return labels
+def _report(
+    summary: FitSummary,
+    answers: np.ndarray,
+    pvalues: PValues,
+    alarms: Optional[FalseAlarms],
+    messages: Sequence[str],
+    n_data_classes: Optional[int],
+    alpha: float,
+) -> FitReport:
+    """The report of a fit.
 
-
-def _about_classes(counts: Any, n_network: int, n_data: Optional[int]) -> Iterator[str]:
-    if n_data is not None and n_data != n_network:
-        yield (
-            f"the data has {n_data} classes and the network {n_network}. Are these the images that "
-            "it was trained on?"
-        )
-    few = [count for count in counts.values() if count < _FEW]
-    if few:
-        yield (
-            f"{len(few)} of {len(counts)} classes have fewer than {_FEW} fitting samples, as few "
-            f"as {min(few)}: add training images of these classes."
-        )
-
-
-def _about_accuracy(answers: np.ndarray) -> Iterator[str]:
-    """Whether the network knows these images at all."""
+    Args:
+        summary: what was fitted on.
+        answers: predictions by true class, from `_confusion`.
+        pvalues: from scores to p-values.
+        alarms: measured on test data; None without any.
+        messages: warnings so far.
+        n_data_classes: number of classes in the data, if it is known.
+        alpha: the false-alarm rate that is wanted.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    n, right = int(answers.sum()), int(np.trace(answers))
-    chance = answers.sum(axis=1).max() / n
+    notes = list(messages)
+    n_classes, n_val = len(answers), int(answers.sum())
+    if n_data_classes is not None and n_data_classes != n_classes:
+        notes.append(
+            f"the data has {n_data_classes} classes and the network {n_classes}. Are these the "
+            "images that it was trained on?"
+        )
+    counts = summary.class_counts.values()
+    few = [count for count in counts if count < _FEW_SAMPLES]
+    if few:
+        notes.append(
+            f"{len(few)} of {len(counts)} classes have fewer than {_FEW_SAMPLES} fitting samples, "
+            f"as few as {min(few)}: add training images of these classes."
+        )
+    right = int(np.trace(answers))
+    chance = answers.sum(axis=1).max() / n_val
     reordered = int(answers[linear_sum_assignment(answers, maximize=True)].sum())
-    if reordered - right > _BETTER * n:
-        yield (
-            f"the network is right on {right / n:.1%} of validation samples, but would be on "
-            f"{reordered / n:.1%} if its classes had another order. Its classes and those of the "
-            "data are probably numbered differently."
+    if reordered - right > _BETTER * n_val:
+        notes.append(
+            f"the network is right on {right / n_val:.1%} of validation samples, but would be on "
+            f"{reordered / n_val:.1%} if its classes had another order. Its classes and those of "
+            "the data are probably numbered differently."
         )
-    elif binomial_interval(right, n)[0] <= chance:
-        yield (
-            f"the network is right on {right / n:.1%} of validation samples, no better than chance "
-            f"({chance:.1%}). Check the weights, the transform and the labels."
+    elif binomial_interval(right, n_val)[0] <= chance:
+        notes.append(
+            f"the network is right on {right / n_val:.1%} of validation samples, no better than "
+            f"chance ({chance:.1%}). Check the weights, the transform and the labels."
         )
-
-
-def _about_alarms(alarms: Optional[FalseAlarms]) -> Iterator[str]:
     if alarms is not None and not alarms.low <= alarms.level <= alarms.high:
         kind = "more" if alarms.rate > alarms.level else "fewer"
-        yield (
+        notes.append(
             f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} "
             f"than {alarms.level:.1%}: test and validation data are not alike."
         )
+    return FitReport(
+        summary.n_samples, n_classes, right / n_val, n_val, alpha, pvalues.score_at(alpha), alarms,
+        tuple(dict.fromkeys(notes)),
+    )  # fmt: skip

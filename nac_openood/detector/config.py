@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses, and YAML in OpenOOD's shape in and out of them.
+"""`NACConfig`: the settings of a run, read from and written to YAML in OpenOOD's shape.
 
 The spellings of the authors' YAML (`M`, `O`, `sig_alpha`, `method`, `layer_kwargs`, `valid_num`)
 are read too. An unknown key is an error: a typo must not silently become a default.
@@ -31,12 +31,12 @@ SECTIONS = (
 
 
 def check_sweep(layers: Mapping[str, Any], sweep: Sweep) -> None:
-    """Refuse lists of anything that is no setting of these layers."""
+    """Refuse lists of anything that is not a setting of these layers."""
     unknown = [name for name in sweep if name not in layers]
     if unknown:
         raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
     for layer, lists in sweep.items():
-        # how the output is laid out is how readings were made, and cannot change afterwards
+        # readings are made with a layout, which cannot change afterwards
         known = [f.name for f in dataclasses.fields(layers[layer]) if f.name != "layout"]
         for key, values in lists.items():
             if key not in known:
@@ -100,8 +100,8 @@ class NACConfig:
             root, {"name", "APS_mode", "postprocessor_args", "postprocessor_sweep", "layer_kwargs"}
         )
         args = _mapping("postprocessor_args", root.get("postprocessor_args"))
-        theirs = {"valid_num", "layer_names", "test_method"}
-        refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *theirs})
+        authors = {"valid_num", "layer_names", "test_method"}
+        refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *authors})
         if {"n_samples", "valid_num"} <= set(args):
             raise NACError("n_samples and valid_num are the same setting: give one of them.")
         rule = rule_named(str(root.get("name", "nac")))
@@ -113,15 +113,18 @@ class NACConfig:
             "search_in": args.get("search_in", "setup"),
         }
         if args.get("layers") == AUTO:
-            _refuse_beside_auto(args, root)
+            ignored = {**root, "layer_names": args.get("layer_names")}
+            for name in ("layer_names", "postprocessor_sweep", "layer_kwargs"):
+                if ignored.get(name):
+                    raise NACError(f"'layers: auto' finds the layers by itself: leave out {name}.")
             return cls({}, **common)
         layers, chosen = _layers(args, root)
         swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
         refuse_unknown(swept, layers, "layer in postprocessor_sweep")
         kind = rule.layer_settings
-        settings = {name: kind.from_dict(given) for name, given in layers.items()}
+        settings = {name: kind.from_dict(values) for name, values in layers.items()}
         sweep = {name: kind.renamed(lists, "sweep setting") for name, lists in swept.items()}
-        whole = cls(settings, sweep=sweep, **common)  # which checks what is not used, too
+        whole = cls(settings, sweep=sweep, **common)  # checks also what is not used
         used = {name: lists for name, lists in sweep.items() if name in chosen}
         if whole.search and sweep and not used:
             raise NACError(
@@ -152,20 +155,12 @@ class NACConfig:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """What stands under a key, if it is a mapping; nothing counts as an empty one."""
+    """The mapping under a key; an empty one if there is nothing."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise NACError(f"expected a mapping under '{name}:', got {value!r}.")
     return dict(value)
-
-
-def _refuse_beside_auto(args: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    """Raise if settings of layers stand beside `layers: auto`, which would ignore them."""
-    named = {"layer_names": args, "postprocessor_sweep": root, "layer_kwargs": root}
-    for name, where in named.items():
-        if where.get(name):
-            raise NACError(f"'layers: auto' finds the layers by itself: leave out {name}.")
 
 
 def checked_switch(name: str, value: Any) -> bool:
@@ -188,7 +183,7 @@ def _layers(args: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[dict[str,
     chosen = args.get("layer_names")
     chosen = list(layers) if chosen is None else chosen
     is_list = isinstance(chosen, (list, tuple)) and chosen
-    if not is_list or not all(isinstance(n, str) for n in chosen):
+    if not is_list or not all(isinstance(name, str) for name in chosen):
         raise NACError(f"layer_names must be a list of names, got {chosen!r}.")
     refuse_unknown(dict.fromkeys(chosen), layers, "layer in layer_names")
     return layers, list(chosen)

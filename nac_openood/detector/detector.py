@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
+from collections import Counter
+from functools import partial
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from nac_openood.core.devices import double
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.ranking import threshold_at
-from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
 from nac_openood.core.rule import Rule
-from nac_openood.detector import store
-from nac_openood.detector.batches import Batch
-from nac_openood.detector.choose import LayerChoice, layer_settings
-from nac_openood.detector.dealing import dealt
-from nac_openood.detector.export import export
-from nac_openood.detector.false_alarms import LEVELS, FalseAlarms, false_alarm_rates
-from nac_openood.detector.fitting import calibrated
-from nac_openood.detector.fitting_reader import FittingReader
-from nac_openood.detector.outcomes import Explanation, Scores, explanations, report_nonfinite
-from nac_openood.detector.readings import Readings
+from nac_openood.core.rules import rule_named
+from nac_openood.detector import outcomes
+from nac_openood.detector.batches import Batch, as_batch, check_labels, load_batches
+from nac_openood.detector.config import checked_switch
+from nac_openood.detector.outcomes import ALPHA, LEVELS, Explanation, FalseAlarms, Scores, Verdicts
+from nac_openood.detector.presets import LayerChoice, automatic_settings, layer_settings
+from nac_openood.detector.reader import Reader, on_cpu
+from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.detector.store import FitSummary, Fitted
-from nac_openood.detector.verdicts import ALPHA, Verdicts, verdicts
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.detector.subset import AUTHORS_SEED, fitting_batches, warn_if_uneven
+from nac_openood.distributed import all_gather, all_sum, world
+from nac_openood.errors import FileError, NACError, NotFittedError
 from nac_openood.files import PathLike
-from nac_openood.network.fingerprint import fingerprint
+from nac_openood.network.architectures import Layer
+from nac_openood.network.fingerprint import difference, fingerprint, identity
+from nac_openood.network.inputs import PRECISIONS, checked_autocast
 from nac_openood.network.random_state import kept_random_state
-
-_T = TypeVar("_T")
-#: Makes something of the readings and labels of a batch.
-_Note = Callable[[Probed, Tensor], _T]
+from nac_openood.network.replica import unwrap
 
 
-class NACDetector(FittingReader):
+class NACDetector:
     """Neuron Activation Coverage on top of any classifier.
 
     Args:
@@ -57,6 +57,7 @@ class NACDetector(FittingReader):
         threshold_: the decision threshold, once calibrated.
         pvalues_: from scores to p-values, once calibrated.
         classes_: names of the network's classes, kept in the file; empty unless you set them.
+        notes_: anything else to keep in the file, as strings by name.
 
     Examples:
         >>> det = NACDetector(net, layers="imagenet").fit(train_loader, n_samples=1000)
@@ -64,12 +65,33 @@ class NACDetector(FittingReader):
         >>> det.calibrate(val_loader).predict(images)
     """
 
-    classes_: tuple[str, ...] = ()
-
-    @cached_property
-    def notes_(self) -> dict[str, str]:
-        """Anything else to keep in the file, as strings by name."""
-        return {}
+    def __init__(
+        self,
+        net: nn.Module,
+        layers: LayerChoice,
+        *,
+        rule: str = "nac",
+        fast: bool = False,
+        autocast: Optional[torch.dtype] = None,
+    ) -> None:
+        unwrap(net)  # refuses what is not a network
+        self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
+        self.autocast = checked_autocast(autocast)
+        kind = rule_named(rule)
+        self._reader = Reader(
+            net,
+            kind,
+            layer_settings(net, layers, kind),
+            partial(automatic_settings, net, kind),
+            fast=fast,
+            autocast=autocast,
+        )
+        self.rule_: Optional[Rule] = None
+        self.fit_summary_: Optional[FitSummary] = None
+        self.threshold_: Optional[float] = None
+        self.pvalues_: Optional[PValues] = None
+        self.classes_: tuple[str, ...] = ()
+        self.notes_: dict[str, str] = {}
 
     @classmethod
     def from_rule(
@@ -86,6 +108,162 @@ class NACDetector(FittingReader):
         detector._accept(rule, FitSummary(rule.n_samples))
         return detector
 
+    @property
+    def layers(self) -> dict[str, Any]:
+        """The settings of each layer, by name; empty before automatic layers are found."""
+        return self._reader.layers
+
+    @property
+    def locations(self) -> Mapping[str, Layer]:
+        """Where in the network each layer is; empty before automatic layers are found."""
+        return dict(self._reader.locations)
+
+    def prepare(self, x: Any) -> None:
+        """Find automatic layers on a batch, as the first pass does by itself.
+
+        Processes that are to agree to the bit must begin with the same batch.
+        """
+        self._reader.prepare(x)
+
+    # -- fitting ---------------------------------------------------------------------------
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        n_samples: Optional[int] = None,
+        *,
+        seed: int = AUTHORS_SEED,
+        progress: Optional[bool] = None,
+    ) -> NACDetector:
+        """Fit the rule on in-distribution training data.
+
+        Args:
+            loader: batches as `(x, y)` tuples, OpenOOD dicts `{'data': x, 'label': y}`, Hugging
+                Face encodings with `labels`, or `x` alone, under the test transform. `x` is as in
+                `score`. A `DataLoader` over an indexable dataset is only read where needed.
+            n_samples: size of the subset, class-balanced where labels exist (`n // classes` of
+                each, drawn as the authors draw them); None takes everything.
+            seed: random seed of that draw.
+            progress: whether to show a progress bar; None shows one on a terminal.
+        """
+        counts: Counter[int] = Counter()
+        batches = fitting_batches(self.net, loader, n_samples, counts, "NAC fit", progress, seed)
+        rule: Optional[Rule] = None
+
+        def update(readings: Probed, batch: Batch) -> None:
+            nonlocal rule
+            rule = rule or self._new_rule()
+            _check_labeled(rule, batch)
+            rule.start_at(batch.start)
+            rule.update(readings, batch.label)
+
+        with kept_random_state():
+            for _ in self._reader.map("fit", batches, update):
+                pass
+        rule = rule or self._new_rule()  # there is none in a process without a batch
+        if world().connected:
+            samples = rule.kept_samples()
+            rule.set_sums(all_sum("counts", rule.sums()))
+            rule.set_kept_samples(all_gather("samples", samples))
+        rule.check()
+        total: Counter[int] = Counter()
+        for part in all_gather("class counts", counts):
+            total.update(part)
+        self._accept(rule, FitSummary(rule.n_samples, dict(sorted((+total).items()))))
+        warn_if_uneven(total, n_samples)
+        outcomes.warn_if_saturated(rule)
+        return self
+
+    def partial_fit(self, batch: Any) -> NACDetector:
+        """Add one batch of in-distribution training data to what the detector was fitted on.
+
+        Batch after batch, it gives what `fit` gives on a loader of these batches, to the bit, and
+        goes on after `fit`, `merge` or `load`. It takes every sample, and does not warn about
+        missing classes or saturated layers. The threshold must be chosen again.
+
+        Args:
+            batch: one item of what `fit` calls a loader: `(x, y)`, a dict, or `x` alone. Automatic
+                layers are found on the first one.
+
+        Raises:
+            NACError: the batch has NaN or Inf readings, or labels that are no classes of the
+                network. Nothing of it was counted.
+        """
+        new = as_batch(batch)
+        with kept_random_state():
+            readings = self._reader.read(new.data)
+            rule = self.rule_ or self._new_rule()
+            check_labels(new.label, readings.logits.shape[1])
+            _check_labeled(rule, new)
+            used = [readings[name] for name in rule.needs.layers]
+            if rule.needs.logits:
+                used.append(Reading(readings.logits))
+            broken = int(not_finite(*used).sum())
+            if broken:
+                of = f"{new.size} samples of this batch"
+                raise broken_error(broken, of, then="; nothing of it was counted")
+            rule.update(readings, new.label)
+        labels = [] if new.label is None else new.label.tolist()
+        summary = self.fit_summary_ or FitSummary(0)
+        self._accept(rule, summary + FitSummary(new.size, Counter(labels)))
+        return self
+
+    def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
+        """Like `fit`, from `Readings` or a dict `layer -> (activation, gradient)`."""
+        parts: Iterable[Mapping[str, Reading]] = [readings]
+        if isinstance(readings, Readings):
+            readings.check_network(self.net)
+            readings.check_labels("fitting")
+            parts = readings.batches()
+        rule = fit_rule(self._new_rule(), parts)
+        self._accept(rule, FitSummary(rule.n_samples))
+        return self
+
+    def merge(self, other: NACDetector) -> NACDetector:
+        """Add what another detector was fitted on, e.g. another shard of the training data.
+
+        Both must have the same network, rule, layers and settings. The order of shards does not
+        matter. The threshold must be chosen again.
+        """
+        if other is self or not isinstance(other, NACDetector):
+            got = "itself: samples would count twice" if other is self else type(other).__name__
+            raise NACError(f"expected another detector to merge with this one, got {got}.")
+        rule, other_rule = self._fitted(), other._fitted()
+        if other.rule != self.rule:
+            raise NACError(f"cannot merge detectors of rules '{self.rule}' and '{other.rule}'.")
+        if other.autocast != self.autocast:
+            raise NACError(
+                f"cannot merge detectors fitted with autocast={self.autocast} and "
+                f"autocast={other.autocast}: their readings are rounded differently."
+            )
+        differs = other.net is not self.net and difference(fingerprint(self.net), other.net)
+        if differs:
+            raise NACError(
+                f"cannot merge with a detector of another network: {differs}. Fit both on the same "
+                "one."
+            )
+        rule.merge(other_rule)
+        summaries = [each.fit_summary_ or FitSummary(0) for each in (self, other)]
+        self._accept(rule, summaries[0] + summaries[1])
+        return self
+
+    def _new_rule(self) -> Rule:
+        if not self.layers:
+            raise NotFittedError(
+                "`layers='auto'` finds layers by running the network: call fit or read_loader "
+                "first, or name the layers."
+            )
+        return rule_named(self.rule)(self.layers)
+
+    def _accept(self, rule: Rule, summary: FitSummary) -> None:
+        self.rule_, self.fit_summary_ = rule, summary
+        self.threshold_ = self.pvalues_ = None  # they were made with the rule of before
+
+    def _fitted(self) -> Rule:
+        if self.rule_ is None:
+            raise NotFittedError("this NACDetector is not fitted: call fit first.")
+        return self.rule_
+
     # -- scoring ---------------------------------------------------------------------------
 
     def score(self, x: Any, *, nonfinite: str = "raise") -> Tensor:
@@ -97,8 +275,8 @@ class NACDetector(FittingReader):
             nonfinite: what to do with samples whose readings are NaN or Inf: "raise" an error, or
                 "nan" to score them NaN and warn with their number.
         """
-        score = self._fitted().score(self._probe(x))
-        report_nonfinite(score, nonfinite)
+        score = self._fitted().score(self._reader.read(x))
+        outcomes.report_nonfinite(score, nonfinite)
         return score
 
     def score_readings(self, readings: Mapping[str, Reading]) -> Tensor:
@@ -116,28 +294,64 @@ class NACDetector(FittingReader):
     ) -> Scores:
         """Score a whole dataset; labels come along where the loader has them."""
         with kept_random_state():
-            batches = list(self._parts("NAC score", loader, progress, _class_and_label))
-        if not batches:
+            scored = list(self._score_batches("NAC score", loader, progress))
+        if not scored:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-        parts, answers = zip(*batches)
-        prediction, label = (torch.cat(column).cpu().numpy() for column in zip(*answers))
-        by_layer = {name: torch.cat([each[name] for each in parts]).cpu() for name in parts[0]}
+        by_layer = {
+            name: torch.cat([each.parts[name] for each in scored]).cpu() for name in scored[0].parts
+        }
         score = self._fitted().combine(by_layer)
-        report_nonfinite(score, nonfinite)
-        arrays = {name: part.numpy() for name, part in by_layer.items()}
-        return Scores(score.numpy(), prediction, label, arrays)
+        outcomes.report_nonfinite(score, nonfinite)
+        return Scores(
+            score.numpy(),
+            torch.cat([each.prediction for each in scored]).cpu().numpy(),
+            torch.cat([each.label for each in scored]).numpy(),
+            {name: part.numpy() for name, part in by_layer.items()},
+        )
 
-    def _parts(
-        self, step: str, loader: Iterable[Any], progress: Optional[bool], note: _Note[_T]
-    ) -> Iterator[tuple[dict[str, Tensor], _T]]:
-        """The parts of each batch's scores, and what `note` makes of its readings and labels."""
+    def _score_batches(
+        self, step: str, loader: Iterable[Any], progress: Optional[bool]
+    ) -> Iterator[ScoredBatch]:
         rule = self._fitted()
 
-        def work(batch: Batch) -> tuple[dict[str, Tensor], _T]:
-            probed = self._probe(batch.data)
-            return rule.parts(probed), note(probed, batch.labels())
+        def score(read: Probed, batch: Batch) -> ScoredBatch:
+            prediction = read.logits.argmax(dim=1)
+            return ScoredBatch(rule.parts(read), prediction, batch.labels(), read.logits.shape[1])
 
-        return self._pass(step, dealt(loader, step, progress), work)
+        return self._reader.map(step, load_batches(loader, step, progress), score)
+
+    def read_loader(
+        self,
+        loader: Iterable[Any],
+        n_samples: Optional[int] = None,
+        *,
+        save_to: Optional[PathLike] = None,
+        in_distribution: bool = False,
+        progress: Optional[bool] = None,
+    ) -> Readings:
+        """Read a whole dataset once, to fit, score or search without the network afterwards.
+
+        Args:
+            loader: as in `NACDetector.fit`.
+            n_samples: read the subset that `fit` would be fitted on; None reads everything.
+            save_to: a file that the readings are written to batch by batch; what is returned is
+                mapped from it, so that they need not fit in memory.
+            in_distribution: whether labels must be classes of the network, as `fit` checks them.
+            progress: whether to show a progress bar; None shows one on a terminal.
+        """
+        samples: Iterable[Batch] = load_batches(loader, "NAC read", progress)
+        if in_distribution or n_samples is not None:
+            samples = fitting_batches(self.net, loader, n_samples, Counter(), "NAC read", progress)
+        network = identity(self.net)
+
+        def readings_of(read: Probed, batch: Batch) -> Readings:
+            return Readings.of_pass(read, batch.labels(), network)
+
+        with kept_random_state():
+            parts = on_cpu(self._reader.map("read", samples, readings_of))
+            if save_to is not None:
+                return Readings.save_parts(save_to, parts)
+            return Readings.concatenate(list(parts))
 
     # -- deciding --------------------------------------------------------------------------
 
@@ -151,23 +365,28 @@ class NACDetector(FittingReader):
             tpr: the share of it that `predict` calls in-distribution.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        self._calibrate(loader, tpr, lambda probed, label: None, progress)
+        self._calibrate(loader, tpr, progress)
         return self
 
     def _calibrate(
-        self, loader: Iterable[Any], tpr: float, note: _Note[_T], progress: Optional[bool] = None
-    ) -> list[_T]:
-        """Like `calibrate`; returns what `note` makes of the readings and labels of each batch."""
-        notes = []
+        self, loader: Iterable[Any], tpr: float, progress: Optional[bool] = None
+    ) -> list[ScoredBatch]:
+        """Calibrate, and return the batches."""
+        scored: list[ScoredBatch] = []
 
-        def parts() -> Iterator[dict[str, Tensor]]:
-            for found, noted in self._parts("calibrate", loader, progress, note):
-                notes.append(noted)
-                yield found
+        def parts() -> Iterator[Mapping[str, Tensor]]:
+            for batch in self._score_batches("calibrate", loader, progress):
+                scored.append(batch)
+                yield batch.parts
 
         with kept_random_state():
-            self.threshold_, self.pvalues_ = calibrated(self._fitted(), parts(), tpr)
-        return notes
+            self.threshold_, self.pvalues_ = outcomes.calibrate_rule(self._fitted(), parts(), tpr)
+        return scored
+
+    @property
+    def calibrated_(self) -> bool:
+        """Whether p-values and threshold rest on data that was given to `calibrate`."""
+        return self.pvalues_ is not None or self.threshold_ is not None
 
     def p_value(self, x: Any) -> Tensor:
         """How unusual each sample is, `[batch]`.
@@ -175,7 +394,7 @@ class NACDetector(FittingReader):
         About a share `p` of new in-distribution data falls at or below `p`.
 
         Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples. A rule that
-        sets training samples aside (NAC+) does without, with a warning; see `calibrated_`.
+        holds out training samples (NAC+) does without, with a warning; see `calibrated_`.
         """
         return self._p_values()(self.score(x))
 
@@ -188,7 +407,11 @@ class NACDetector(FittingReader):
             x: samples `[batch, ...]`.
         """
         p_values = self._p_values()
-        return verdicts(self._probe(x), self._fitted(), p_values)
+        read = self._reader.read(x)
+        confidence, prediction = double(read.logits).softmax(dim=1).max(dim=1)
+        score = self._fitted().score(read)
+        found = prediction, confidence, score, p_values(score)
+        return Verdicts(*(tensor.cpu() for tensor in found))
 
     def false_alarms(
         self,
@@ -209,23 +432,7 @@ class NACDetector(FittingReader):
         """
         p_values = self._p_values()
         scores = self.score_loader(loader, progress=progress).score
-        return false_alarm_rates(p_values(torch.from_numpy(scores)), levels)
-
-    @property
-    def calibrated_(self) -> bool:
-        """Whether p-values and threshold rest on data that was given to `calibrate`."""
-        return self.pvalues_ is not None or self.threshold_ is not None
-
-    def _p_values(self) -> PValues:
-        if self.pvalues_ is not None:
-            return self.pvalues_
-        set_aside = self._fitted().held_out_scores()
-        if set_aside is None:
-            raise NotFittedError(
-                f"no p-values yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
-                "in-distribution samples first."
-            )
-        return PValues(set_aside)
+        return outcomes.false_alarm_rates(p_values(torch.from_numpy(scores)), levels)
 
     def explain(self, x: Any, *, top: int = 5) -> list[Explanation]:
         """Why each sample of a batch has its score.
@@ -234,27 +441,84 @@ class NACDetector(FittingReader):
             x: as in `score`.
             top: how many neurons to name per layer, least covered first.
         """
-        return explanations(self._fitted(), self._probe(x), self.pvalues_, top)
+        return outcomes.explanations(self._fitted(), self._reader.read(x), self.pvalues_, top)
 
     def predict(self, x: Any) -> Tensor:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
         threshold = self.threshold_
         if threshold is None:
-            set_aside = self._fitted().held_out_scores()
-            if set_aside is None:
-                raise NotFittedError("no threshold yet: call calibrate(loader) first.")
-            threshold = threshold_at(set_aside)
+            missing = "no threshold yet: call calibrate(loader) first."
+            threshold = threshold_at(self._held_out_scores(missing))
         return self.score(x, nonfinite="nan") >= threshold
+
+    def _p_values(self) -> PValues:
+        return self.pvalues_ or PValues(
+            self._held_out_scores(
+                f"no p-values yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
+                "in-distribution samples first."
+            )
+        )
+
+    def _held_out_scores(self, missing: str) -> Tensor:
+        scores = self._fitted().held_out_scores()
+        if scores is None:
+            raise NotFittedError(missing)
+        return scores
 
     # -- files -----------------------------------------------------------------------------
 
     def save(self, path: PathLike) -> None:
         """Write the fitted rule, its threshold and the network's fingerprint, atomically."""
-        fitted = Fitted(
-            self._fitted(), self.fit_summary_ or FitSummary(0), self.threshold_, self.pvalues_,
-            tuple(self.classes_), dict(self.notes_), self.autocast,
-        )  # fmt: skip
-        store.save(path, fitted, fingerprint(self.net))
+        Fitted(
+            self._fitted(),
+            fingerprint(self.net),
+            self.fit_summary_ or FitSummary(0),
+            self.threshold_,
+            self.pvalues_,
+            tuple(self.classes_),
+            dict(self.notes_),
+            None if self.autocast is None else PRECISIONS[self.autocast],
+        ).save(path)
+
+    @classmethod
+    def load(
+        cls,
+        path: PathLike,
+        net: nn.Module,
+        *,
+        layers: Optional[LayerChoice] = None,
+        fast: bool = False,
+    ) -> NACDetector:
+        """Read what `save` wrote, for the very network it was fitted on.
+
+        Args:
+            path: the file.
+            net: the network, with the same weights.
+            layers: if given, what the file must have been fitted with; "auto" fits any file.
+            fast: as in the constructor.
+        """
+
+        def check_network(saved: Mapping[str, str]) -> None:
+            differs = difference(saved, net)
+            if differs:
+                raise FileError(
+                    f"{path} was fitted on another network: {differs}. Load the network it was "
+                    "fitted on, with the same weights (its checkpoint), or fit again."
+                )
+
+        fitted = Fitted.load(path, check_network)
+        rule = fitted.rule
+        detector = cls.from_rule(net, rule, fast=fast, autocast=fitted.dtype)
+        wanted = {} if layers is None else layer_settings(net, layers, type(rule))
+        if wanted and wanted != rule.layers:
+            raise FileError(
+                f"{path} was fitted with {rule.layers}, not {wanted}. Fit again, or load it "
+                "without `layers`."
+            )
+        detector.fit_summary_ = fitted.summary
+        detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
+        detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
+        return detector
 
     def export(
         self, path: PathLike, example: Optional[Tensor] = None, *, alpha: float = ALPHA
@@ -276,36 +540,26 @@ class NACDetector(FittingReader):
             NotFittedError: the detector is not fitted, or not calibrated on enough samples.
             NACError: the rule needs gradients, or the network cannot be exported.
         """
-        export(self, path, self._sample if example is None else example, alpha=alpha)
+        from nac_openood.detector.export import export
 
-    @classmethod
-    def load(
-        cls,
-        path: PathLike,
-        net: nn.Module,
-        *,
-        layers: Optional[LayerChoice] = None,
-        fast: bool = False,
-    ) -> NACDetector:
-        """Read what `save` wrote, for the very network it was fitted on.
-
-        Args:
-            path: the file.
-            net: the network, with the same weights.
-            layers: if given, what the file must have been fitted with; "auto" fits any file.
-            fast: as in the constructor.
-        """
-        fitted = store.load(path, net)
-        detector = cls.from_rule(net, fitted.rule, fast=fast, autocast=fitted.autocast)
-        if layers is not None:
-            wanted = layer_settings(net, layers, type(fitted.rule))
-            if wanted:  # automatic layers would have to be found by running the network
-                store.refuse_other_layers(path, fitted.rule, wanted)
-        detector.fit_summary_ = fitted.summary
-        detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
-        detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
-        return detector
+        export(self, path, self._reader.sample if example is None else example, alpha=alpha)
 
 
-def _class_and_label(probed: Probed, label: Tensor) -> tuple[Tensor, Tensor]:
-    return probed.logits.argmax(dim=1), label
+class ScoredBatch(NamedTuple):
+    """Scores of a batch by part, `[batch]` each, with the network's answers.
+
+    Labels are -1 where there were none; `n_classes` is the number of the network's classes.
+    """
+
+    parts: Mapping[str, Tensor]
+    prediction: Tensor
+    label: Tensor
+    n_classes: int
+
+
+def _check_labeled(rule: Rule, batch: Batch) -> None:
+    if rule.needs.labels and batch.label is None:
+        raise NACError(
+            f"rule '{rule.name}' is fitted class by class, but this loader yields no labels. Let "
+            "it yield (x, y)."
+        )

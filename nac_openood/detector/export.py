@@ -1,69 +1,91 @@
-"""A calibrated detector and its network in one file that runs without this package."""
+"""A calibrated detector and its network in one file that runs without this package.
+
+`.pt2` is for `torch.export.load`, `.onnx` for ONNX Runtime.
+"""
 
 from __future__ import annotations
 
+import importlib
+import io
+import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
+from nac_openood.core.portable import Portable
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.rule import Rule
-from nac_openood.detector.export_files import check_onnx, write_onnx, write_pt2
-from nac_openood.detector.program import DetectorProgram
-from nac_openood.detector.verdicts import checked_alpha
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.detector.outcomes import checked_alpha
+from nac_openood.errors import NACError, NotFittedError, first_line
+from nac_openood.network.architectures import Layer
 from nac_openood.network.inputs import prepare
+from nac_openood.network.probe import ReadNetwork
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import unwrap
 
 if TYPE_CHECKING:
     from nac_openood.detector.detector import NACDetector
 
-_WRITERS = {".onnx": write_onnx, ".pt2": write_pt2}
+#: The names of the input, of the outputs, and of the JSON value about the detector.
+INPUT, OUTPUTS, ABOUT = "image", ("logits", "score", "p_value", "decision"), "nac_openood"
 #: Larger differences are errors of a program. Another runtime rounds differently, which can move
 #: a sample from one step of the p-values to the next.
 _TOLERANCE = 1e-3
-#: What ONNX Runtime says about operations that it has in float32 only, such as convolutions.
-_NOT_IMPLEMENTED = "NOT_IMPLEMENTED"
+#: The most that protobuf, in which ONNX files are written, can hold.
+_LARGEST_ONNX = 2**31 - 1
+
+#: Runs a file on a batch; returns the `OUTPUTS` by name.
+Run = Callable[[Tensor], Mapping[str, Tensor]]
 
 
 def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: float) -> None:
     """Write a detector and its network as one program; see `NACDetector.export`."""
-    suffix, alpha = _suffix(path), checked_alpha(alpha)
-    rule, p_values = _calibrated(detector)
-    x = _batch(detector.net, example)
-    if suffix == ".onnx":
-        check_onnx(detector.net, x)
-    with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
-        p_value = detector.judge(x).p_value  # a pass, in which a detector may find layouts
-        program = DetectorProgram(
-            detector.net, detector.places, rule, p_values, alpha=alpha, portable=suffix == ".onnx"
-        )
-        logits = program(x)["logits"]  # also makes what the rule makes once, outside of the trace
-        try:
-            traced = _traced(program, x)
-            found = _WRITERS[suffix](traced, x, temporary, _about(detector, alpha))(x)
-        except NACError:
-            raise
-        except Exception as error:  # tracers and runtimes raise whatever they like
-            if getattr(error, "errno", None):  # of the disk; `replacing` tells it
-                raise
-            raise _failed(detector.net, error) from error
-        _check_equal(found, logits.cpu().double(), p_value)
-
-
-def _suffix(path: files.PathLike) -> str:
-    suffix = Path(path).suffix.lower()
-    if suffix not in _WRITERS:
+    suffix, alpha = Path(path).suffix.lower(), checked_alpha(alpha)
+    if suffix not in (".onnx", ".pt2"):
         raise NACError(
             f"cannot export to {path}: expected a name that ends in .onnx (for ONNX Runtime) or "
             ".pt2 (for torch.export.load)."
         )
-    return suffix
+    rule, pvalues = _calibrated(detector)
+    x = _batch(detector.net, example)
+    portable = suffix == ".onnx"
+    if portable:
+        _check_onnx(detector.net, x)
+    about = {
+        "version": __version__,
+        "rule": detector.rule,
+        "layers": list(detector.layers),
+        "alpha": alpha,
+        "classes": list(detector.classes_),
+    }
+    with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
+        p_value = detector.judge(x).p_value  # a pass, in which a detector may find layouts
+        program = DetectorProgram(
+            detector.net, detector.locations, rule, pvalues, alpha=alpha, portable=portable
+        )
+        logits = program(x)["logits"]  # also makes what the rule makes once, outside of the trace
+        shapes = ({0: torch.export.Dim("batch")},)
+        try:
+            traced = torch.export.export(program, (x,), dynamic_shapes=shapes, strict=False)
+            write = _write_onnx if portable else _write_pt2
+            found = write(traced, x, temporary, json.dumps(about))(x)
+        except NACError:
+            raise
+        except Exception as error:  # tracers and runtimes raise whatever they like
+            if getattr(error, "errno", None):  # of the disk; `replacing` explains it
+                raise
+            raise NACError(
+                f"PyTorch cannot export {type(detector.net).__name__} ({type(error).__name__}: "
+                f"{first_line(error)}). Its forward must do the same whatever the batch size and "
+                "the content of the batch, and ONNX Runtime has few operations in float64 (try "
+                "net.float() or a .pt2 file). Try torch.export.export on the network alone."
+            ) from error
+        _check_equal(found, logits.cpu().double(), p_value)
 
 
 def _calibrated(detector: NACDetector) -> tuple[Rule, PValues]:
@@ -96,37 +118,6 @@ def _batch(net: nn.Module, example: Any) -> Tensor:
     return torch.cat([x, x]) if x.shape[0] == 1 else x
 
 
-def _about(detector: NACDetector, alpha: float) -> dict[str, Any]:
-    """What whoever runs the file may want to know, as JSON values."""
-    return {
-        "version": __version__,
-        "rule": detector.rule,
-        "layers": list(detector.layers),
-        "alpha": alpha,
-        "classes": list(detector.classes_),
-    }
-
-
-def _traced(program: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch")
-    return torch.export.export(program, (x,), dynamic_shapes=({0: batch},), strict=False)
-
-
-def _failed(net: nn.Module, error: Exception) -> NACError:
-    said = next((line for line in str(error).splitlines() if line.strip()), "")
-    is_double = any(weight.dtype == torch.float64 for weight in net.parameters())
-    if _NOT_IMPLEMENTED in said and is_double:
-        return NACError(
-            f"ONNX Runtime cannot run {type(net).__name__} in float64 ({said.strip()}). Fit and "
-            "export a detector for the float32 network (net.float()), or export to a .pt2 file."
-        )
-    return NACError(
-        f"PyTorch cannot export {type(net).__name__} ({type(error).__name__}: {said.strip()}). Its "
-        "forward must do the same whatever the batch size and the content of the batch. Try "
-        "torch.export.export on the network alone."
-    )
-
-
 def _check_equal(found: Mapping[str, Tensor], logits: Tensor, p_value: Tensor) -> None:
     by_logits = (found["logits"].cpu().double() - logits).abs().max() / logits.abs().amax().clamp(1)
     by_p_value = (found["p_value"].cpu() - p_value).abs().nanmedian()
@@ -135,4 +126,101 @@ def _check_equal(found: Mapping[str, Tensor], logits: Tensor, p_value: Tensor) -
             "the exported program does not compute what the detector computes: logits differ by "
             f"{by_logits:.2g}, p-values by {by_p_value:.2g}. Nothing was written. Export to the "
             "other kind of file (.onnx or .pt2), or report this with the network's class."
+        )
+
+
+class DetectorProgram(nn.Module):
+    """What `NACDetector` computes for a batch, without Python in between: made for tracing.
+
+    Args:
+        net: the network, whose weights are shared, not copied.
+        layers: where the layers of the rule are, by name.
+        rule: fitted and calibrated, without gradients among its needs.
+        pvalues: from scores to p-values.
+        alpha: a sample is called out-of-distribution if its p-value is at most this.
+        portable: whether to use only operations that other runtimes have, too. The results are
+            the same.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        layers: Mapping[str, Layer],
+        rule: Rule,
+        pvalues: PValues,
+        *,
+        alpha: float,
+        portable: bool,
+    ) -> None:
+        super().__init__()
+        self.network = ReadNetwork(net, layers, mean=rule.needs.mean)
+        # a copy: what tracing leaves behind in the rule must not reach the detector
+        self._rule = type(rule).restore(rule.settings(), rule.tensors())
+        self._pvalues, self._alpha, self._portable = pvalues, alpha, portable
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """The `OUTPUTS` for a batch `[batch, ...]` by name.
+
+        `logits` are `[batch, classes]`; `score` and `p_value` are float64 `[batch]`; `decision`
+        is bool `[batch]`, True where a sample is called out-of-distribution, as it is where its
+        readings are NaN or Inf.
+        """
+        readings = self.network(x)
+        with Portable() if self._portable else nullcontext():
+            score = self._rule.score(readings)
+            p_value = self._pvalues(score)
+            decision = ~(p_value > self._alpha)
+        return dict(zip(OUTPUTS, (readings.logits, score, p_value, decision)))
+
+
+# -- files: each writer returns how to run what it has written -------------------------------
+
+
+def _write_pt2(traced: torch.export.ExportedProgram, x: Tensor, path: Path, about: str) -> Run:
+    content = io.BytesIO()  # with a file on a full disk, torch would end the process
+    torch.export.save(traced, content, extra_files={ABOUT: about})
+    path.write_bytes(content.getbuffer())
+    with path.open("rb") as file:
+        run: Run = torch.export.load(file).module()
+    return run
+
+
+def _write_onnx(traced: torch.export.ExportedProgram, x: Tensor, path: Path, about: str) -> Run:
+    """One file, weights included, with `about` in its metadata."""
+    program: Any = torch.onnx.export(
+        traced, (x,), dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS),
+        dynamic_shapes=({0: "batch"},), verbose=False,
+    )  # fmt: skip
+    program.model.metadata_props[ABOUT] = about
+    program.save(path, external_data=False)
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(batch: Tensor) -> Mapping[str, Tensor]:
+        found = session.run(list(OUTPUTS), {INPUT: batch.cpu().numpy()})
+        return {name: torch.from_numpy(array) for name, array in zip(OUTPUTS, found)}
+
+    return run
+
+
+def _check_onnx(net: nn.Module, x: Tensor) -> None:
+    """Refuse what cannot become an ONNX file, before the work is done."""
+    try:
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise NACError(
+            f"exporting to ONNX needs {error.name}, which is not installed: "
+            "pip install 'nac-openood[export]'. A .pt2 file needs nothing else."
+        ) from None
+    if x.dtype == torch.bfloat16:
+        raise NACError(
+            "ONNX Runtime takes no bfloat16 arrays: export a float32 network (net.float()), or "
+            "to a .pt2 file."
+        )
+    size = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+    if size > _LARGEST_ONNX:
+        raise NACError(
+            f"the weights have {size / 2**30:.1f} GiB, and one ONNX file holds at most "
+            f"{_LARGEST_ONNX / 2**30:.1f} GiB. Export to a .pt2 file."
         )

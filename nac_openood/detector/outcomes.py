@@ -1,18 +1,24 @@
-"""What a detector answers: scores of a dataset, and why a sample has its score."""
+"""What a detector answers: scores of a dataset, decisions, explanations, false-alarm rates."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Mapping, NamedTuple, Optional
+from numbers import Real
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.pvalues import PValues
+from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.ranking import threshold_at
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.errors import NACError
+
+#: The p-value at or below which a sample counts as out-of-distribution by default.
+ALPHA = 0.05
+LEVELS = (0.01, 0.05, 0.10)
 
 
 class Scores(NamedTuple):
@@ -26,6 +32,36 @@ class Scores(NamedTuple):
     prediction: np.ndarray
     label: np.ndarray
     by_layer: Mapping[str, np.ndarray] = {}
+
+
+class Verdicts(NamedTuple):
+    """What a detector says about a batch, in tensors `[batch]` on the CPU.
+
+    Args:
+        prediction: the network's class, int64.
+        confidence: the softmax probability of that class, float64.
+        score: higher = more in-distribution; NaN where readings were NaN or Inf.
+        p_value: how unusual the score is, float64; NaN where the score is.
+    """
+
+    prediction: Tensor
+    confidence: Tensor
+    score: Tensor
+    p_value: Tensor
+
+    def out(self, alpha: float = ALPHA) -> Tensor:
+        """Whether each sample counts as out-of-distribution, bool `[batch]`.
+
+        About a share `alpha` of in-distribution samples will. Samples without a p-value always do.
+        """
+        return ~(self.p_value > checked_alpha(alpha))
+
+
+def checked_alpha(alpha: float) -> float:
+    """`alpha`, if it is a number between 0 and 1."""
+    if not isinstance(alpha, Real) or not 0 < alpha < 1:
+        raise NACError(f"`alpha` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
+    return float(alpha)
 
 
 class Explanation(NamedTuple):
@@ -45,24 +81,24 @@ class Explanation(NamedTuple):
 
 
 def explanations(
-    rule: Rule, probed: Probed, pvalues: Optional[PValues], top: int
+    rule: Rule, readings: Probed, pvalues: Optional[PValues], top: int
 ) -> list[Explanation]:
     """Explain every sample of a pass, naming the `top` least covered neurons per layer."""
     top = whole_number("top", top, 0)
-    parts = rule.parts(probed)
+    parts = rule.parts(readings)
     score = rule.combine(parts)
     report_nonfinite(score)
-    added = rule.contributions(parts)
-    unusual = None if pvalues is None else pvalues(score).tolist()
+    contributions = rule.contributions(parts)
+    p_values = [None] * len(score) if pvalues is None else pvalues(score).tolist()
     worst = {
         name: covered.topk(min(top, covered.shape[1]), dim=1, largest=False)
-        for name, covered in rule.neurons(probed).items()
+        for name, covered in rule.neurons(readings).items()
     }
     return [
         Explanation(
             score=float(score[row]),
-            p_value=None if unusual is None else unusual[row],
-            contributions={name: float(part[row]) for name, part in added.items()},
+            p_value=p_values[row],
+            contributions={name: float(part[row]) for name, part in contributions.items()},
             neurons={
                 name: dict(zip(found.indices[row].tolist(), found.values[row].tolist()))
                 for name, found in worst.items()
@@ -72,8 +108,23 @@ def explanations(
     ]
 
 
+def calibrate_rule(
+    rule: Rule, parts: Iterable[Mapping[str, Tensor]], tpr: float
+) -> tuple[float, Optional[PValues]]:
+    """Calibrate a rule: the threshold, and p-values if there are enough samples for them.
+
+    Args:
+        rule: a fitted rule.
+        parts: what `rule.parts` gives for batches of calibration data, made one after the other.
+        tpr: the share of that data that is at or above the threshold.
+    """
+    scores = rule.calibrate(parts).cpu()
+    report_nonfinite(scores)
+    return threshold_at(scores, tpr), PValues(scores) if len(scores) >= MIN_SAMPLES else None
+
+
 def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
-    """Raise or warn where samples have readings that are not finite, and so scores of NaN."""
+    """Raise or warn if samples have scores of NaN, that is, readings that are not finite."""
     if nonfinite not in ("raise", "nan"):
         raise NACError(f"nonfinite must be 'raise' or 'nan', got {nonfinite!r}.")
     broken = int(scores.isnan().sum())
@@ -86,3 +137,63 @@ def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
             "pass nonfinite='nan' to score them NaN."
         )
     warnings.warn(f"{message}; their score is NaN.", RuntimeWarning, stacklevel=3)
+
+
+def warn_if_saturated(rule: Rule) -> None:
+    """Warn if a layer gives nearly all samples the same score."""
+    found = list(rule.saturated().values())
+    if found:
+        warnings.warn(
+            f"{'; '.join(found)}. `nac_openood.advise` suggests settings, and rule='nac_plus' "
+            "needs none.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+class FalseAlarms(NamedTuple):
+    """The false-alarm rate at one level.
+
+    Args:
+        level: an alarm is a p-value at or below it.
+        rate: the share of in-distribution samples with an alarm; about `level` if the p-values are
+            right.
+        low: lower end of the 95 % confidence interval (Clopper and Pearson) of the rate.
+        high: its upper end. It reflects the size of this dataset, not that of the calibration set.
+        n_samples: how many samples were measured.
+    """
+
+    level: float
+    rate: float
+    low: float
+    high: float
+    n_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"p <= {self.level:g}: {self.rate:.1%} of {self.n_samples} samples "
+            f"(95 % interval {self.low:.1%} to {self.high:.1%})"
+        )
+
+
+def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[FalseAlarms]:
+    """False-alarm rates from the p-values `[samples]` of in-distribution data."""
+    p = np.asarray(p_values, dtype=np.float64).ravel()
+    wrong = [level for level in levels if not isinstance(level, Real) or not 0 < level < 1]
+    if wrong:
+        raise NACError(f"`levels` must lie between 0 and 1, got {wrong}.")
+    n = len(p)
+    if not n:
+        raise NACError("expected p-values of at least one sample, got none.")
+    # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
+    alarms = [(level, int((~(p > level)).sum())) for level in levels]
+    return [FalseAlarms(level, k / n, *binomial_interval(k, n), n) for level, k in alarms]
+
+
+def binomial_interval(count: int, n: int) -> tuple[float, float]:
+    """The 95 % confidence interval (Clopper and Pearson) of a share, given `count` of `n`."""
+    from scipy.stats import beta
+
+    low = float(beta.ppf(0.025, count, n - count + 1)) if count else 0.0
+    high = float(beta.ppf(0.975, count + 1, n - count)) if count < n else 1.0
+    return low, high

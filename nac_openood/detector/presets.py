@@ -1,14 +1,23 @@
-"""The shipped settings: one YAML for each benchmark and family of architectures."""
+"""What `layers` may be, and what it means for a network: presets, names, settings, "auto".
+
+A preset is a YAML file for each benchmark and family of architectures.
+"""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence, Type, Union
 
 from torch import nn
 
-from nac_openood.detector.config import NACConfig, read_config
+from nac_openood.core.rule import Rule
+from nac_openood.detector.config import AUTO, NACConfig, read_config
 from nac_openood.errors import NACError, ProbeError
-from nac_openood.network.architectures import describe, recognize
+from nac_openood.network.architectures import Layer, describe, find_layer, known_layers, recognize
+from nac_openood.network.auto import auto_layers
+
+LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
 
 _PACKAGE = Path(__file__).parents[1]
 #: Inside the package in an installed wheel, beside it in a checkout.
@@ -45,7 +54,7 @@ def preset(benchmark: str, family: str, rule: str = "nac") -> NACConfig:
 def preset_for(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:
     """The shipped settings of `benchmark` for the architecture of `net`.
 
-    A rule that needs none has automatic layers.
+    A rule without shipped settings has automatic layers.
 
     Raises:
         NACError: there are none; the message says how to pass other settings.
@@ -64,3 +73,70 @@ def preset_or_auto(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConf
         return preset_for(net, benchmark, rule)
     except NACError:
         return NACConfig({}, rule=rule)
+
+
+def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dict[str, Any]:
+    """The settings of each layer by name; empty if layers are to be found by running the network.
+
+    That is the case for "auto", and for presets of a rule without shipped settings.
+
+    Args:
+        net: the network.
+        layers: "auto", the name of a preset, a list of layer names (default settings), or a
+            mapping of layer names to settings.
+        rule: whose settings.
+    """
+    if isinstance(layers, str):
+        if layers == AUTO:
+            return {}
+        _check_preset(net, layers, rule)
+        return dict(preset_for(net, layers, rule.name).layers)
+    kind = rule.layer_settings
+    names = list(layers) if isinstance(layers, Iterable) else [layers]
+    if not all(isinstance(name, str) for name in names):
+        raise NACError(
+            "`layers` must be a preset, a list of layer names, or a mapping of layer names to "
+            f"settings, got {layers!r}. Names are texts: '1', not 1."
+        )
+    settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in names}
+    for name, value in settings.items():
+        if not isinstance(value, kind):
+            raise NACError(f"layer '{name}': expected a {kind.__name__}, got {value!r}.")
+    if not settings:
+        raise NACError("no layers given: name at least one, or a preset such as 'cifar10'.")
+    return settings
+
+
+def _check_preset(net: nn.Module, name: str, rule: Type[Rule]) -> None:
+    """Refuse an unknown name, also for rules that have no shipped settings."""
+    known = sorted({benchmark for benchmark, _ in presets()})
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, [*known, AUTO], n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    if name in dict(net.named_modules()) or name in {layer.alias for layer in known_layers(net)}:
+        hint = f" To read the layer '{name}', pass a list: `layers=['{name}']`."
+    raise NACError(
+        f"there is no preset '{name}' for rule '{rule.name}'; there are {known}, and '{AUTO}', "
+        f"which finds layers by running the network.{hint}"
+    )
+
+
+def automatic_settings(net: nn.Module, rule: Type[Rule], x: Any) -> dict[str, Any]:
+    """Default settings of the layers found by running `net` on a batch, by module path."""
+    found = auto_layers(net, x)
+    layers = found.deepest_first if rule.reads_head_input else found.early
+    return {layer.path: rule.layer_settings(layout=layer.layout) for layer in layers}
+
+
+def locate_layers(net: nn.Module, settings: Mapping[str, Any]) -> dict[str, Layer]:
+    """Where in `net` each layer is, by the names in `settings`."""
+    found: dict[str, Layer] = {}
+    by_path: dict[str, str] = {}
+    for name, config in settings.items():
+        layer = find_layer(net, name)
+        found[name] = Layer(name, layer.path, config.layout) if config.layout else layer
+        other = by_path.setdefault(layer.path, name)
+        if other != name:  # it would count twice in the mean
+            raise NACError(f"layers '{other}' and '{name}' are the same module '{layer.path}'.")
+    return found

@@ -9,14 +9,15 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files, tensor_files
+from nac_openood import tensor_files
 from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
+from nac_openood.core.restoring import refuse_other_tensors, stored_tensor
+from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import check_labels
-from nac_openood.detector.stored_readings import check_stored
 from nac_openood.errors import NACError
+from nac_openood.files import PathLike, damage
 from nac_openood.network.fingerprint import identity
-from nac_openood.records import from_values
-from nac_openood.tensor_files import TensorWriter
+from nac_openood.records import checked
 
 #: Version 2 carries logits, and layers may lack gradients.
 _KIND, _VERSION = "nac_openood readings", 2
@@ -31,7 +32,7 @@ class Readings(ByLayer):
         prediction: int64 `[samples]`, the predicted class.
         label: int64 `[samples]`, -1 where unknown.
         logits: `[samples, classes]`; None in files of version 1.
-        network: tells the network apart that was read; empty if that is not known.
+        network: identifies the network that was read; empty if it is unknown.
     """
 
     by_layer: Mapping[str, Reading]
@@ -39,6 +40,11 @@ class Readings(ByLayer):
     label: Tensor
     logits: Optional[Tensor] = None
     network: str = ""
+
+    @classmethod
+    def of_pass(cls, read: Probed, label: Tensor, network: str = "") -> Readings:
+        """What a pass gave, on the device of the network; labels stay where they are."""
+        return cls(read.by_layer, read.logits.argmax(dim=1), label, read.logits, network)
 
     @property
     def n_samples(self) -> int:
@@ -55,12 +61,35 @@ class Readings(ByLayer):
     def batches(self, size: int = 1000) -> Iterator[Readings]:
         """The readings in slices of `size` samples, so that work on them stays small."""
         for start in range(0, self.n_samples, size):
-            yield self._changed(itemgetter(slice(start, start + size)))
+            yield self._map(itemgetter(slice(start, start + size)))
 
     def rows(self, index: Any) -> Readings:
         """The readings of some samples: whole numbers or booleans, as in NumPy."""
-        rows = torch.as_tensor(index)
-        return self._changed(itemgetter(rows))
+        return self._map(itemgetter(torch.as_tensor(index)))
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Readings:
+        """The readings on a device; `non_blocking` is as in `torch.Tensor.to`."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def cpu(self) -> Readings:
+        """The readings on the CPU."""
+        return self.to(torch.device("cpu"))
+
+    def clone(self) -> Readings:
+        """A copy of everything."""
+        return self._map(torch.clone)
+
+    @classmethod
+    def concatenate(cls, parts: list[Readings]) -> Readings:
+        """Join readings of the same layers, in order."""
+        if not parts:
+            raise _no_readings()
+        kept = [part._tensors() for part in parts]
+        joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
+        networks = {part.network for part in parts}
+        return cls._from(joined, networks.pop() if len(networks) == 1 else "")
+
+    # -- checks ----------------------------------------------------------------------------
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
         """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""
@@ -93,78 +122,55 @@ class Readings(ByLayer):
             )
 
     def differs_from(self, other: Readings) -> str:
-        """Why both cannot be of one network and the same layers, in words; "" if they can."""
+        """Why both cannot be of one network and the same layers; "" if they can."""
         if list(self) != list(other):
             return f"layers {list(self)}, not {list(other)}"
         for name, reading in self.items():
-            mine, theirs = reading.activation.shape[1], other[name].activation.shape[1]
-            if mine != theirs:
-                return f"layer '{name}' has {mine} neurons, not {theirs}"
-        known = self.network and other.network
-        return "other weights" if known and self.network != other.network else ""
+            width, other_width = reading.activation.shape[1], other[name].activation.shape[1]
+            if width != other_width:
+                return f"layer '{name}' has {width} neurons, not {other_width}"
+        both = self.network and other.network
+        return "other weights" if both and self.network != other.network else ""
 
-    @classmethod
-    def of_pass(cls, probed: Probed, label: Tensor, network: str = "") -> Readings:
-        """What a pass gave, on the device of the network; labels stay where they are."""
-        return cls(probed.by_layer, probed.logits.argmax(dim=1), label, probed.logits, network)
+    # -- files -----------------------------------------------------------------------------
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Readings:
-        """The readings on a device; `non_blocking` is as in `torch.Tensor.to`."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def cpu(self) -> Readings:
-        """The readings on the CPU."""
-        return self.to(torch.device("cpu"))
-
-    def clone(self) -> Readings:
-        """A copy of everything."""
-        return self._changed(torch.clone)
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Readings:
-        return self._from(
-            {name: change(tensor) for name, tensor in self._tensors().items()}, self.network
-        )
-
-    def save(self, path: files.PathLike) -> None:
+    def save(self, path: PathLike) -> None:
         """Write a safetensors file that `load` maps into memory instead of reading it whole."""
-        about = {"layers": list(self), "network": self.network}
-        tensor_files.write_tensors(path, _KIND, _VERSION, self._tensors(), about)
+        tensor_files.write_tensors(path, _KIND, _VERSION, self._tensors(), self._about())
 
     @classmethod
-    def save_parts(cls, path: files.PathLike, parts: Iterable[Readings]) -> Readings:
+    def save_parts(cls, path: PathLike, parts: Iterable[Readings]) -> Readings:
         """Write readings as they come, one part in memory at a time, and map the file.
 
         The same as `Readings.concatenate(parts).save(path)`, for sets that do not fit in memory.
         """
         about: dict[str, Any] = {}
-        with TensorWriter(path) as spool:
+        with tensor_files.TensorWriter(path) as writer:
             for part in parts:
-                about = {"layers": list(part), "network": part.network}
-                spool.add(part._tensors())
+                about = part._about()
+                writer.add(part._tensors())
             if not about:
-                raise _nothing()
-            spool.finish(_KIND, _VERSION, about)
+                raise _no_readings()
+            writer.finish(_KIND, _VERSION, about)
         return cls.load(path)
 
     @classmethod
-    def load(cls, path: files.PathLike) -> Readings:
+    def load(cls, path: PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-        with files.damage(path, "Make it again"):
-            noted = from_values(_Noted, about)
-            check_stored(tensors, noted.layers)
-        order = {f"activation/{name}": tensors[f"activation/{name}"] for name in noted.layers}
-        return cls._from({**order, **tensors}, noted.network)
+        with damage(path, "Make it again"):
+            layers = checked(tuple[str, ...], about.get("layers"), "layers")
+            network = checked(str, about.get("network", ""), "network")  # early files lack it
+            _check_tensors(tensors, layers)
+        order = {f"activation/{name}": tensors[f"activation/{name}"] for name in layers}
+        return cls._from({**order, **tensors}, network)
 
-    @classmethod
-    def concatenate(cls, parts: list[Readings]) -> Readings:
-        """Join readings of the same layers, in order."""
-        if not parts:
-            raise _nothing()
-        kept = [part._tensors() for part in parts]
-        joined = {name: torch.cat([tensors[name] for tensors in kept]) for name in kept[0]}
-        networks = {part.network for part in parts}
-        return cls._from(joined, networks.pop() if len(networks) == 1 else "")
+    def _about(self) -> dict[str, Any]:
+        return {"layers": list(self), "network": self.network}
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Readings:
+        changed = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return self._from(changed, self.network)
 
     @classmethod
     def _from(cls, tensors: Mapping[str, Tensor], network: str = "") -> Readings:
@@ -190,13 +196,39 @@ class Readings(ByLayer):
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """What a file says beside its tensors; early ones do not name the network."""
+def fit_rule(rule: Rule, parts: Iterable[Mapping[str, Reading]]) -> Rule:
+    """Fit a rule on readings; `Readings` bring their labels with them."""
+    for part in parts:
+        rule.update(part, getattr(part, "label", None))
+    rule.check()
+    return rule
 
-    layers: tuple[str, ...]
-    network: str = ""
 
-
-def _nothing() -> NACError:
+def _no_readings() -> NACError:
     return NACError("there are no readings to join: the loader yielded no batch.")
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], layers: tuple[str, ...]) -> None:
+    """Refuse tensors of a file that are not readings of these layers."""
+    if not layers or len(set(layers)) < len(layers):
+        raise NACError(f"'layers' must name each layer once, got {list(layers)}.")
+    activations = [f"activation/{name}" for name in layers]
+    optional = ["logits", *(f"gradient/{name}" for name in layers)]
+    refuse_other_tensors(tensors, {"prediction", "label", *activations, *optional})
+    prediction, label = (
+        stored_tensor(tensors, name, torch.int64, 1) for name in ("prediction", "label")
+    )
+    for name in (*activations, *(name for name in optional if name in tensors)):
+        found = tensors.get(name)
+        if found is None or not found.is_floating_point() or found.ndim != 2 or not found.shape[1]:
+            raise NACError(f"the tensor '{name}' must be floating-point [samples, neurons].")
+    if len({len(tensor) for tensor in tensors.values()}) > 1:
+        raise NACError("its tensors are not of the same number of samples.")
+    for name in layers:
+        activation, gradient = tensors[f"activation/{name}"], tensors.get(f"gradient/{name}")
+        if gradient is not None and gradient.shape != activation.shape:
+            raise NACError(f"'gradient/{name}' has another shape than 'activation/{name}'.")
+    if len(label):
+        most = tensors["logits"].shape[1] if "logits" in tensors else int(prediction.max()) + 1
+        if int(prediction.min()) < -1 or int(prediction.max()) >= most or int(label.min()) < -1:
+            raise NACError("its predictions or labels are not classes.")

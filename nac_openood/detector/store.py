@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Mapping, Optional
 
 import torch
-from torch import Tensor, nn
 
-from nac_openood import files, tensor_files
+from nac_openood import tensor_files
 from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.layer_config import whole_number
@@ -17,15 +16,15 @@ from nac_openood.core.pvalues import PValues
 from nac_openood.core.restoring import stored_values
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.errors import FileError, NACError
-from nac_openood.network.fingerprint import difference
+from nac_openood.errors import NACError
+from nac_openood.files import PathLike, damage
 from nac_openood.network.inputs import PRECISIONS
-from nac_openood.records import from_values
+from nac_openood.records import checked, from_values
 
 #: Version 2 names its rule; version 1 knew reference NAC only.
 _KIND, _VERSION = "nac_openood detector", 2
-_BY_NAME = {name: dtype for dtype, name in PRECISIONS.items()}
-#: What the rule's tensors begin with, and the scores that p-values are taken against.
+_DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
+#: The prefix of the rule's tensors, and the name of the scores behind the p-values.
 _RULE, _SCORES = "rule/", "calibration"
 
 
@@ -43,126 +42,92 @@ class FitSummary:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a file holds."""
+    """What a file holds.
+
+    Args:
+        rule: the fitted rule.
+        network: fingerprint of the network it was fitted on.
+        summary: what it was fitted on.
+        threshold: the decision threshold; None before calibration.
+        pvalues: from scores to p-values; None before calibration.
+        classes: names of the network's classes.
+        notes: texts by name.
+        autocast: name of the precision that the network ran in; None for its own.
+    """
 
     rule: Rule
+    network: Mapping[str, str]
     summary: FitSummary
     threshold: Optional[float]
     pvalues: Optional[PValues] = None
     classes: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
-    autocast: Optional[torch.dtype] = None
-
-
-def save(path: files.PathLike, fitted: Fitted, network: Mapping[str, str]) -> None:
-    """Write `fitted` with the fingerprint of its network."""
-    about = {
-        "nac_openood": __version__,
-        "torch": str(torch.__version__),
-        "rule": fitted.rule.name,
-        "settings": fitted.rule.settings(),
-        "network": dict(network),
-        "summary": asdict(fitted.summary),
-        "threshold": fitted.threshold,
-        "classes": list(fitted.classes),
-        "notes": dict(fitted.notes),
-        "autocast": None if fitted.autocast is None else PRECISIONS[fitted.autocast],
-    }
-    tensors = {f"{_RULE}{name}": tensor for name, tensor in fitted.rule.tensors().items()}
-    if fitted.pvalues is not None:
-        tensors[_SCORES] = fitted.pvalues.scores
-    tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
-
-
-def load(path: files.PathLike, net: nn.Module) -> Fitted:
-    """Read what `save` wrote, if `net` is the network it was fitted on."""
-    return read_fitted(path, lambda network: _refuse_other_network(path, network, net))[0]
-
-
-def read_fitted(
-    path: files.PathLike, check: Callable[[Mapping[str, str]], None] = lambda network: None
-) -> tuple[Fitted, Mapping[str, str]]:
-    """Read what `save` wrote, and the fingerprint of its network, which `check` may refuse."""
-    tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-    with files.damage(path, "Fit again"):
-        noted = _noted(about)
-        check(noted.network)
-        own = _of_rule(about, {n: t for n, t in tensors.items() if n != _SCORES})
-        rule = rule_named(noted.rule).restore(noted.settings, own)
-        pvalues = PValues(stored_values(tensors, _SCORES, 1)) if _SCORES in tensors else None
-        precision = None if noted.autocast is None else _BY_NAME[noted.autocast]
-        fitted = Fitted(
-            rule, noted.summary, noted.threshold, pvalues, noted.classes, noted.notes, precision
-        )
-    return fitted, noted.network
-
-
-def notes_of(path: files.PathLike) -> Mapping[str, str]:
-    """The notes in a detector's file, read without the network."""
-    _, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-    with files.damage(path, "Fit again"):
-        noted = _noted(about)
-    return noted.notes
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """What a file says beside its tensors; early ones have no classes, notes and precision."""
-
-    network: Mapping[str, str]
-    summary: FitSummary
-    threshold: Optional[float]
-    rule: str
-    settings: Mapping[str, Any]
-    nac_openood: str = ""
-    torch: str = ""
-    classes: tuple[str, ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
     autocast: Optional[str] = None
 
     def __post_init__(self) -> None:
-        if self.autocast is not None and self.autocast not in _BY_NAME:
-            raise NACError(f"'autocast' must be one of {list(_BY_NAME)}, got {self.autocast!r}.")
+        if self.autocast is not None and self.autocast not in _DTYPES:
+            raise NACError(f"'autocast' must be one of {list(_DTYPES)}, got {self.autocast!r}.")
         n_samples = whole_number("n_samples", self.summary.n_samples, 0)
         if not all(0 <= count <= n_samples for count in self.summary.class_counts.values()):
             raise NACError("'class_counts' must be numbers of samples by class.")
 
+    @property
+    def dtype(self) -> Optional[torch.dtype]:
+        """The type that `autocast` names."""
+        return None if self.autocast is None else _DTYPES[self.autocast]
 
-def _noted(about: Mapping[str, Any]) -> _Noted:
-    """Check everything but the rule's own settings, which version 1 kept beside the rest."""
-    if "rule" not in about:
-        kept = {name: about[name] for name in ("layers", "n_samples") if name in about}
-        others = {name: value for name, value in about.items() if name not in kept}
-        about = {**others, "rule": Coverage.name, "settings": kept}
-    return from_values(_Noted, about)
+    def save(self, path: PathLike) -> None:
+        """Write the file, atomically."""
+        about = {
+            "nac_openood": __version__,
+            "torch": str(torch.__version__),
+            "rule": self.rule.name,
+            "settings": self.rule.settings(),
+            "network": dict(self.network),
+            "summary": asdict(self.summary),
+            "threshold": self.threshold,
+            "classes": list(self.classes),
+            "notes": dict(self.notes),
+            "autocast": self.autocast,
+        }
+        tensors = {f"{_RULE}{name}": tensor for name, tensor in self.rule.tensors().items()}
+        if self.pvalues is not None:
+            tensors[_SCORES] = self.pvalues.scores
+        tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
+
+    @classmethod
+    def load(
+        cls,
+        path: PathLike,
+        check: Callable[[Mapping[str, str]], None] = lambda network: None,
+    ) -> Fitted:
+        """Read what `save` wrote; `check` may refuse the fingerprint of its network."""
+        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
+        with damage(path, "Fit again"):
+            about = dict(about)
+            if "network" in about:
+                check(checked(Mapping[str, str], about["network"], "network"))
+            for name in ("nac_openood", "torch"):
+                about.pop(name, None)
+            scores = {_SCORES: tensors.pop(_SCORES)} if _SCORES in tensors else {}
+            rule = _restored_rule(about, tensors)
+            pvalues = PValues(stored_values(scores, _SCORES, 1)) if scores else None
+            return from_values(cls, about, rule=rule, pvalues=pvalues)
 
 
-def _refuse_other_network(path: files.PathLike, saved: Mapping[str, str], net: nn.Module) -> None:
-    differs = difference(saved, net)
-    if differs:
-        raise FileError(
-            f"{path} was fitted on another network: {differs}. Load the network it was fitted "
-            "on, with the same weights (its checkpoint), or fit again."
-        )
+def _restored_rule(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Rule:
+    """The rule of a file; what it is made of is taken out of `about`."""
+    if "rule" not in about:  # version 1 kept its settings beside the rest, and tensors as they are
+        kept = {name: about.pop(name) for name in list(about) if name in ("layers", "n_samples")}
+        return Coverage.restore(kept, tensors)
+    kind = rule_named(checked(str, about.pop("rule"), "rule"))
+    settings = checked(Mapping[str, Any], about.pop("settings", None), "settings")
+    unknown = [name for name in tensors if not name.startswith(_RULE)]
+    if unknown:
+        raise NACError(f"unknown tensor {unknown}.")
+    return kind.restore(settings, {name[len(_RULE) :]: t for name, t in tensors.items()})
 
 
-def _of_rule(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The rule's tensors, which version 1 kept without a prefix."""
-    if "rule" not in about:
-        return tensors
-    strange = [name for name in tensors if not name.startswith(_RULE)]
-    if strange:
-        raise NACError(f"unknown tensor {strange}.")
-    return {name[len(_RULE) :]: tensor for name, tensor in tensors.items()}
-
-
-def refuse_other_layers(path: files.PathLike, fitted: Rule, wanted: Mapping[str, Any]) -> None:
-    """Raise if a file was fitted with other layers or settings than `wanted`."""
-    if fitted.layers == dict(wanted):
-        return
-    if set(fitted.layers) != set(wanted):
-        what = f"layers {list(fitted.layers)}, not {list(wanted)}"
-    else:
-        name = next(n for n in wanted if wanted[n] != fitted.layers[n])
-        what = f"layer '{name}' as {fitted.layers[name]}, not {wanted[name]}"
-    raise FileError(f"{path} was fitted with {what}. Fit again, or load it without `layers`.")
+def notes_of(path: PathLike) -> Mapping[str, str]:
+    """The notes in a detector's file, read without the network."""
+    return Fitted.load(path).notes

@@ -23,7 +23,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.passes import OneLayerReader
+from nac_openood.evaluation.passes import labeled_passes, layer_reader
 from nac_openood.network.probe import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
@@ -134,7 +134,7 @@ def extract_checkpoint(
         layer: as in `coverage_integral`.
         layout: as in `IntegralConfig`.
     """
-    reader = OneLayerReader(net, layer, layout)
+    reader = layer_reader(net, layer, layout)
     at = ""
     with TensorWriter(path) as spool:
         for (role, name), samples in domains.samples.items():
@@ -143,10 +143,10 @@ def extract_checkpoint(
                 for flags in _predictions(net, samples, title):
                     spool.add({f"{role}/{name}": flags})
                 continue
-            for each in reader.passes(samples.loader(), title, samples.progress):
-                at = each.layer
-                right = each.probed.logits.argmax(dim=1).cpu() == each.label.cpu()
-                product = state_argument(at, each.probed[at])[right.to(each.probed.logits.device)]
+            passes = labeled_passes(reader, samples.loader(), title, samples.progress)
+            for at, read, label in passes:
+                right = read.logits.argmax(dim=1).cpu() == label.cpu()
+                product = state_argument(at, read[at])[right.to(read.logits.device)]
                 _refuse_broken(at, product, title)
                 spool.add({_STATES: product, f"{role}/{name}": right.to(torch.uint8)})
         listed = {role: list(names) for role, names in domains.sizes().items()}

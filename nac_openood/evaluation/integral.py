@@ -10,7 +10,7 @@ from nac_openood.core.integral import CoverageIntegral
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.evaluation.passes import OneLayerReader
+from nac_openood.evaluation.passes import labeled_passes, layer_reader
 
 
 def coverage_integral(
@@ -66,11 +66,11 @@ def count_coverage(
     if config is not None and not isinstance(config, IntegralConfig):
         raise NACError(f"`config` must be an IntegralConfig or None, got {config!r}.")
     config = config or IntegralConfig()
-    reader = OneLayerReader(net, layer, config.layout)
+    reader = layer_reader(net, layer, config.layout)
     counted: Optional[CoverageIntegral] = None
-    for each in reader.passes(loader, "NAC-ME", progress):
-        counted = counted or CoverageIntegral(each.layer, config)
-        counted.update(each.probed, each.label)
+    for name, read, label in labeled_passes(reader, loader, "NAC-ME", progress):
+        counted = counted or CoverageIntegral(name, config)
+        counted.update(read, label)
     assert counted is not None  # a loader without batches raises
     counted.check()
     return counted

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple, Optional
+from typing import Any, Iterable, Iterator, Optional
 
 from torch import Tensor, nn
 
+from nac_openood.core.coverage import Coverage
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Probed
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
-from nac_openood.detector.reader import LayerReader
+from nac_openood.detector.reader import Reader
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import Layer, find_layer, known_layers, recognize
 from nac_openood.network.auto import auto_layers
@@ -40,62 +41,51 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
     return layers[0]
 
 
-class Pass(NamedTuple):
-    """A batch that went through the network; labels are int64 `[batch]`."""
-
-    layer: str
-    probed: Probed
-    label: Tensor
-
-
-class OneLayerReader(LayerReader):
+def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None) -> Reader:
     """Reads one layer of a network, with gradients; the network is never changed.
 
     Args:
         net: a network that returns logits `[batch, classes]`.
-        layer: as in `deepest_layer`.
+        name: as in `deepest_layer`.
         layout: how the layer's output is laid out; None goes by the architecture table or by its
             dimensions.
     """
+    if name != AUTO:
+        find_layer(net, name)  # a wrong name is refused at once
 
-    def __init__(self, net: nn.Module, layer: str = AUTO, layout: Optional[str] = None) -> None:
-        super().__init__(net, AUTO)
-        self._name, self._layout = layer, layout
-        if layer != AUTO:
-            find_layer(net, layer)  # a wrong name is refused at once
+    def find(x: Any) -> dict[str, LayerConfig]:
+        found = deepest_layer(net, x, name)
+        return {found.path: LayerConfig(layout=layout or found.layout)}
 
-    def passes(
-        self, loader: Iterable[Any], title: str, progress: Optional[bool] = None
-    ) -> Iterator[Pass]:
-        """Read labeled batches.
+    return Reader(net, Coverage, {}, find)
 
-        Args:
-            loader: batches as `(x, y)` tuples or dicts `{'data', 'label'}`.
-            title: title of the progress bar.
-            progress: whether to show one; None shows it on a terminal.
 
-        Raises:
-            NACError: the loader yields no batch, no labels, or labels that are no classes of the
-                network.
-        """
-        empty = True
-        with kept_random_state():
-            for batch in batches(bar(loader, title, progress)):
-                if batch.label is None:
-                    raise NACError(
-                        f"{title}: expected labels, because only correctly classified samples "
-                        "count, but this loader yields none. Let it yield (x, y)."
-                    )
-                probed = self._probe(batch.data)
-                check_labels(batch.label, probed.logits.shape[1])
-                empty = False
-                yield Pass(next(iter(self.layers)), probed, batch.label)
-        if empty:
-            raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")
+def labeled_passes(
+    reader: Reader, loader: Iterable[Any], title: str, progress: Optional[bool] = None
+) -> Iterator[tuple[str, Probed, Tensor]]:
+    """Read labeled batches: the name of the layer, what was read, and labels int64 `[batch]`.
 
-    def prepare(self, x: Any) -> None:
-        """Find the layer, by the first batch; see `LayerReader`."""
-        if not self.layers:
-            found = deepest_layer(self.net, x, self._name)
-            self._settle({found.path: LayerConfig(layout=self._layout or found.layout)})
-        super().prepare(x)
+    Args:
+        reader: from `layer_reader`.
+        loader: batches as `(x, y)` tuples or dicts `{'data', 'label'}`.
+        title: title of the progress bar.
+        progress: whether to show one; None shows it on a terminal.
+
+    Raises:
+        NACError: the loader yields no batch, no labels, or labels that are not classes of the
+            network.
+    """
+    empty = True
+    with kept_random_state():
+        for batch in batches(bar(loader, title, progress)):
+            if batch.label is None:
+                raise NACError(
+                    f"{title}: expected labels, because only correctly classified samples "
+                    "count, but this loader yields none. Let it yield (x, y)."
+                )
+            read = reader.read(batch.data)
+            check_labels(batch.label, read.logits.shape[1])
+            empty = False
+            yield next(iter(reader.layers)), read, batch.label
+    if empty:
+        raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")

@@ -54,7 +54,8 @@ def classify(net: nn.Module, x: Any) -> Tensor:
 def count_classes(net: nn.Module, x: Any) -> int:
     """The number of classes of a network, found by running it on the first sample of a batch."""
     with explained(x):
-        return classify(net, rows(prepare(unwrap(net), x), slice(1))).shape[1]
+        first = rows(prepare(unwrap(net), x), slice(1))
+        return logits_of(run_without_grad(net, first), first).shape[1]
 
 
 def read(

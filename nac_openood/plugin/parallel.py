@@ -15,8 +15,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
-from nac_openood.detector.batches import Batch
-from nac_openood.detector.dealing import over_batches
+from nac_openood.detector.batches import Batch, map_shards
 from nac_openood.distributed import is_main, world
 from nac_openood.plugin.patches import replace_attribute
 
@@ -59,7 +58,7 @@ def _shared(step: str, loader: Any, of: Callable[[Sequence[Any]], Any]) -> list[
     def work(batch: Batch) -> Any:
         return of([{"data": batch.data, "label": batch.labels()}])
 
-    return list(over_batches(step, loader, work))
+    return list(map_shards(step, loader, work))
 
 
 def _write_nothing(undo: ExitStack) -> None:

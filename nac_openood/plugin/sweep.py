@@ -10,8 +10,7 @@ from torch import Tensor
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.config import NACConfig
-from nac_openood.detector.fitting import fitted_on
-from nac_openood.detector.readings import Readings
+from nac_openood.detector.readings import Readings, fit_rule
 
 _Layer = Tuple[str, Any]
 
@@ -60,7 +59,7 @@ class SweepCache:
 
     def fitted(self, layers: Mapping[str, Any]) -> Rule:
         """The rule with these settings, fitted on the fitting set."""
-        return fitted_on(self._rule(layers), self._fit.batches())
+        return fit_rule(self._rule(layers), self._fit.batches())
 
     def score(self, loader: Any, layers: Mapping[str, Any]) -> Tensor:
         """Scores `[samples]` of a loader that was added."""

@@ -20,7 +20,6 @@ from nac_openood.core.ranking import auroc
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.reader import LayerReader
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.inputs import Inputs, shapes
@@ -90,7 +89,7 @@ def advise(
 
 
 def _read(
-    reader: LayerReader, inside: Iterable[Any], outside: Iterable[Any], progress: Optional[bool]
+    reader: NACDetector, inside: Iterable[Any], outside: Iterable[Any], progress: Optional[bool]
 ) -> tuple[Readings, Readings]:
     return (
         reader.read_loader(inside, progress=progress),

@@ -21,9 +21,8 @@ from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import MIN_SAMPLES
 from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.fitting import fitted_on
-from nac_openood.detector.reader import LayerReader
-from nac_openood.detector.readings import Readings
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.network.architectures import Layer
 from nac_openood.network.auto import AutoLayers, auto_layers
 from nac_openood.network.inputs import Inputs, rows
@@ -53,7 +52,7 @@ class Known:
     early: Mapping[str, float] = field(default_factory=dict)
 
 
-def known_of(detector: LayerReader, x: Inputs) -> Known:
+def known_of(detector: NACDetector, x: Inputs) -> Known:
     """Find out which layers of a detector serve the alternatives, by running a few samples.
 
     Args:
@@ -63,9 +62,9 @@ def known_of(detector: LayerReader, x: Inputs) -> Known:
     found = _automatic(detector, x)
     if found is None:
         return Known()
-    names = {layer.path: name for name, layer in detector.places.items()}
+    names = {layer.path: name for name, layer in detector.locations.items()}
     places = {
-        names[layer.path]: detector.places[names[layer.path]]
+        names[layer.path]: detector.locations[names[layer.path]]
         for layer in found.early
         if layer.path in names
     }
@@ -74,7 +73,7 @@ def known_of(detector: LayerReader, x: Inputs) -> Known:
     return Known(names.get(found.head_input.path), early)
 
 
-def reader_for(detector: LayerReader, x: Inputs) -> tuple[Optional[LayerReader], Known]:
+def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], Known]:
     """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
 
     Args:
@@ -85,21 +84,21 @@ def reader_for(detector: LayerReader, x: Inputs) -> tuple[Optional[LayerReader],
     if found is None:
         return None, Known()
     layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
-    reader = LayerReader(
+    reader = NACDetector(
         detector.net, layers, rule=NACPlus.name, fast=detector.fast, autocast=detector.autocast
     )
     early = dict.fromkeys((layer.path for layer in found.early), 1.0)
     return reader, Known(found.head_input.path, early)
 
 
-def _automatic(detector: LayerReader, x: Inputs) -> Optional[AutoLayers]:
+def _automatic(detector: NACDetector, x: Inputs) -> Optional[AutoLayers]:
     try:
         return auto_layers(detector.net, rows(x, slice(_FEW)))
     except Exception:  # somebody's network may raise anything; then there are fewer alternatives
         return None
 
 
-def _positions(detector: LayerReader, x: Inputs, places: Mapping[str, Layer]) -> dict[str, float]:
+def _positions(detector: NACDetector, x: Inputs, places: Mapping[str, Layer]) -> dict[str, float]:
     """How many positions the activations of each layer are summed over; {} if that varies."""
     if rule_named(detector.rule)(detector.layers).needs.mean:
         return dict.fromkeys(places, 1.0)
@@ -169,7 +168,7 @@ def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
 
     fit, id_val = (_finite(readings, early) for readings in (fit, id_val))
     rule = NACPlus({name: LayoutConfig() for name in early})
-    fitted_on(rule, map(only_early, fit.batches()))
+    fit_rule(rule, map(only_early, fit.batches()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of few samples: intervals tell that here
         rule.calibrate(rule.parts(only_early(batch)) for batch in id_val.batches())

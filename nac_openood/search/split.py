@@ -7,14 +7,12 @@ from typing import Any, Iterable, Optional
 import numpy as np
 from torch.utils.data import Subset
 
-from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.batches import Batch, batches, indexable, loader_like
 from nac_openood.detector.subset import (
     AUTHORS_SEED,
     balanced_indices,
     dataset_labels,
     fitting_indices,
-    indexable,
-    loader_like,
 )
 
 

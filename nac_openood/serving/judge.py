@@ -8,7 +8,7 @@ from typing import Optional
 from PIL import Image
 from torch import Tensor
 
-from nac_openood.detector.verdicts import ALPHA, checked_alpha
+from nac_openood.detector.outcomes import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
 from nac_openood.sources.fitted import Deployed

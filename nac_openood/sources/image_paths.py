@@ -12,8 +12,8 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 import torch
 from torch.utils.data import DataLoader
 
-from nac_openood.detector.dealing import needed
-from nac_openood.detector.verdicts import ALPHA
+from nac_openood.detector.batches import shard_numbers
+from nac_openood.detector.outcomes import ALPHA
 from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
@@ -119,7 +119,7 @@ def judge_images(
     digest = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
     if len(set(all_gather("list of files", digest))) > 1:
         raise NACError("the processes have different `paths`: expected the same in all of them.")
-    numbers = needed(math.ceil(len(paths) / batch_size))
+    numbers = shard_numbers(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
     read = partial(_read, deployed.transform)
     loader: Any = DataLoader(paths, batch_sampler=plan, num_workers=workers, collate_fn=read)  # type: ignore[arg-type]

@@ -13,8 +13,7 @@ from nac_openood import files, tensor_files
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run.meter import Meter, Timing
 from nac_openood.core.restoring import stored_tensor
-from nac_openood.detector.batches import Batch
-from nac_openood.detector.dealing import dealt
+from nac_openood.detector.batches import Batch, load_batches
 from nac_openood.distributed import from_main, map_shared
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.head import head_of, with_features
@@ -104,7 +103,7 @@ def _run(
 
     def loaded() -> Iterator[tuple[Batch, Meter]]:
         nonlocal head, headless
-        stream = dealt(loader, title, progress)
+        stream = load_batches(loader, title, progress)
         while True:
             with Meter(device, memory=False) as loading:
                 each = next(stream, None)
@@ -112,7 +111,7 @@ def _run(
                 return
             if headless is None:
                 head, headless = _head(net, each.data)
-            if each.mine:
+            if each.in_shard:
                 yield each, loading
 
     def work(item: tuple[Batch, Meter]) -> tuple[dict[str, Tensor], float, float]:

@@ -13,8 +13,7 @@ from nac_openood.benchmark.methods.openood.view import NetworkView
 from nac_openood.benchmark.methods.scorer import Fit, Given, joined_scores
 from nac_openood.benchmark.methods.sweep import best_point, check_neighbors, vim_dims
 from nac_openood.benchmark.methods.table import Method
-from nac_openood.detector.batches import as_batch, batches
-from nac_openood.detector.dealing import over_batches
+from nac_openood.detector.batches import as_batch, batches, map_shards
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import world
 from nac_openood.errors import NACError
@@ -109,7 +108,7 @@ class OpenOODScorer:
         if world().size == 1:
             return self._infer(loader, progress=shows_bars(self._given))
         return joined_scores(
-            over_batches(self.method, loader, lambda batch: self._infer([batch], progress=False))
+            map_shards(self.method, loader, lambda batch: self._infer([batch], progress=False))
         )
 
     def _infer(self, loader: Any, *, progress: bool) -> Scores:
