@@ -16,7 +16,7 @@ import re
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Sequence, TextIO
+from typing import TYPE_CHECKING, Iterator, Sequence, TextIO
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command

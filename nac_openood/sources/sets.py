@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Subset
 
 from nac_openood.core.layer_config import refuse_unknown
-from nac_openood.detector.subset import loader_like
+from nac_openood.detector.batches import loader_like
 from nac_openood.errors import NACError
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.images import Transform
