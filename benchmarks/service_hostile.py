@@ -132,10 +132,8 @@ def attacks() -> dict[str, Attack]:
         "form of 50,000 fields": Attack(lambda: _post(_parts(50_000, 'name="x"'), _FORM), (400,)),
         "form of 50,000 files": Attack(lambda: _post(_parts(50_000, names), _FORM), (413,)),
         "head of 1 MB": Attack(lambda: [b"GET / HTTP/1.1\r\nX: " + bytes(2**20)], (0, 400)),
-        "connection cut in the body": Attack(lambda: [cut, None], (400,)),
         "body that stops": Attack(lambda: [cut], (408,)),
         "a byte every half second": Attack(_drip, (408,), 40),
-        "silence": Attack(list, (408,), 40),
     }
 
 
@@ -145,9 +143,7 @@ def send(address: Address, pieces: Iterable[Any]) -> int:
     with socket.create_connection(address, timeout=30) as connection:
         try:
             for piece in pieces:
-                if piece is None:
-                    connection.shutdown(socket.SHUT_WR)
-                elif isinstance(piece, bytes):
+                if isinstance(piece, bytes):
                     connection.sendall(piece)
                 else:
                     time.sleep(piece)
@@ -164,7 +160,8 @@ def send(address: Address, pieces: Iterable[Any]) -> int:
     if not head:
         return 0
     status = int(head.split()[1])
-    assert status == 200 or "error" in json.loads(body), body
+    # uvicorn refuses what is not HTTP in plain text
+    assert status == 200 or b"json" not in head or "error" in json.loads(body), body
     return status
 
 

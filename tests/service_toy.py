@@ -4,7 +4,6 @@ import http.client
 import io
 import socket
 import threading
-import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -82,23 +81,12 @@ def connected(address):
         connection.close()
 
 
-#: A piece of an exchange: wait for what the server says to those before.
-ANSWER = object()
-
-
-def exchange(address, *pieces, half_close=False, timeout=60):
-    """Send pieces of bytes, numbers are pauses in seconds; everything that comes back."""
+def exchange(address, *pieces):
+    """Send pieces of bytes; everything that comes back until the server closes the connection."""
     found = b""
-    with socket.create_connection(address, timeout=timeout) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         for piece in pieces:
-            if isinstance(piece, bytes):
-                connection.sendall(piece)
-            elif piece is ANSWER:
-                found += connection.recv(65536)
-            else:
-                time.sleep(piece)
-        if half_close:
-            connection.shutdown(socket.SHUT_WR)
+            connection.sendall(piece)
         while True:
             try:
                 more = connection.recv(65536)

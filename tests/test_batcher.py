@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from nac_openood.serving.batcher import Batcher, ClosedError, FullError
+from nac_openood.serving.judge import Batcher, BusyError
 
 
 def numbers(*values):
@@ -107,7 +107,7 @@ def test_the_queue_has_an_end():
         assert await asyncio.to_thread(work.entered.wait, 30)
         rest = asyncio.create_task(batcher.results(numbers(*range(20))))
         await asyncio.sleep(0)
-        with pytest.raises(FullError):
+        with pytest.raises(BusyError, match="too many"):
             await batcher.results(numbers(1))
         work.gate.set()
         return len(await first + await rest)
@@ -119,14 +119,14 @@ def test_the_queue_has_an_end():
 def test_closing_answers_what_waits_and_takes_no_more():
     async def main():
         batcher = Batcher(Work(), max_batch=2, max_wait=5, max_queue=9)
-        with pytest.raises(ClosedError):
+        with pytest.raises(BusyError, match="stopping"):
             await batcher.results(numbers(1))
         await batcher.start()
         waiting = asyncio.create_task(batcher.results(numbers(1, 2, 3)))
         await asyncio.sleep(0)
         await batcher.close()
         assert await waiting == [2.0, 4.0, 6.0]
-        with pytest.raises(ClosedError):
+        with pytest.raises(BusyError, match="stopping"):
             await batcher.results(numbers(1))
 
     asyncio.run(main())

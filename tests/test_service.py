@@ -18,10 +18,9 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from fastapi.testclient import TestClient
 
 from nac_openood.errors import NACError
-from nac_openood.serving.access import Access, is_loopback
 from nac_openood.serving.app import service
 from nac_openood.serving.judge import Judge
-from nac_openood.serving.limits import Limits, Rates
+from nac_openood.serving.limits import Access, Limits, Rates, is_loopback
 from nac_openood.sources.images import ImageError, rgb_image
 
 PNG = {"content-type": "image/png"}
@@ -170,7 +169,6 @@ BAD_BODIES = {
     "EPS": (EPS, {"content-type": "image/x-eps"}, 415, "not an image, or not of a format"),
     "no type": (encoded(picture(1)), {}, 415, "the Content-Type is missing"),
     "wrong type": (b"{}", {"content-type": "application/json"}, 415, "is application/json. Send"),
-    "zipped": (b"x", {**PNG, "content-encoding": "gzip"}, 415, "compressed bodies"),
     "too long": (b"x" * 200_001, PNG, 413, "longer than the 200,000 bytes"),
     "a form of nothing": (b"x", {"content-type": "multipart/form-data"}, 400, "boundary"),
     "a form of noise": (
@@ -209,9 +207,9 @@ def test_forms_are_limited_in_number_and_kind(client):
 
 
 def test_unknown_paths_and_methods_are_json_too(client):
-    assert client.get("/score").json() == {"error": "Method Not Allowed. See /docs."}
+    assert client.get("/score").json() == {"error": "Method Not Allowed"}
     response = client.post("/elsewhere")
-    assert response.status_code == 404 and response.json() == {"error": "Not Found. See /docs."}
+    assert response.status_code == 404 and response.json() == {"error": "Not Found"}
 
 
 def test_a_network_that_fails_is_told_and_logged(judge, caplog):
@@ -292,9 +290,6 @@ def test_rates_refill_and_forget():
     assert rates.wait("10.0.0.1") == 1.5 and rates.wait("10.0.0.2") == 0
     now[0] = 1.5
     assert rates.wait("10.0.0.1") == 0
-    rates.charge("2001:db8::1", 4)
-    assert rates.wait("2001:db8::ffff:2") > 0, "the same network"
-    assert rates.wait("2001:db8:0:1::1") == 0
     for number in range(10_001):
         rates.charge(f"client {number}", 1)
     assert len(rates._buckets) == 10_000

@@ -14,8 +14,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from service_toy import encoded, picture, running, toy_judge
 from test_report_page import browser, keep_picture, requests, show  # noqa: F401
 
-from nac_openood.serving.access import Access
-from nac_openood.serving.limits import Limits
+from nac_openood.serving.limits import Access, Limits
 
 TOKEN = "a-token-of-some-length"
 DROP = """

@@ -1,4 +1,4 @@
-"""The service on a real socket: slow, broken and leaving clients, many at once, an orderly end."""
+"""The service on a real socket: slow and leaving clients, many at once, an orderly end."""
 
 import gc
 import json
@@ -8,14 +8,13 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
-from service_toy import ANSWER, connected, encoded, exchange, picture, running, toy_judge
+from service_toy import connected, encoded, exchange, picture, running, toy_judge
 from test_service import Slow
 
 from nac_openood.errors import NACError
@@ -31,7 +30,7 @@ from nac_openood.serving.server import (
 PNG = {"Content-Type": "image/png"}
 HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 #: Short enough for a test; a busy machine may be a few times slower than this without harm.
-SHORT = 2.0
+SHORT = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -41,71 +40,25 @@ def judge():
 
 @pytest.fixture(scope="module")
 def address(judge):
-    limits = Limits(max_bytes=50_000, timeout=SHORT, max_connections=20)
+    limits = Limits(max_bytes=50_000, timeout=SHORT)
     with running(judge, limits) as (address, _):
         yield address
 
 
-def posted(image, *more):
-    return b"".join((HEAD, *more, b"Content-Length: %d\r\n\r\n" % len(image), image))
-
-
-def told(response):
-    """Status and error of the only response."""
-    head, _, body = response.partition(b"\r\n\r\n")
-    assert response.count(b"HTTP/1.1 ") == 1 and b"connection: close" in head.lower()
-    return int(head.split()[1]), json.loads(body)["error"]
+def posted(image):
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(image) + image
 
 
 def test_a_body_that_does_not_arrive_is_a_408(address):
     start = time.monotonic()
-    status, error = told(exchange(address, HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10))
-    assert status == 408 and f"the request did not arrive within {SHORT:g} s" in error
+    response = exchange(address, HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10)
+    assert response.startswith(b"HTTP/1.1 408") and b"did not arrive within 1 s" in response
     assert time.monotonic() - start > SHORT
 
 
-def test_a_head_that_does_not_arrive_is_a_408(address):
-    slow = b"GET", SHORT * 0.7, b" /health HTTP/1.1\r\n"
-    first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    second = first, ANSWER, *slow  # on the same connection
-    with ThreadPoolExecutor() as pool:
-        *alone, kept = pool.map(lambda p: exchange(address, *p), ([], [HEAD], slow, second))
-    for response in alone:
-        status, error = told(response)
-        assert status == 408 and f"no request arrived within {SHORT:g} s" in error
-    assert kept.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in kept
-
-
-def test_an_idle_connection_is_closed_after_its_answer(address):
-    response = exchange(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert response.startswith(b"HTTP/1.1 200") and response.count(b"HTTP/1.1") == 1
-
-
-def test_a_body_that_ends_early_is_a_400(address):
-    pieces = HEAD + b"Content-Length: 900\r\n\r\n", b"x" * 10
-    status, error = told(exchange(address, *pieces, half_close=True))
-    assert status == 400 and "ended before its body was complete" in error
-
-
-def test_what_is_not_http_is_a_400(address):
-    assert told(exchange(address, b"\x16\x03\x01 hello\r\n\r\n"))[0] == 400
-    assert told(exchange(address, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 66_000))[0] == 400
-
-
 def test_a_length_is_refused_before_the_body_is_sent(address):
-    status, error = told(exchange(address, HEAD + b"Content-Length: 9999999999\r\n\r\n"))
-    assert status == 413 and "longer than the 50,000 bytes" in error
-
-
-def test_a_client_that_expects_to_be_asked_is_not_asked(address, monkeypatch):
-    monkeypatch.setattr("nac_openood.serving.linger._IDLE", 9.0)
-    expecting = b"Expect: 100-continue\r\nContent-Length: 9999999\r\n\r\n"
-    start = time.monotonic()
-    response = exchange(address, HEAD + expecting)
-    assert told(response)[0] == 413 and time.monotonic() - start < 8, "it must not linger"
-    asked = exchange(address, HEAD + b"Expect: 100-continue\r\nConnection: close\r\n"
-                     b"Content-Length: 4\r\n\r\n", ANSWER, b"noo!")  # fmt: skip
-    assert asked.startswith(b"HTTP/1.1 100") and b"HTTP/1.1 415" in asked
+    response = exchange(address, HEAD + b"Content-Length: 9999999999\r\n\r\n")
+    assert response.startswith(b"HTTP/1.1 413") and b"longer than the 50,000 bytes" in response
 
 
 def test_a_client_that_sends_all_the_same_can_read_why(address):
@@ -118,27 +71,20 @@ def test_a_client_that_sends_all_the_same_can_read_why(address):
 
 
 def test_too_many_connections_are_refused(judge):
-    limits = Limits(max_bytes=50_000, timeout=60, max_connections=20)
-    with running(judge, limits) as (address, _):
-        check_too_many_connections(address)
-
-
-def check_too_many_connections(address):
-    idle = []
-    try:
-        for _ in range(30):
-            idle.append(socket.create_connection(address, timeout=10))
-        last = idle[-1].recv(4096)
-    finally:
-        for connection in idle:
-            connection.close()
-    assert told(last) == (503, "too many connections. Try again.")
-    for _ in range(100):  # until the server has noticed that they are gone
-        response = exchange(address, posted(encoded(picture(1)), b"Connection: close\r\n"))
-        if response.startswith(b"HTTP/1.1 200"):
-            return
-        time.sleep(0.05)
-    pytest.fail("the service did not recover")
+    with running(judge, Limits(max_connections=3)) as (address, _):
+        idle = [socket.create_connection(address, timeout=10) for _ in range(3)]
+        with connected(address) as connection:
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 503
+        for each in idle:
+            each.close()
+        for _ in range(100):  # until the server has noticed that they are gone
+            with connected(address) as connection:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            time.sleep(0.05)
+        pytest.fail("the service did not recover")
 
 
 def test_answers_go_to_their_callers(judge):
@@ -248,14 +194,7 @@ def test_sockets_that_cannot_be_had():
         port = taken.getsockname()[1]
         with pytest.raises(NACError, match="Choose another `port` or `host`"):
             listening_socket("127.0.0.1", port)
-
-
-def test_a_host_without_an_address(monkeypatch):
-    def refuse(*_, **__):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a real one may take long, or lie
-    with pytest.raises(NACError, match="there is no address 'no.such.host.invalid'"):
+    with pytest.raises(NACError, match="cannot listen on no.such.host.invalid, port 0"):
         listening_socket("no.such.host.invalid", 0)
 
 

@@ -13,9 +13,9 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from service_toy import connected, encoded, picture, running, toy_judge
 
 from nac_openood.cli import build_parser
+from nac_openood.serving.app import ERRORS
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.metrics import WINDOW, ServiceMetrics
-from nac_openood.serving.schema import ERROR_ANSWERS
 from nac_openood.sources.images import MAX_RATIO
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def test_options_and_statuses_exist():
     known = set(build_parser()[1]["serve"]._option_string_actions)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) <= known | {"--data-binary", "--save"}
     rows = re.search(r"\| status \|.*?\n\n", PAGE, re.DOTALL)[0]
-    assert set(map(int, re.findall(r"\b[45]\d\d\b", rows))) == set(ERROR_ANSWERS)
+    assert set(map(int, re.findall(r"\b[45]\d\d\b", rows))) == set(ERRORS)
     assert f"more than {MAX_RATIO} times" in rows and Limits().max_pixels == 25_000_000
 
 

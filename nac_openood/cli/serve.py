@@ -14,8 +14,8 @@ from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
 
 if TYPE_CHECKING:
-    from nac_openood.serving.access import Access
     from nac_openood.serving.judge import Judge
+    from nac_openood.serving.limits import Access
 
 _TOKEN = "NAC_TOKEN"
 #: The limits of the service; their defaults are those of `Limits`.
@@ -114,7 +114,7 @@ def _judge(args: argparse.Namespace) -> Judge:
 
 def _access(args: argparse.Namespace) -> Access:
     from nac_openood.files import read_text
-    from nac_openood.serving.access import Access, is_loopback
+    from nac_openood.serving.limits import Access, is_loopback
 
     token, hosts = os.environ.get(_TOKEN) or None, tuple(args.allowed_host)
     if args.token_file is not None:

@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+import time
 from contextlib import asynccontextmanager
-from typing import Any, AsyncIterator, Optional
+from functools import cache
+from pathlib import Path
+from typing import Any, AsyncIterator, Literal, Mapping, Optional
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nac_openood.__about__ import __version__
-from nac_openood.serving.access import Access
 from nac_openood.serving.judge import Judge
-from nac_openood.serving.limits import Limits
-from nac_openood.serving.linger import Linger
-from nac_openood.serving.middleware import Reception
-from nac_openood.serving.page import drop_page
-from nac_openood.serving.refused import Refused
-from nac_openood.serving.schema import ERROR_ANSWERS, SCORE_BODY, Answers
-from nac_openood.serving.scoring import Scoring
+from nac_openood.serving.limits import Access, Limits
+from nac_openood.serving.metrics import ServiceMetrics
+from nac_openood.serving.scoring import CLIENT_LEFT, Scoring, retry
 
 _DESCRIPTION = """\
 Says of images which class a network sees, and whether to believe it: `score` (higher = more like
 the training data), `p_value` (how unusual the score is) and `decision` (`in` or `out`).
 """
+#: Paths that are counted by name; others share one, so that clients cannot make up many.
+_PATHS = ("/", "/score", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+
+# -- what the OpenAPI page says ------------------------------------------------------------------
+
+
+class Result(BaseModel):
+    """The result of one image: the columns of `nac-openood score`."""
+
+    path: str
+    label: str = Field(alias="class")
+    confidence: Optional[float]
+    score: Optional[float]
+    p_value: Optional[float]
+    decision: Literal["in", "out"]
+
+
+_Results = dict[str, list[Result]]
+#: The error responses of /score.
+ERRORS: dict[Any, dict[str, Any]] = {
+    status: {"description": f"`error` says why: {reason}", "model": dict[str, str]}
+    for status, reason in {
+        400: "empty, truncated or damaged image; a form that cannot be read",
+        401: "token missing or wrong",
+        403: "a page of another origin",
+        408: "the body did not arrive in time",
+        413: "too many bytes, pixels or images",
+        415: "not an image of an accepted format",
+        421: "the Host is not one of this service's names",
+        429: "too many images per second from this client",
+        500: "the network failed on the image",
+        503: "too many requests or images at the same time",
+        504: "no answer in time",
+    }.items()
+}
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
+#: The body of /score, which is parsed by hand to keep to the limits.
+_BODY = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
+
+
+# -- the application -----------------------------------------------------------------------------
 
 
 def service(
@@ -47,45 +100,44 @@ def service(
         finally:
             await scoring.close()
 
-    made: FastAPI = FastAPIOffline(
+    app: FastAPI = FastAPIOffline(
         title="nac-openood", version=__version__, description=_DESCRIPTION, lifespan=lifespan,
         redoc_url=None,
     )  # fmt: skip
-    _add_scoring(made, scoring)
-    _add_state(made, scoring)
-    made.add_exception_handler(Refused, _refused)
-    made.add_exception_handler(HTTPException, _not_found)
-    # the last one added is the first to see a request
-    made.add_middleware(Linger)
-    made.add_middleware(Reception, access=access or Access(), metrics=scoring.metrics)
-    return made
+    app.add_middleware(_Guard, access=access or Access(), metrics=scoring.metrics)
 
+    @app.exception_handler(HTTPException)
+    async def refuse(_: Request, error: HTTPException) -> Response:
+        return _refused(error.status_code, error.detail, error.headers)
 
-def _add_scoring(app: FastAPI, scoring: Scoring) -> None:
-    @app.post("/score", openapi_extra=SCORE_BODY, responses=ERROR_ANSWERS, response_model=Answers)
-    async def score(request: Request) -> Response:
+    body = {"requestBody": {"required": True, "content": _BODY}}
+
+    @app.post(
+        "/score", openapi_extra=body, responses=ERRORS, response_model=dict[str, list[Result]]
+    )
+    async def score(request: Request, path: str = "") -> Response:
         """Judge one image, sent as the body, or several, sent as the files of a form.
 
-        The files may have any field names. The order of the results is that of the images.
+        The name of a single image is `path`. The files of a form may have any field names. The
+        order of the results is that of the images.
         """
         return JSONResponse({"results": await scoring.results(request)})
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return drop_page()
+        text, policy = _page()
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
-
-def _add_state(app: FastAPI, scoring: Scoring) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the service is alive."""
         return {"status": "ok", "version": __version__}
 
-    @app.get("/ready", responses={503: ERROR_ANSWERS[503]})
+    @app.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> dict[str, str]:
-        """Whether images are taken."""
+        """Whether images are accepted."""
         if not scoring.batcher.running:
-            raise Refused(503, "the service is starting or stopping.", retry_after=1)
+            raise retry(503, "the service is starting or stopping.")
         return {"status": "ready"}
 
     @app.get("/metrics", response_class=Response)
@@ -94,13 +146,56 @@ def _add_state(app: FastAPI, scoring: Scoring) -> None:
         content, kind = scoring.metrics.page(request.headers.get("accept", ""))
         return Response(content, media_type=kind)
 
-
-async def _refused(_: Request, error: Any) -> Response:
-    return error.response()
+    return app
 
 
-async def _not_found(_: Request, error: Any) -> Response:
-    """Errors of the framework, such as an unknown path, in our words."""
-    return JSONResponse(
-        {"error": f"{error.detail}. See /docs."}, error.status_code, headers=error.headers
+class _Guard:
+    """ASGI middleware: checks access, counts requests, and adds security headers."""
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: ServiceMetrics) -> None:
+        self.app, self.access, self.metrics = app, access, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection event."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start, status = time.perf_counter(), CLIENT_LEFT
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        refusal = self.access.refusal(scope["path"], Headers(scope=scope))
+        app = self.app if refusal is None else _refused(*refusal)
+        try:
+            await app(scope, receive, send_with_headers)
+        except Exception:  # uvicorn answers and logs it
+            status = 500
+            raise
+        finally:
+            path = scope["path"] if scope["path"] in _PATHS else "other"
+            self.metrics.request(path, status, time.perf_counter() - start)
+
+
+def _refused(status: int, reason: str, headers: Optional[Mapping[str, str]] = None) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else headers
+    return JSONResponse({"error": reason}, status, headers=headers)
+
+
+@cache
+def _page() -> tuple[str, str]:
+    """The page to drop images on, and a policy that lets it run its own script only."""
+    file = Path(__file__).parent / "assets" / "drop.html"
+    text = file.read_text(encoding="utf-8")
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src blob: data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
     )
+    for tag in ("script", "style"):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        policy += f"; {tag}-src 'sha256-{digest}'"
+    return text, policy

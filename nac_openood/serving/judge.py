@@ -1,10 +1,16 @@
-"""From the bytes of an image to an answer, without HTTP."""
+"""From the bytes of images to answers, in batches, without HTTP."""
 
 from __future__ import annotations
 
+import asyncio
 import io
-from typing import Optional
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -59,3 +65,135 @@ class Judge:
         except Exception as error:  # of somebody's transform or network
             return str(error) or type(error).__name__
         return None
+
+
+class BusyError(Exception):
+    """No image is accepted now; the text says why."""
+
+
+class _Waiting(NamedTuple):
+    item: Tensor
+    future: asyncio.Future
+    since: float
+
+
+class Batcher:
+    """Micro-batching: images of several requests share one pass over the network.
+
+    A batch begins with the image that has waited longest and takes others of the same shape. It
+    starts when it is full or its first image has waited long enough; while a batch is at work, the
+    next one fills. Images whose caller has given up are left out.
+
+    Args:
+        work: from a batch `[n, ...]` to its n results; called from a thread of its own.
+        max_batch: images in a batch.
+        max_wait: seconds that an image waits for others.
+        max_queue: images that may wait.
+        observe: called with the size of each batch and the seconds it took.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Tensor], list[Any]],
+        *,
+        max_batch: int,
+        max_wait: float,
+        max_queue: int,
+        observe: Callable[[int, float], None] = lambda images, seconds: None,
+    ) -> None:
+        self._work, self._observe = work, observe
+        self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
+        self._queue: deque[_Waiting] = deque()
+        self._task: Optional[asyncio.Task[None]] = None
+        self.running = False
+
+    def __len__(self) -> int:
+        """Images that are waiting."""
+        return len(self._queue)
+
+    async def start(self) -> None:
+        """Begin to work."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
+        self._changed = asyncio.Event()
+        self.running = True
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Take no more images, finish those that wait, and stop."""
+        self.running = False
+        if self._task is not None:
+            self._changed.set()
+            await self._task
+            self._thread.shutdown()
+
+    async def results(self, items: Sequence[Tensor]) -> list[Any]:
+        """The results of some images, in their order. Cancelling it takes them off the queue.
+
+        Raises:
+            BusyError: too many images are waiting already, or `close` was called.
+            Exception: what `work` raised on one of these images.
+        """
+        if not self.running:
+            raise BusyError("the service is stopping.")
+        if len(self._queue) + len(items) > self.max_queue:
+            raise BusyError("too many images are waiting. Try again.")
+        loop = asyncio.get_running_loop()
+        waiting = [_Waiting(item, loop.create_future(), loop.time()) for item in items]
+        self._queue.extend(waiting)
+        self._changed.set()
+        futures = [entry.future for entry in waiting]
+        try:
+            return list(await asyncio.gather(*futures))
+        except BaseException:  # the caller has given up, or one of the images failed
+            for future in futures:
+                future.cancel()
+            self._queue = deque(entry for entry in self._queue if not entry.future.done())
+            raise
+
+    async def _run(self) -> None:
+        while self.running or self._queue:
+            left = None
+            if self._queue:
+                left = self._queue[0].since + self.max_wait - asyncio.get_running_loop().time()
+                if left <= 0 or len(self._queue) >= self.max_batch or not self.running:
+                    await self._finish(self._take())
+                    continue
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch: the first image and those of its shape."""
+        shape = self._queue[0].item.shape
+        taken = [entry for entry in self._queue if entry.item.shape == shape][: self.max_batch]
+        chosen = set(map(id, taken))
+        self._queue = deque(entry for entry in self._queue if id(entry) not in chosen)
+        return taken
+
+    async def _finish(self, batch: list[_Waiting]) -> None:
+        """Work on a batch; if that fails, on each image alone, so that nobody fails for another."""
+        batch = [entry for entry in batch if not entry.future.done()]
+        if not batch:
+            return
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._timed, batch
+            )
+        except Exception as error:
+            if len(batch) > 1:
+                for entry in batch:
+                    await self._finish([entry])
+            elif not batch[0].future.done():
+                batch[0].future.set_exception(error)
+            return
+        for entry, result in zip(batch, found):
+            if not entry.future.done():
+                entry.future.set_result(result)
+
+    def _timed(self, batch: list[_Waiting]) -> list[Any]:
+        start = time.perf_counter()
+        found = self._work(torch.stack([entry.item for entry in batch]))
+        if len(found) != len(batch):
+            raise RuntimeError(f"{len(batch)} images got {len(found)} results")
+        self._observe(len(batch), time.perf_counter() - start)
+        return found

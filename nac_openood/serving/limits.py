@@ -1,18 +1,28 @@
-"""What the service accepts, and how often from whom."""
+"""What the service accepts, from whom, and how often.
+
+A page on the internet can make a visitor's browser send requests to the visitor's own machine. Such
+requests carry the page's `Origin`, or, if the page's host name was pointed at this machine (DNS
+rebinding), a `Host` that is not ours. Both are refused. No CORS headers are ever sent.
+"""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import math
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, fields
-from typing import Callable, Optional
+from typing import Callable, Mapping, Optional
+from urllib.parse import urlsplit
 
 from nac_openood.errors import NACError
 
-#: Clients whose rate is remembered; beyond that the one not seen for longest is forgotten.
-_CLIENTS = 10_000
+#: Paths that need no token: they tell nothing about the network or its inputs.
+_PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_SHORTEST_TOKEN = 16
+#: Clients whose rate is remembered; beyond that, the one not seen for longest is forgotten.
+_MAX_CLIENTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Limits:
         max_queue: decoded images that wait for the network.
         max_batch: images in a pass over the network.
         max_wait_ms: milliseconds that an image waits for others to join its batch.
-        timeout: seconds that a request may take to arrive, and then its answer to be made.
+        timeout: seconds that a body may take to arrive, and then its answer to be made.
         rate: images per second from one client address; None is unlimited.
     """
 
@@ -57,7 +67,7 @@ class Limits:
 
 
 class Rates:
-    """How many images each client may still send: a bucket that fills at a steady rate.
+    """Token buckets: how many images each client may still send.
 
     Args:
         rate: images per second; None never refuses.
@@ -69,35 +79,76 @@ class Rates:
         self, rate: Optional[float], burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rate, self.burst, self._clock = rate, float(burst), clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: dict[str, tuple[float, float]] = {}
 
     def wait(self, client: str) -> float:
         """Seconds until the client may send the next image, 0 if it may now."""
-        if self.rate is None:
-            return 0.0
-        return max(0.0, (1.0 - self._left(client)) / self.rate)
+        return max(0.0, (1.0 - self._left(client)) / self.rate) if self.rate else 0.0
 
     def charge(self, client: str, images: int) -> None:
         """Take images from the client's bucket, which may leave it in debt."""
         if self.rate is None:
             return
-        self._buckets[_network(client)] = (self._left(client) - images, self._clock())
-        self._buckets.move_to_end(_network(client))
-        if len(self._buckets) > _CLIENTS:
-            self._buckets.popitem(last=False)
+        left = self._left(client) - images
+        self._buckets.pop(client, None)
+        self._buckets[client] = left, self._clock()
+        if len(self._buckets) > _MAX_CLIENTS:
+            del self._buckets[next(iter(self._buckets))]
 
     def _left(self, client: str) -> float:
-        assert self.rate is not None
-        left, then = self._buckets.get(_network(client), (self.burst, self._clock()))
-        return min(self.burst, left + (self._clock() - then) * self.rate)
+        left, then = self._buckets.get(client, (self.burst, self._clock()))
+        return min(self.burst, left + (self._clock() - then) * (self.rate or 0.0))
 
 
-def _network(client: str) -> str:
-    """Whom an address belongs to: in IPv6 anybody has 2**64 of them."""
+@dataclass(frozen=True)
+class Access:
+    """Who may use the service.
+
+    Args:
+        token: what clients send as `Authorization: Bearer TOKEN`; None asks for none.
+        hosts: names in the `Host` header that are ours beside those of the loopback interface;
+            None accepts any, which needs a token.
+    """
+
+    token: Optional[str] = None
+    hosts: Optional[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        token = self.token
+        if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii()):
+            raise NACError(
+                f"the token must be ASCII text of at least {_SHORTEST_TOKEN} characters. Make one: "
+                "python -c 'import secrets; print(secrets.token_urlsafe())'"
+            )
+        if self.hosts is None and token is None:
+            raise NACError("a service that any host may talk to needs a `token`.")
+
+    def refusal(self, path: str, headers: Mapping[str, str]) -> Optional[tuple[int, str]]:
+        """The status and the reason if a request is to be refused, else None."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self.hosts is not None and _name(host) not in (*_LOOPBACK, *map(_name, self.hosts)):
+            return 421, f"the Host {host or 'is missing and'} is not one of this service's names."
+        if origin is not None and urlsplit(origin).netloc != host:
+            return 403, f"pages of another origin ({origin}) may not use this service."
+        if self.token is None or path in _PUBLIC or path.startswith("/static-offline-docs/"):
+            return None
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(
+            sent.strip().encode(), self.token.encode()
+        ):
+            return None
+        return 401, "a token is needed: send the header Authorization: Bearer TOKEN."
+
+
+def _name(host: str) -> str:
+    """A host without its port, in lower case."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address or name."""
     try:
-        address = ipaddress.ip_address(client.partition("%")[0])
-    except ValueError:  # of a test client, or of a Unix socket
-        return client
-    if address.version == 4:
-        return client
-    return str(ipaddress.ip_network((address, 64), strict=False))
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

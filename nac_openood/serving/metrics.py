@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests, times, batches, decisions, and the share that is out."""
+"""Metrics for Prometheus: requests, times, batches, decisions, and the share that is out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from collections import deque
 from functools import partial
 from typing import Callable, Iterable
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+import prometheus_client as prometheus
 from prometheus_client.exposition import choose_encoder
 
 from nac_openood.sources.image_paths import Prediction
@@ -35,34 +27,27 @@ class ServiceMetrics:
     """
 
     def __init__(self, alpha: float, waiting: Callable[[], int], *, window: int = WINDOW) -> None:
-        own = self.registry = CollectorRegistry()
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=own)
-        counter, gauge = partial(Counter, registry=own), partial(Gauge, registry=own)
-        histogram = partial(Histogram, registry=own)
-        self.requests = counter(
-            "nac_requests", "HTTP requests by path and status", ["path", "status"]
+        own = self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=own)
+        prometheus.PlatformCollector(registry=own)
+        prometheus.GCCollector(registry=own)
+        counter = partial(prometheus.Counter, registry=own)
+        times = partial(prometheus.Histogram, registry=own, buckets=_SECONDS)
+        self._requests = counter("nac_requests", "Requests by path and status", ["path", "status"])
+        self._seconds = times("nac_request_seconds", "Time from head to response", ["path"])
+        self._passes = times("nac_batch_seconds", "Time of a pass over the network")
+        self._batches = prometheus.Histogram(
+            "nac_batch_images", "Images in a pass over the network", registry=own, buckets=_SIZES
         )
-        self.seconds = histogram(
-            "nac_request_seconds", "Time from the head of a request to the end of its response",
-            ["path"], buckets=_SECONDS,
-        )  # fmt: skip
-        self.batches = histogram(
-            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES
-        )
-        self.passes = histogram(
-            "nac_batch_seconds", "Time of a pass over the network", buckets=_SECONDS
-        )
-        gauge("nac_queue_images", "Images that wait for the network").set_function(waiting)
-        self.images = counter(
-            "nac_images", "Images judged, by decision and class", ["decision", "class"]
-        )
-        gauge("nac_alpha", "Share of in-distribution images that is expected to be out").set(alpha)
+        self._images = counter("nac_images", "Images by decision and class", ["decision", "class"])
         self._last: deque[bool] = deque(maxlen=window)
-        out = gauge("nac_out_share", f"Share of the last {window} images that was out")
-        out.set_function(self.out_share)
-        seen = gauge("nac_out_share_images", "Images that nac_out_share is taken over")
-        seen.set_function(lambda: len(self._last))
+        for name, description, value in (
+            ("nac_queue_images", "Images that wait for the network", waiting),
+            ("nac_alpha", "Share of in-distribution images expected to be out", lambda: alpha),
+            ("nac_out_share", f"Share of the last {window} images that was out", self.out_share),
+            ("nac_out_share_images", "Images in nac_out_share", lambda: len(self._last)),
+        ):
+            prometheus.Gauge(name, description, registry=own).set_function(value)
 
     def out_share(self) -> float:
         """The share of the last images that was out; NaN before the first."""
@@ -72,18 +57,18 @@ class ServiceMetrics:
     def judged(self, answers: Iterable[Prediction]) -> None:
         """Count answers."""
         for answer in answers:
-            self.images.labels(answer.decision, answer.label).inc()
+            self._images.labels(answer.decision, answer.label).inc()
             self._last.append(answer.is_out)
 
     def batch(self, images: int, seconds: float) -> None:
         """Count a pass over the network."""
-        self.batches.observe(images)
-        self.passes.observe(seconds)
+        self._batches.observe(images)
+        self._passes.observe(seconds)
 
     def request(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
-        self.requests.labels(path, str(status)).inc()
-        self.seconds.labels(path).observe(seconds)
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """All numbers in the format that is asked for, and its content type."""

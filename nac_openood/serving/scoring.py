@@ -1,29 +1,49 @@
-"""From a request to its answers: limits, decoding, batching, time-outs."""
+"""From a request to its results: read the body, decode the images, wait for their answers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+from asyncio import FIRST_COMPLETED
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, AsyncGenerator, Tuple
 
-from fastapi import Request
+from fastapi import HTTPException, Request
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from nac_openood.serving.batcher import Batcher, ClosedError, FullError
-from nac_openood.serving.bodies import Upload, uploads
-from nac_openood.serving.judge import Judge
+from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.serving.metrics import ServiceMetrics
-from nac_openood.serving.refused import Refused
 from nac_openood.sources.image_paths import Prediction
 from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 
 _LOG = logging.getLogger("nac_openood.serving")
+#: The name and the content of an image.
+_Upload = Tuple[str, bytes]
 #: Images that are decoded at the same time; each may take the memory of `max_pixels`.
 _DECODERS = max(1, min(4, os.cpu_count() or 1))
+#: The status under which nginx logs that the client has left before the response.
+CLIENT_LEFT = 499
+_HINT = (
+    "Send one image as the body with its Content-Type (image/png, image/jpeg, ...), or several as "
+    "the files of a multipart/form-data form."
+)
+
+
+def retry(status: int, reason: str, seconds: float = 1) -> HTTPException:
+    """The error of a request that may succeed later."""
+    return HTTPException(status, reason, {"Retry-After": str(max(1, math.ceil(seconds)))})
+
+
+class _InMemoryParser(MultiPartParser):
+    """Uploads are never written to disk; their total size is limited anyway."""
+
+    spool_max_size = 2**62
 
 
 class Scoring:
@@ -37,7 +57,7 @@ class Scoring:
     def __init__(self, judge: Judge, limits: Limits) -> None:
         self.judge, self.limits = judge, limits
         self.metrics = ServiceMetrics(judge.alpha, lambda: len(self.batcher))
-        self.batcher: Batcher[Prediction] = Batcher(
+        self.batcher = Batcher(
             judge.answers, max_batch=limits.max_batch, max_wait=limits.max_wait_ms / 1000,
             max_queue=limits.max_queue, observe=self.metrics.batch,
         )  # fmt: skip
@@ -50,93 +70,132 @@ class Scoring:
         await self.batcher.start()
 
     async def close(self) -> None:
-        """Judge what was taken, and stop the threads."""
+        """Judge what was accepted, and stop the threads."""
         await self.batcher.close()
         self._decoders.shutdown()
 
     async def results(self, request: Request) -> list[dict[str, Any]]:
-        """The fields of every image of a request.
+        """The result of every image of a request.
 
         Raises:
-            Refused: with the status to answer.
+            HTTPException: with the status and the reason.
         """
         client = request.client.host if request.client else ""
-        self._admit(client)
+        if self._requests >= self.limits.max_requests:
+            raise retry(503, "too many requests at the same time. Try again.")
+        wait = self.rates.wait(client)
+        if wait > 0:
+            raise retry(429, f"more than {self.limits.rate:g} images per second. Slow down.", wait)
         self._requests += 1
         try:
-            images = await uploads(request, self.limits)
+            images = await self._uploads(request)
             self.rates.charge(client, len(images))
             answers = await self._while_connected(request, self._answers(images))
         except ClientDisconnect:
-            raise Refused(499, "the client left before it got an answer.") from None
+            raise HTTPException(CLIENT_LEFT, "the client left before its answer.") from None
         finally:
             self._requests -= 1
         self.metrics.judged(answers)
         named = zip(images, answers)
-        return [answer._replace(path=image.name).json_fields() for image, answer in named]
+        return [answer._replace(path=name).json_fields() for (name, _), answer in named]
 
-    def _admit(self, client: str) -> None:
-        """Refuse a request by what is known before its body is read."""
-        if self._requests >= self.limits.max_requests:
-            raise Refused(503, "too many requests at the same time. Try again.", retry_after=1)
-        wait = self.rates.wait(client)
-        if wait > 0:
-            raise Refused(
-                429, f"more than {self.limits.rate:g} images per second. Slow down.",
-                retry_after=wait,
-            )  # fmt: skip
+    # -- the body ------------------------------------------------------------------------------
+
+    async def _uploads(self, request: Request) -> list[_Upload]:
+        """The images of a request, none of them empty."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_form = kind == "multipart/form-data"
+        if not is_form and not kind.startswith("image/") and kind != "application/octet-stream":
+            raise HTTPException(415, f"the Content-Type is {kind or 'missing'}. {_HINT}")
+        declared = request.headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self.limits.max_bytes:
+            raise self._too_long()
+        timeout = self.limits.timeout
+        reading = self._form if is_form else self._image
+        try:
+            found = await asyncio.wait_for(reading(request), timeout)
+        except asyncio.TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {timeout:g} s.") from None
+        for name, content in found:
+            if not content:
+                raise HTTPException(400, f"{name or 'the body'} is empty. {_HINT}")
+        return found
+
+    async def _image(self, request: Request) -> list[_Upload]:
+        content = b"".join([chunk async for chunk in self._chunks(request)])
+        return [(request.query_params.get("path", ""), content)]
+
+    async def _form(self, request: Request) -> list[_Upload]:
+        most = self.limits.max_images
+        chunks = self._chunks(request)
+        try:
+            parser = _InMemoryParser(request.headers, chunks, max_files=most, max_fields=0)
+            form = await parser.parse()
+        except MultiPartException as error:
+            if "Too many files" in error.message:
+                raise HTTPException(413, f"more than {most} images in a request.") from error
+            if "Too many fields" in error.message:
+                raise HTTPException(400, f"a part of the form is no file. {_HINT}") from error
+            raise HTTPException(400, f"the form cannot be read: {error.message}") from error
+        parts: Any = [part for _, part in form.multi_items()]  # files: other parts were refused
+        found = [(part.filename or "", await part.read()) for part in parts]
+        await form.close()
+        if not found:
+            raise HTTPException(400, f"the form holds no file. {_HINT}")
+        return found
+
+    async def _chunks(self, request: Request) -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self.limits.max_bytes:
+                raise self._too_long()
+            yield chunk
+
+    def _too_long(self) -> HTTPException:
+        most = self.limits.max_bytes
+        return HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
+
+    # -- answers -------------------------------------------------------------------------------
 
     async def _while_connected(self, request: Request, answering: Any) -> list[Prediction]:
         """Wait for the answers, no longer than allowed and only as long as the client does."""
-        work = asyncio.ensure_future(answering)
-        # after the body, the next thing to be received is that the client has left
-        left = asyncio.ensure_future(request.receive())
-        try:
-            await asyncio.wait(
-                {work, left}, timeout=self.limits.timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            if work.done():
-                return work.result()
-            if left.done():
-                raise ClientDisconnect
-            raise Refused(
-                504, f"no answer within {self.limits.timeout:g} s. Try again later.", retry_after=1
-            )
-        finally:
-            for task in (work, left):
-                task.cancel()
-            await asyncio.wait({work, left})
-            if not work.cancelled():
-                work.exception()  # seen, even if the client has left meanwhile
+        timeout = self.limits.timeout
+        # after the body, the next message is that the client has left
+        work, left = map(asyncio.ensure_future, (answering, request.receive()))
+        both = {work, left}
+        done, pending = await asyncio.wait(both, timeout=timeout, return_when=FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if work in done:
+            return await work
+        if left in done:
+            raise ClientDisconnect
+        raise retry(504, f"no answer within {timeout:g} s. Try again later.")
 
-    async def _answers(self, images: list[Upload]) -> list[Prediction]:
-        tensors = [await self._tensor(image) for image in images]
+    async def _answers(self, images: list[_Upload]) -> list[Prediction]:
+        tensors = [await self._tensor(name or "the image", content) for name, content in images]
         try:
             return await self.batcher.results(tensors)
-        except FullError:
-            raise Refused(503, "too many images are waiting. Try again.", retry_after=1) from None
-        except ClosedError:
-            raise Refused(503, "the service is stopping.", retry_after=1) from None
+        except BusyError as error:
+            raise retry(503, str(error)) from None
         except Exception as error:
             shapes = sorted({tuple(tensor.shape) for tensor in tensors})
             _LOG.exception("the network failed on tensors of shape %s", shapes)
-            raise Refused(
-                500, f"the network failed on an image of shape {shapes[0]}; the log has more."
-            ) from error
+            reason = f"the network failed on an image of shape {shapes[0]}; the log has more."
+            raise HTTPException(500, reason) from error
 
-    async def _tensor(self, image: Upload) -> Tensor:
-        named = image.name or "the image"
-        loop, most = asyncio.get_running_loop(), self.limits.max_pixels
+    async def _tensor(self, name: str, content: bytes) -> Tensor:
+        decode = partial(self.judge.tensor, content, self.limits.max_pixels)
         try:
-            return await loop.run_in_executor(
-                self._decoders, self.judge.tensor, image.content, most
-            )
-        except LargeImageError as error:
-            raise Refused(413, f"{named} is too large: {error}.") from error
-        except NoImageError as error:
-            raise Refused(415, f"{named} cannot be read: {error}.") from error
+            return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
         except ImageError as error:
-            raise Refused(400, f"{named} cannot be read: {error}.") from error
+            large = isinstance(error, LargeImageError)
+            status = 413 if large else 415 if isinstance(error, NoImageError) else 400
+            problem = "is too large" if large else "cannot be read"
+            raise HTTPException(status, f"{name} {problem}: {error}.") from error
         except Exception as error:
             _LOG.exception("the transform failed")
-            raise Refused(500, f"the transform failed on {named}; the log has more.") from error
+            reason = f"the transform failed on {name}; the log has more."
+            raise HTTPException(500, reason) from error

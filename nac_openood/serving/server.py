@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Callable, Optional
 
@@ -13,9 +12,8 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from uvicorn import Server
 
-    from nac_openood.serving.access import Access
     from nac_openood.serving.judge import Judge
-    from nac_openood.serving.limits import Limits
+    from nac_openood.serving.limits import Access, Limits
 
 _NEEDED = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client")
 
@@ -28,26 +26,15 @@ def check_extra() -> None:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections; port 0 takes any free one."""
+    """A socket on which connections wait until the service has started; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        opened = socket.socket(family, kind, number)
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
     except OSError as error:
-        raise NACError(f"`host`: there is no address '{host}' ({error}).") from error
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(address)
-        # listens from now on: connections wait until the service has started
-        opened.listen(1024)
-    except OSError as error:
-        opened.close()
         raise NACError(
             f"cannot listen on {host}, port {port} ({error.strerror}). Choose another `port` or "
             "`host`."
         ) from error
-    return opened
 
 
 def address_of(opened: socket.socket) -> str:
@@ -64,15 +51,15 @@ def server(
     import uvicorn
 
     from nac_openood.serving.app import service
-    from nac_openood.serving.connections import protocol
     from nac_openood.serving.limits import Limits
 
     limits = limits or Limits()
     config = uvicorn.Config(
         service(judge, limits=limits, access=access),
-        http=protocol(limits), ws="none", lifespan="on", log_level="error", access_log=False,
+        http="h11", ws="none", lifespan="on", log_level="error", access_log=False,
         # the address of the connection counts: any client can claim to be a proxy
         proxy_headers=False, server_header=False,
+        limit_concurrency=limits.max_connections + 1,  # uvicorn refuses this many
         timeout_keep_alive=max(1, int(limits.timeout)),
         timeout_graceful_shutdown=int(2 * limits.timeout) + 1,
     )  # fmt: skip
@@ -90,9 +77,8 @@ def run_until_signal(
         stopping: called when the signal has arrived and everything is answered.
     """
     received: list[int] = []
-    main = threading.current_thread() is threading.main_thread()
     # uvicorn raises the signals that it caught once more when it is done; here they end
-    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    signals = (signal.SIGINT, signal.SIGTERM)
     before = {s: signal.signal(s, lambda which, _: received.append(which)) for s in signals}
     try:
         serving.run(sockets=[opened])
