@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fuzz_case import GOOD, HANG, SECONDS, Target, attempt  # noqa: E402
+from fuzz_case import GOOD, HANG, SECONDS, Outcome, Target, attempt  # noqa: E402
 from fuzz_targets import TARGETS  # noqa: E402
 from templates import rendered  # noqa: E402
 
@@ -38,67 +38,57 @@ PAGE = ROOT / "docs" / "robustness.md"
 class Tally(NamedTuple):
     """What happened to the cases of a target."""
 
-    target: type[Target]
+    target: Target
     verdicts: Counter[str]
     seconds: float
 
 
-def shares(cases: int, targets: list[type[Target]]) -> dict[type[Target], int]:
-    """How many cases each target gets: by weight, at least `cases` together."""
-    total = sum(target.weight for target in targets)
-    return {target: -(-cases * target.weight // total) for target in targets}
-
-
-def work(kind: type[Target], folder: Path, seeds: range, results: Any) -> None:
+def work(target: Target, folder: Path, seeds: range, results: Any) -> None:
     """Run the cases of a target and send what happened; for a process of its own."""
     torch.set_num_threads(1)
-    target = kind(folder)
-    results.send(("ready", ""))
+    case = target.prepare(folder)
     for seed in seeds:
-        place = folder.parent / "case"
-        results.send(attempt(target, seed, place))
-        shutil.rmtree(place, ignore_errors=True)
+        results.send(attempt(target.name, case, seed, folder.parent / "case"))
+        shutil.rmtree(folder.parent / "case", ignore_errors=True)
     results.close()
 
 
-def outcomes(kind: type[Target], seeds: range) -> Iterator[tuple[int, str, str]]:
-    """(seed, verdict, what is told) of every case; a process that dies is started again."""
+def outcomes(target: Target, seeds: range) -> Iterator[tuple[int, Outcome]]:
+    """Seed and outcome of every case; a process that dies is started again."""
     context = multiprocessing.get_context("fork")
     while seeds:
         with tempfile.TemporaryDirectory(prefix="nac_fuzz_") as folder:
             (Path(folder) / "target").mkdir()
-            ours, theirs = context.Pipe(duplex=False)
-            arguments = kind, Path(folder) / "target", seeds, theirs
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = target, Path(folder) / "target", seeds, sender
             process = context.Process(target=work, args=arguments, daemon=True)
             process.start()
-            theirs.close()
-            try:
-                if not ours.poll(600) or ours.recv()[0] != "ready":
-                    raise SystemExit(f"{kind.name}: cannot be prepared")
-                for seed in list(seeds):
-                    if not ours.poll(3 * SECONDS):  # not even the timer could end it
-                        yield seed, HANG, "the process does not answer"
-                        break
-                    yield (seed, *ours.recv())
-                    seeds = seeds[1:]
-            except EOFError:
-                yield seeds[0], CRASH, "the process died"
+            sender.close()
+            for seed in list(seeds):
+                try:
+                    answered = receiver.poll(3 * SECONDS)  # longer than the timer of a case
+                    late = Outcome(HANG, "the process does not answer")
+                    outcome = receiver.recv() if answered else late
+                except EOFError:
+                    outcome = Outcome(CRASH, "the process died")
+                yield seed, outcome
+                seeds = seeds[1:]
+                if outcome.verdict == CRASH or not answered:
+                    break
             process.kill()
             process.join()
-        if seeds:
-            seeds = seeds[1:]
 
 
-def run(kind: type[Target], first: int, cases: int) -> Tally:
+def run(target: Target, first: int, cases: int) -> Tally:
     """Run a target, and print every case that went wrong."""
     start, found = time.perf_counter(), Counter[str]()
-    for seed, verdict, told in outcomes(kind, range(first, first + cases)):
+    for seed, (verdict, details) in outcomes(target, range(first, first + cases)):
         found[verdict] += 1
         if verdict not in GOOD:
-            print(f"\n{kind.name}, case {seed}: {verdict}\n{told}\n", flush=True)
+            print(f"\n{target.name}, case {seed}: {verdict}\n{details}\n", flush=True)
     seconds = time.perf_counter() - start
-    print(f"{kind.name:22}{dict(found)}, {seconds:.0f} s", flush=True)
-    return Tally(kind, found, seconds)
+    print(f"{target.name:22}{dict(found)}, {seconds:.0f} s", flush=True)
+    return Tally(target, found, seconds)
 
 
 def render(tallies: list[Tally], total: Counter[str], first: int, requested: int) -> str:
@@ -118,8 +108,8 @@ def main() -> int:
     parser.add_argument("--save", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     args = parser.parse_args()
     chosen = [t for t in TARGETS if not args.only or t.name in args.only]
-    counts = shares(args.cases, chosen)
-    tallies = [run(target, args.first, n) for target, n in counts.items()]
+    total_weight = sum(target.weight for target in chosen)
+    tallies = [run(t, args.first, -(-args.cases * t.weight // total_weight)) for t in chosen]
     total = sum((tally.verdicts for tally in tallies), Counter[str]())
     print(f"{'together':22}{dict(total)}, {sum(total.values())} cases")
     if args.save:

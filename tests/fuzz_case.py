@@ -12,10 +12,9 @@ import signal
 import sys
 import traceback
 import warnings
-from abc import ABC, abstractmethod
 from pathlib import Path
 from random import Random
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Union
 
 from nac_openood.errors import NACError
 
@@ -28,60 +27,57 @@ FOREIGN = "foreign"
 SILENT = "silent"
 OUTSIDE = "outside"
 HANG = "hang"
-VERDICTS = (REFUSED, IDENTICAL, VALID, HEALED, FOREIGN, SILENT, OUTSIDE, HANG)
-GOOD = VERDICTS[:4]
+GOOD = (REFUSED, IDENTICAL, VALID, HEALED)
 SECONDS = 300.0
 
 
 class Outcome(NamedTuple):
-    """What happened in a case, and more about it where it is not all right."""
+    """What happened in a case, with details where it is not all right."""
 
     verdict: str
-    told: str = ""
+    details: str = ""
 
 
-class Target(ABC):
+#: Damages a copy in a folder, uses it, and returns a verdict or an outcome.
+Case = Callable[[Random, Path], Union[str, Outcome]]
+
+
+class Target(NamedTuple):
     """Something that reads what may be damaged.
 
     Args:
-        folder: for what all cases share; filled once.
+        name: its name, from which cases are drawn.
+        tried: what is changed, for the table.
+        weight: how often it is chosen, relative to others.
+        prepare: makes in a folder what all cases share, and returns the case.
     """
 
-    #: Its name, and what is changed, for the table.
     name: str
     tried: str
-    #: How often it is chosen, relative to others.
-    weight: int = 1
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @abstractmethod
-    def case(self, rng: Random, place: Path) -> Any:
-        """Damage a copy in `place`, use it, and return a verdict (and what to tell)."""
+    weight: int
+    prepare: Callable[[Path], Case]
 
 
 class _OutOfTime(BaseException):
-    """Not an `Exception`: nobody may take it for an error of their own."""
+    """Not an `Exception`, so that no code takes it for an error of its own."""
 
 
-def attempt(target: Target, seed: int, place: Path) -> Outcome:
-    """Run a case. The same seed gives the same case."""
-    rng = Random(f"{target.name} {seed}")
-    place.mkdir(parents=True)
-    watch = _Watch(place)
+def attempt(name: str, case: Case, seed: int, folder: Path) -> Outcome:
+    """Run a case. The same name and seed give the same case."""
+    rng, seen = Random(f"{name} {seed}"), []
+    folder.mkdir(parents=True)
     try:
-        with _limited(SECONDS), watch, warnings.catch_warnings():
+        with _limited(SECONDS), _watched(folder, seen), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = target.case(rng, place)
-        outcome = Outcome(found) if isinstance(found, str) else Outcome(*found)
+            found = case(rng, folder)
+        outcome = Outcome(found) if isinstance(found, str) else found
     except NACError as error:
         outcome = Outcome(REFUSED) if str(error).strip() else Outcome(FOREIGN, "an empty message")
     except _OutOfTime:
         outcome = Outcome(HANG, traceback.format_exc())
     except (Exception, SystemExit):
         outcome = Outcome(FOREIGN, traceback.format_exc())
-    return Outcome(OUTSIDE, watch.seen[0]) if watch.seen else outcome
+    return Outcome(OUTSIDE, seen[0]) if seen else outcome
 
 
 @contextlib.contextmanager
@@ -98,57 +94,45 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class _Watch:
-    """Notes files that are written elsewhere, programs that are started, pickles that are read."""
-
-    current: Optional[_Watch] = None
-    hooked = False
-
-    def __init__(self, place: Path) -> None:
-        self.place, self.seen = str(place.resolve()), []
-
-    def __enter__(self) -> _Watch:
-        if not _Watch.hooked:  # a hook cannot be taken away again
-            sys.addaudithook(_audit)
-            _Watch.hooked = True
-        _Watch.current = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _Watch.current = None
-
-    def allows(self, path: Any) -> bool:
-        """Whether something may be written there."""
-        if isinstance(path, int):
-            return True
-        found = os.path.realpath(os.fsdecode(path))
-        inside = found == self.place or found.startswith(self.place + os.sep)
-        # torch makes a folder of its own when some of its parts are first imported
-        others = "__pycache__" in found or "torchinductor" in found
-        return inside or others or found.startswith(("/dev/", "/proc/"))
-
-
+#: The audit hook; it cannot be removed again, so there is one, which calls this.
+_watch: Optional[Callable[[str, tuple[Any, ...]], None]] = None
+_hooked = False
 _STARTED = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "pickle.find_class")
 _CHANGED = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "shutil.rmtree")
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    watch = _Watch.current
-    if watch is None:
-        return
-    if event == "open":
-        path, _, flags = arguments
-        if flags & (os.O_WRONLY | os.O_RDWR) and not watch.allows(path):
-            watch.seen.append(f"wrote {path!r}")
-    elif event in _CHANGED and not all(map(watch.allows, _paths(event, arguments))):
-        watch.seen.append(f"{event} {arguments!r}")
-    elif event in _STARTED:
-        watch.seen.append(f"{event} {arguments[:1]!r}")
+@contextlib.contextmanager
+def _watched(folder: Path, seen: list[str]) -> Iterator[None]:
+    """Note files that are written elsewhere, programs that are started, pickles that are read."""
+    global _watch, _hooked
+    root = os.path.realpath(folder)
 
+    def allowed(path: Any) -> bool:
+        if isinstance(path, int):
+            return True
+        found = os.path.realpath(os.fsdecode(path))
+        # torch makes a folder of its own when some of its parts are first imported
+        others = "__pycache__" in found or "torchinductor" in found
+        inside = found == root or found.startswith(root + os.sep)
+        return inside or others or found.startswith(("/dev/", "/proc/"))
 
-def _paths(event: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if event == "os.symlink":
-        return arguments[1:2]
-    if event in ("os.remove", "os.rmdir") and arguments[1] != -1:
-        return ()  # relative to a folder that shutil.rmtree has told before
-    return arguments[:2] if event == "os.rename" else arguments[:1]
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        paths = arguments[: 2 if event == "os.rename" else 1]
+        if event == "os.symlink":
+            paths = arguments[1:2]
+        elif event in ("os.remove", "os.rmdir") and arguments[1] != -1:
+            return  # relative to a folder that shutil.rmtree has named before
+        changed = event == "open" or event in _CHANGED
+        if event in _STARTED or (changed and not all(map(allowed, paths))):
+            seen.append(f"{event} {arguments[:2]!r}")
+
+    if not _hooked:
+        sys.addaudithook(lambda *event: None if _watch is None else _watch(*event))
+        _hooked = True
+    _watch = audit
+    try:
+        yield
+    finally:
+        _watch = None

@@ -1,24 +1,664 @@
-"""The table of everything that is fuzzed. `scripts/fuzz.py` runs it long, `test_fuzz.py` short."""
+"""Everything that is fuzzed: files of ours, inputs, results, command lines.
+
+`scripts/fuzz.py` runs it long, `test_fuzz.py` short. A target is a function that makes in a folder
+what all of its cases share, and returns the case; `TARGETS` is the table of them.
+"""
 
 from __future__ import annotations
 
-from fuzz_case import Target
-from fuzz_commands import Commands
-from fuzz_files import (
-    ChangedDetectors,
-    ChangedReadings,
-    Checkpoints,
-    Detectors,
-    OneFileOfReadings,
-    SavedReadings,
-    Shards,
-)
-from fuzz_inputs import Configs, Folders, Images, Lists, Tables, Transforms
-from fuzz_programs import Programs
-from fuzz_results import Comparisons, Findings, Rankings, Reports
+import contextlib
+import csv
+import io
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Callable
 
-TARGETS: tuple[type[Target], ...] = (
-    Configs, Transforms, Detectors, ChangedDetectors, SavedReadings, ChangedReadings,
-    OneFileOfReadings, Checkpoints, Programs, Shards, Comparisons, Reports, Rankings, Findings, Lists,
-    Tables, Folders, Images, Commands,
-)  # fmt: skip
+import numpy as np
+import torch
+import yaml
+from compare_toy import Toy, nac, study, write_data
+from conftest import SmallNet
+from fuzz_case import (
+    FOREIGN,
+    HEALED,
+    IDENTICAL,
+    REFUSED,
+    SILENT,
+    VALID,
+    Case,
+    Outcome,
+    Target,
+)
+from mutations import (
+    ODD,
+    bytes_mutated,
+    damage,
+    mutate_bytes,
+    mutate_document,
+    mutate_tensors,
+    text_mutated,
+    value_mutated,
+)
+from own_place import fill
+from PIL import Image
+from safetensors.torch import save_file
+from small_programs import write_programs
+from test_analysis import example
+from test_rank import SPACE, domain, load, make
+
+from nac_openood import NACDetector, Ranking, rank_checkpoints
+from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.results import Results
+from nac_openood.cli import build_parser, main
+from nac_openood.detector.config import read_config
+from nac_openood.detector.readings import Readings
+from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
+from nac_openood.errors import NACError
+from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
+from nac_openood.network.probe import classify
+from nac_openood.report.analysis.write import write_analysis_page, write_finding
+from nac_openood.report.csv_file import results_csv
+from nac_openood.report.document import document
+from nac_openood.report.markdown import render_markdown
+from nac_openood.report.page import render
+from nac_openood.report.ranked.write import ranked_summary, write_ranked_page, write_ranked_tables
+from nac_openood.report.terminal import summary_table
+from nac_openood.search.stored import ReadingSet
+from nac_openood.sources.images import ImageError, rgb_image
+from nac_openood.sources.networks import network_of
+from nac_openood.sources.readers import labelled_samples, listed_images, unlabelled_samples
+from nac_openood.sources.samples import bad_images
+from nac_openood.sources.transforms import read_settings
+from nac_openood.sources.weights import load_checkpoint
+
+CONFIGS = Path(__file__).parents[1] / "configs/postprocessors"
+TRANSFORM = "resize: 36\ncrop: 32\nmean: [0.5, 0.4, 0.3]\nstd: [0.25, 0.2, 0.3]\ngray: false\n"
+TARGETS: list[Target] = []
+
+
+def target(name: str, tried: str, weight: int = 1, **options: Any) -> Callable[..., Any]:
+    """Add the decorated function to the table; it is called with a folder and the options."""
+
+    def add(prepare: Callable[..., Case]) -> Callable[..., Case]:
+        TARGETS.append(Target(name, tried, weight, lambda folder: prepare(folder, **options)))
+        return prepare
+
+    return add
+
+
+def judged(found: Any, expected: Any, *, changed: bool = False, same: str = IDENTICAL) -> Outcome:
+    """Damage must be noticed; a file that was changed on purpose may say something else."""
+    if found == expected:
+        return Outcome(same)
+    return Outcome(VALID) if changed else Outcome(SILENT, f"other answers: {str(found)[:500]}")
+
+
+def finite(*answers: Any) -> bool:
+    return all(torch.tensor(each).isfinite().all() for each in answers)
+
+
+def network(seed: int = 0) -> SmallNet:
+    torch.manual_seed(seed)
+    return SmallNet().eval()
+
+
+def pictures(n: int = 24, seed: int = 1) -> torch.Tensor:
+    return torch.randn(n, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
+
+
+def labelled(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return pictures(n, seed), torch.arange(n) % 4
+
+
+# ---- what people write
+
+
+def read_transform(path: Path) -> Any:
+    settings = read_settings(path)
+    settings.transform()
+    return settings
+
+
+@target("config", "YAML of NAC's settings: text, bytes, values, keys", 3,
+        read=lambda path: read_config(path).to_dict(),
+        texts=[path.read_text() for path in sorted(CONFIGS.glob("*.yml"))])  # fmt: skip
+@target("transform", "YAML of a transform: text, bytes, values, keys", read=read_transform,
+        texts=[TRANSFORM])  # fmt: skip
+def settings(folder: Path, read: Callable[[Path], Any], texts: list[str]) -> Case:
+    """A change of the document must change the settings, or be refused."""
+
+    def case(rng: Random, place: Path) -> Any:
+        text = rng.choice(texts)
+        original = yaml.safe_load(text)
+        (place / "whole.yml").write_text(text)
+        content = rng.choice((
+            lambda: bytes_mutated(rng, text.encode()),
+            lambda: text_mutated(rng, text).encode(),
+            lambda: yaml.safe_dump(value_mutated(rng, original)).encode(),
+        ))()  # fmt: skip
+        (place / "x.yml").write_bytes(content)
+        found = read(place / "x.yml")
+        if found != read(place / "whole.yml"):
+            return VALID
+        same = _within(yaml.safe_load(content.decode()), original)
+        return IDENTICAL if same else Outcome(SILENT, content.decode())
+
+    return case
+
+
+def _within(value: Any, whole: Any) -> bool:
+    """Whether everything in a YAML value is in `whole`: what is missing has a default.
+
+    The outermost key of a config may be left out.
+    """
+    if isinstance(whole, dict) and isinstance(value, dict):
+        if "postprocessor" not in value:
+            whole = whole.get("postprocessor", whole)
+        return all(not v or (k in whole and _within(v, whole[k])) for k, v in value.items())
+    return value == whole and isinstance(value, bool) == isinstance(whole, bool)
+
+
+def image_list(path: Path, content: bytes) -> tuple[Any, Any]:
+    """What OpenOOD's image list is read as, and what its lines say."""
+    found = listed_images(path, path.parent, lambda image: image)
+    lines = [line.strip() for line in content.decode("utf-8-sig").splitlines() if line.strip()]
+    expected = [(line.rsplit(" ", 1)[0], int(line.rsplit(" ", 1)[1])) for line in lines]
+    return list(zip(found.names, found.labels.tolist())), expected
+
+
+def csv_table(path: Path, content: bytes) -> tuple[Any, Any]:
+    """How many samples and labels a CSV file is read as, and how many rows it has."""
+    found = labelled_samples(path, lambda image: image)
+    rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+    n = len([row for row in rows if row][1:])
+    names = getattr(found, "names", None) or getattr(found, "texts", [])
+    return [len(found.labels), len(names)], [n, n]
+
+
+@target("image list", "text and bytes of OpenOOD's image lists", read=image_list,
+        texts=["".join(f"cifar10/train/{n:04d}.png {n % 10}\n" for n in range(12))])  # fmt: skip
+@target("CSV", "text and bytes of CSV files with paths and labels, or texts", read=csv_table,
+        texts=[
+            "path,label\n" + "".join(f"a/{n}.png,{'ab'[n % 2]}\n" for n in range(9)),
+            "path,label\n" + "".join(f"a/{n}.png,{n % 3}\n" for n in range(9)),
+            "text,label\n" + "".join(f'"one, {n}",{n % 3}\n' for n in range(9)),
+        ])  # fmt: skip
+def lists(folder: Path, read: Callable[..., tuple[Any, Any]], texts: list[str]) -> Case:
+    """What is accepted must be what the lines say."""
+
+    def case(rng: Random, place: Path) -> Any:
+        text = rng.choice(texts)
+        damaged = text_mutated(rng, text).encode()
+        content = damaged if rng.random() < 0.5 else bytes_mutated(rng, text.encode())
+        (place / "list.csv").write_bytes(content)
+        found, expected = read(place / "list.csv", content)
+        if found != expected:
+            return Outcome(SILENT, f"{found} of {expected}")
+        return IDENTICAL if content == text.encode() else VALID
+
+    return case
+
+
+@target("image folder", "names, links, empty and damaged files in folders of images")
+def image_folder(folder: Path) -> Case:
+    """What is there is read, or named as unreadable."""
+    for kind in "abc":
+        (folder / kind).mkdir()
+        for n in range(3):
+            pixels = np.random.default_rng(n).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / kind / f"{n}.png")
+    odd = (b"\xff\xfe.png", b"new\nline.png", b"a b.PNG", b"-rf.png", b".hidden.png")
+
+    def change(rng: Random, root: Path) -> None:
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        path, how = rng.choice(files or [root / "none.png"]), rng.randrange(8)
+        if how == 0 and path.exists():
+            mutate_bytes(rng, path)
+        elif how == 1:
+            path.unlink(missing_ok=True)
+        elif how == 2 and path.exists():
+            (root / "b").mkdir(exist_ok=True)
+            path.rename(root / "b" / os.fsdecode(rng.choice(odd)))
+        elif how == 3:
+            (root / f"link{rng.randrange(99)}.png").symlink_to(rng.choice((root, "/nowhere", path)))
+        elif how == 4:
+            shutil.rmtree(root / rng.choice("abc"), ignore_errors=True)
+        elif how == 5:
+            (root / f"empty{rng.randrange(99)}").mkdir(exist_ok=True)
+        elif how == 6:
+            (root / f"file{rng.randrange(99)}.jpg").write_bytes(b"")
+        else:
+            (root / "a").mkdir(exist_ok=True)
+            (root / "a" / "notes.txt").write_text("no image")
+
+    def case(rng: Random, place: Path) -> Any:
+        root = shutil.copytree(folder, place / "images")
+        for _ in range(rng.choice((1, 2, 3))):
+            change(rng, root)
+        names = [name for _, _, files in os.walk(root) for name in files]
+        there = [name for name in names if name.lower().endswith((".png", ".jpg"))]
+        every = unlabelled_samples(root, lambda image: image)
+        if len(every) != len(there):
+            return Outcome(SILENT, f"{len(every)} of {len(there)} images")
+        bad = bad_images(every, progress=False)
+        found = labelled_samples(root, lambda image: image)
+        if set(found.names) - set(every.names) or len(found.labels) != len(found):
+            return Outcome(SILENT, "labels of other images")
+        return HEALED if bad else VALID
+
+    return case
+
+
+@target("image", "bytes of PNG, JPEG, GIF, WEBP, BMP, TIFF, ICO, PPM and EPS files", 3)
+def image(folder: Path) -> Case:
+    """Opened in RGB, or a reason why not."""
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
+    for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "EPS", "TGA"):
+        Image.fromarray(pixels).save(folder / kind, kind)
+
+    def case(rng: Random, place: Path) -> Any:
+        path = Path(shutil.copy(rng.choice(sorted(folder.iterdir())), place / "x.png"))
+        mutate_bytes(rng, path)
+        try:
+            found = rgb_image(path)
+        except ImageError as error:
+            return REFUSED if str(error).strip() else Outcome(SILENT, "no reason")
+        good = found.mode == "RGB" and min(found.size) > 0
+        return VALID if good else Outcome(SILENT, found.mode)
+
+    return case
+
+
+# ---- files of ours
+
+
+@target("detector, bytes", "flipped, lost, repeated and foreign bytes in detector files", 3,
+        mutate=mutate_bytes)  # fmt: skip
+@target("detector, content", "tensors and metadata of detector files of the wrong type, shape or "
+        "size; missing; new", 3, mutate=mutate_tensors)  # fmt: skip
+def detectors(folder: Path, mutate: Callable[[Random, Path], None]) -> Case:
+    """Every answer must be the one of the whole file, unless it was changed on purpose."""
+    net, x, rules = network(), pictures(), ("nac", "nac_plus")
+
+    def answers(path: Path) -> list[Any]:
+        detector = NACDetector.load(path, net)
+        values = detector.score(x), detector.p_value(x), detector.predict(x)
+        noted = detector.classes_, detector.notes_, detector.fit_summary_, detector.layers
+        return [*(each.tolist() for each in values), *noted]
+
+    for rule in rules:
+        detector = NACDetector(net, ["layer1", "layer2"], rule=rule)
+        detector.fit([labelled(60, 2)]).calibrate([pictures(100, 3)])
+        detector.classes_, detector.notes_ = ("a", "b", "c", "d"), {"arch": "small"}
+        detector.save(folder / rule)
+    expected = {rule: answers(folder / rule) for rule in rules}
+
+    def case(rng: Random, place: Path) -> Any:
+        rule = rng.choice(rules)
+        path = Path(shutil.copy(folder / rule, place / "detector.nac"))
+        mutate(rng, path)
+        found = answers(path)
+        return judged(
+            found, expected[rule], changed=mutate is mutate_tensors and finite(*found[:2])
+        )
+
+    return case
+
+
+@target("readings, bytes", "bytes in files and manifests of readings", 2)
+@target("readings, content", "tensors, metadata and manifests of readings; files swapped, missing, "
+        "of other networks", 2, on_purpose=True)  # fmt: skip
+def readings(folder: Path, on_purpose: bool = False) -> Case:
+    """A folder of readings, one file or the manifest of which is damaged."""
+    detector, sizes = (
+        NACDetector(network(), ["avgpool", "layer2"]),
+        dict(fit=60, id_val=40, ood_val=30),
+    )
+    parts = {role: detector.read_loader([labelled(n, n)]) for role, n in sizes.items()}
+    about = {
+        "ood_val": {"name": "x", "surrogate": False}, "samples": sizes, "accuracy": 0.5,
+        "known": {"head_input": "avgpool", "early": {}}, "id_data": "own",
+    }  # fmt: skip
+    ReadingSet(**parts, about=about).save(folder / "set")
+    other = NACDetector(network(7), ["avgpool", "layer2"])
+    other.read_loader([pictures(60, 60)], save_to=folder / "other.safetensors")
+
+    def answers(path: Path) -> list[Any]:
+        """Scores and what is noted, as a search would use them."""
+        found = ReadingSet.load(path)
+        fitted = NACDetector(detector.net, detector.layers).fit_readings(found.fit)
+        found.id_val.check_finite("ID validation")
+        scores = [fitted.score_readings(each).tolist() for each in found.roles.values()]
+        return [*scores, dict(found.about), found.surrogate, found.id_val.accuracy]
+
+    expected = answers(folder / "set")
+
+    def case(rng: Random, place: Path) -> Any:
+        copy = shutil.copytree(folder / "set", place / "set")
+        tensors = sorted(copy.glob("*.safetensors"))
+        path, how = rng.choice(tensors), rng.randrange(6)
+        if not on_purpose:
+            mutate_bytes(rng, rng.choice(sorted(copy.iterdir())))
+        elif how <= 1:
+            path.write_bytes(rng.choice((*tensors, folder / "other.safetensors")).read_bytes())
+        elif how == 2:
+            path.unlink()
+        elif how == 3:
+            mutate_document(rng, copy / "readings.json")
+        else:
+            mutate_tensors(rng, path)
+        found = answers(copy)
+        # without the checksums of an early version, or with new ones, it is another valid set
+        return judged(found, expected, changed=on_purpose and finite(*found[:3]))
+
+    return case
+
+
+@target("readings, one file", "bytes, tensors and metadata of a single file of readings")
+def one_file_of_readings(folder: Path) -> Case:
+    detector = NACDetector(network(), ["avgpool", "layer2"])
+    detector.read_loader([pictures()], save_to=folder / "x")
+    detector.fit([pictures(60, 2)])
+    expected = detector.score_readings(Readings.load(folder / "x")).tolist()
+
+    def case(rng: Random, place: Path) -> Any:
+        path = Path(shutil.copy(folder / "x", place / "x"))
+        changed = damage(rng, path)
+        return judged(
+            detector.score_readings(Readings.load(path)).tolist(), expected, changed=changed
+        )
+
+    return case
+
+
+@target("checkpoint", "bytes in checkpoints (PyTorch and safetensors), then the detector", 2)
+def checkpoint(folder: Path) -> Case:
+    """Somebody's weights: refused, or noticed by the detector that was fitted on others."""
+    net, x, names = network(), pictures(8), ("net.pt", "net.safetensors")
+    torch.save({"state_dict": net.state_dict(), "epoch": 3}, folder / names[0])
+    save_file(net.state_dict(), folder / names[1])
+    fitted = NACDetector(net, ["avgpool"]).fit([pictures(60, 2)])
+    fitted.save(folder / "detector")
+    expected = fitted.score(x).tolist()
+
+    def case(rng: Random, place: Path) -> Any:
+        path = Path(shutil.copy(folder / rng.choice(names), place))
+        mutate_bytes(rng, path)
+        loaded = load_checkpoint(network(5), path)
+        try:
+            detector = NACDetector.load(folder / "detector", loaded)
+        except NACError as error:
+            return REFUSED if "another network" in str(error) else Outcome(SILENT, str(error))
+        return judged(detector.score(x).tolist(), expected)
+
+    return case
+
+
+@target("programs", "bytes in programs of torch.export and TorchScript")
+def programs(folder: Path) -> Case:
+    """A network in one file; damage is noticed by PyTorch's checksums, or by what fails."""
+    x = write_programs(folder)
+
+    def logits(path: Path) -> list[list[float]]:
+        return classify(network_of(str(path), 3, None), x).tolist()
+
+    expected = {path: logits(path) for path in sorted(folder.iterdir())}
+
+    def case(rng: Random, place: Path) -> Any:
+        whole = rng.choice(list(expected))
+        path = Path(shutil.copy(whole, place))
+        mutate_bytes(rng, path)
+        return judged(logits(path), expected[whole])
+
+    return case
+
+
+@target("shards", "bytes and notes of the shards of a fit; files swapped and missing")
+def shards(folder: Path) -> Case:
+    """Shards of a fit that are merged: all of them as they were written, or nothing."""
+    train, val = ([labelled(10, seed) for seed in seeds] for seeds in (range(6), range(6, 12)))
+    for number in (1, 2):
+        notes = ShardNotes(number, 2, 10, 0.05, 4, {"train": 60, "val": 60})
+        detector = NACDetector(network(), ["avgpool", "layer2"])
+        write_shard(folder / str(number), notes, detector, train, val, progress=False)
+
+    def answers(root: Path) -> list[Any]:
+        fitted = merge_shards([root / "2", root / "1"]).fitted
+        counts = [tensor.tolist() for tensor in fitted.rule.tensors().values()]
+        return [fitted.threshold, fitted.pvalues.scores.tolist(), *counts]
+
+    expected = answers(folder)
+
+    def case(rng: Random, place: Path) -> Any:
+        copy = shutil.copytree(folder, place / "shards")
+        files = sorted(path for path in copy.rglob("*") if path.is_file())
+        path, how = rng.choice(files), rng.randrange(8)
+        if how == 0:
+            path.unlink()
+        elif how == 1:
+            path.write_bytes(rng.choice(files).read_bytes())
+        elif how <= 3 and path.suffix == ".json":
+            mutate_document(rng, path)
+        else:
+            mutate_bytes(rng, path)
+        return judged(answers(copy), expected, changed=path.suffix == ".json")
+
+    return case
+
+
+# ---- folders of results
+
+
+def stable(results: Results) -> str:
+    """Everything but times and memory, and what was read of the files beside it."""
+    measured = dict(
+        setup_seconds=None, ms_per_image=None, peak_mb=None, search=None, disturbed=False
+    )
+    rows = [replace(row, **measured) for row in results.rows]
+    scores = [results.scores(row.run, row.method, s.name) for row in rows for s in results.sets]
+    kept = [None if each is None else each.score.tolist() for each in scores]
+    return repr((rows, results.sets, results.runs, results.gallery, kept))
+
+
+@target("comparison, resumed", "scores, features, notes and results of a comparison, damaged or "
+        "removed; it is resumed")  # fmt: skip
+def comparison_resumed(folder: Path) -> Case:
+    """What a comparison says must not change where files in its folder were damaged."""
+    data = write_data(folder / "data")
+
+    def run(out: Path) -> str:
+        return stable(conduct(study(data, out, {"toy": Toy, "nac": nac})))
+
+    expected = run(folder / "out")
+
+    def case(rng: Random, place: Path) -> Any:
+        out, changed = shutil.copytree(folder / "out", place / "out"), False
+        files = [p for p in sorted(out.rglob("*")) if p.suffix in (".json", ".safetensors")]
+        for path in rng.sample(files, rng.choice((1, 2, 4))):
+            if rng.random() < 0.15:
+                path.unlink()
+            else:
+                changed |= damage(rng, path)
+        return judged(run(out), expected, changed=changed, same=HEALED)
+
+    return case
+
+
+@target("comparison, reported", "entries and bytes of results.json and of the scores beside it; "
+        "tables are made of them", 2)  # fmt: skip
+def comparison_reported(folder: Path) -> Case:
+    """`results.json` of a comparison, as `nac-openood report` reads it."""
+    conduct(study(write_data(folder / "data"), folder / "out", {"toy": Toy, "nac": nac}))
+
+    def tables(out: Path, page: bool) -> tuple[str, ...]:
+        results = Results.load(out)
+        if page:
+            render(document(results))
+        text = render_markdown(document(results))
+        return summary_table(results), results_csv(results), text, stable(results)
+
+    expected = tables(folder / "out", page=True)  # matplotlib makes its caches
+
+    def case(rng: Random, place: Path) -> Any:
+        out = shutil.copytree(folder / "out", place / "out")
+        scores = sorted((out / "runs").rglob("*.safetensors"))
+        path = out / "results.json" if rng.random() < 0.8 else rng.choice(scores)
+        changed = damage(rng, path)
+        found = tables(out, page=rng.random() < 0.15)
+        if path in scores and not changed and "missing or damaged" in found[2]:
+            return judged(found[:2], expected[:2], same=HEALED)  # these scores count as missing
+        return judged(found, expected, changed=changed)
+
+    return case
+
+
+@target("ranking", "readings of checkpoints (the ranking is resumed), ranking.json and "
+        "results.json (shown)", 2)  # fmt: skip
+def ranking(folder: Path) -> Case:
+    """Readings and rankings of checkpoints: loaded, shown, and resumed."""
+    domains = {
+        "train": {"a": domain(40, 0.0, 1), "b": domain(31, 0.4, 2)},
+        "val": {"a": domain(30, 0.0, 3)},
+        "test": {"c": domain(50, 1.0, 5)},
+    }
+    for step in range(1, 5):
+        torch.manual_seed(step)
+        torch.save(make().state_dict(), folder / f"step_{step}.pt")
+
+    def rank(out: Path) -> Ranking:
+        paths = sorted(map(str, folder.glob("*.pt")))
+        options = dict(load=load, layer="1", space=SPACE, progress=False)
+        return rank_checkpoints(paths, out=out, **options, **domains)
+
+    expected = rank(folder / "out")
+    whole = RankedRuns((RankedRun("c", 0, expected),), "own", "mlp", notes=("a",))
+    whole.save(folder / "out")
+    write_ranked_page(whole, folder)  # matplotlib makes its caches
+
+    def case(rng: Random, place: Path) -> Any:
+        out = shutil.copytree(folder / "out", place / "out")
+        shown = [out / "ranking.json", out / "results.json"]
+        path = rng.choice([*sorted((out / "readings").iterdir()), *shown])
+        changed = damage(rng, path)
+        if path not in shown:
+            return judged(rank(out), expected, changed=changed, same=HEALED)
+        runs = RankedRuns.load(out)
+        ranked_summary(runs)
+        write_ranked_tables(runs, out)
+        if rng.random() < 0.1:
+            write_ranked_page(runs, out)
+        found = Ranking.load(out), runs.runs[0].ranking, runs.runs, runs.notes
+        return judged(found, (expected, expected, whole.runs, whole.notes), changed=changed)
+
+    return case
+
+
+@target("analysis", "entries and bytes of the JSON of analyses; the page is made of them")
+def analysis(folder: Path) -> Case:
+    """What analyses found, as the page is made of it: a damaged one is left out."""
+    found = [example(), example(kind="params", title="Another title", figures=[])]
+    for each in found:
+        write_finding(each, folder)
+    write_analysis_page(folder)
+
+    def case(rng: Random, place: Path) -> Any:
+        out = shutil.copytree(folder, place / "out")
+        changed = damage(rng, out / rng.choice(("layers.json", "params.json", "params.json")))
+        text = write_analysis_page(out).read_text()
+        shown = [each.title in text and each.sentence in text for each in found]
+        if any(shown) and not all(shown):
+            return HEALED
+        return judged(shown, [True, True], changed=changed)
+
+    return case
+
+
+# ---- command lines
+
+#: Options that would make a case long, or start a browser or a server.
+_LEFT_OUT = ("--open", "--workers", "--demo", "--embedded")
+
+
+@target("command line",
+        "options of fit, score, search, report, rank, compare, analyze, export and serve",
+        4)  # fmt: skip
+def commands(folder: Path) -> Case:
+    """`nac-openood COMMAND ...` with options that are odd, missing, repeated, unknown."""
+    fill(folder)
+    net = ["--arch", f"{folder}/net.py:make", "--checkpoint", f"{folder}/net.pt"]
+    data = ["--train", f"{folder}/birds/train", "--val", f"{folder}/birds/val"]
+    given = [*net, "--transform", f"{folder}/transform.yml", "--device", "cpu"]
+    detector, kept = f"{folder}/birds.nac", f"{folder}/readings"
+    searched = ["--save-readings", kept, "--out", f"{folder}/search", "--restarts", "1"]
+    for arguments in (
+        ["fit", *given, *data, "--n-samples", "80", "--out", detector],
+        ["search", *given, *data, *searched, "--n-samples", "80", "--held-out", "40"],
+    ):
+        assert _run(arguments, folder)[0] == 0, arguments
+    images = [f"{folder}/stripes/{n}.png" for n in range(3)]
+    lines = {
+        ("score", "--detector", detector, *net, "--device", "cpu", *images): 6,
+        ("fit", *given, *data, "--n-samples", "40", "--out", "x.nac"): 3,
+        ("search", "--readings", kept, "--strategy", "random", "--budget-points", "20",
+         "--out", "found"): 4,
+        ("report", f"{folder}/search"): 1,
+        ("export", "--detector", detector, *net, "--out", "x.txt"): 1,
+        ("serve", "--detector", f"{folder}/net.pt", *net): 1,
+        ("compare", *given, *data, "--out", "compared"): 1,
+        ("analyze", "layers", *given, "--train", f"{folder}/nowhere", "--out", "analyzed"): 1,
+        ("rank", f"{folder}/net.pt", *net, "--train", f"{folder}/birds", "--out", "ranked"): 1,
+    }  # fmt: skip
+    options = {
+        name: [
+            action.option_strings[-1]
+            for action in parser._actions
+            if action.option_strings and action.option_strings[-1] not in _LEFT_OUT
+        ]
+        for name, parser in build_parser()[1].items()
+    }
+
+    def changed(rng: Random, whole: list[str]) -> list[str]:
+        found = list(whole)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            at, how, value = rng.randrange(1, len(found)), rng.randrange(6), str(rng.choice(ODD))
+            if how == 0 and len(found) > 2:
+                del found[at]
+            elif how == 1:
+                found[at] = value
+            elif how == 2:
+                found.insert(at, rng.choice((value, "--nonsense", "-x", "--")))
+            elif how == 3:
+                found.insert(rng.randrange(1, len(found)), found[at])
+            else:
+                found += [rng.choice(options[whole[0]]), value]
+        return found
+
+    def case(rng: Random, place: Path) -> Any:
+        (chosen,) = rng.choices(list(lines), list(lines.values()))
+        arguments = changed(rng, list(chosen))
+        code, errors = _run(arguments, place)
+        if code not in (0, 1, 2) or "Traceback" in errors:
+            return Outcome(FOREIGN, f"{arguments}: exit code {code}, {errors}")
+        if code:
+            return (
+                REFUSED if "nac-openood" in errors else Outcome(SILENT, f"{arguments}: no reason")
+            )
+        return IDENTICAL if arguments == list(chosen) else VALID
+
+    return case
+
+
+def _run(arguments: list[str], folder: Path) -> tuple[Any, str]:
+    """The exit code of a command in a folder, and what it wrote to stderr."""
+    errors, before = io.StringIO(), Path.cwd()
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            return main(arguments), errors.getvalue()
+        except SystemExit as stop:
+            return stop.code, errors.getvalue()
+        finally:
+            os.chdir(before)

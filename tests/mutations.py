@@ -10,7 +10,7 @@ import copy
 import json
 from pathlib import Path
 from random import Random
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 import torch
 from safetensors import safe_open
@@ -20,7 +20,7 @@ from torch import Tensor
 from nac_openood.files import CHECKSUM, with_checksum
 from nac_openood.tensor_files import write_tensors
 
-#: Values of the wrong type or size, for whatever stands in a document.
+#: Values of the wrong type or size, for the entries of a document.
 ODD: list[Any] = [
     None, True, False, "", "abc", "no", "False", "nan", "²", "--5", "-1", "1e400", "\u202e", "a" * 500,
     0, -1, 1, 2, 2**31, 2**63, 10**40, -0.5, 0.5, 1e-320, 1e308, float("nan"), float("inf"),
@@ -33,25 +33,22 @@ _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 
 
 def bytes_mutated(rng: Random, content: bytes) -> bytes:
-    """Flipped, lost, repeated, moved and foreign bytes."""
+    """Flipped, lost, repeated, foreign and zeroed bytes."""
     found = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         size = len(found)
         at, end = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
-        how = rng.randrange(9)
+        how = rng.randrange(8)
         if how <= 2 and size:
-            place = rng.randrange(min(size, rng.choice((16, 400, size))))
-            found[place] ^= 1 << rng.randrange(8)
-        elif how == 3 and size:
-            found[rng.randrange(size)] = rng.randrange(256)
-        elif how == 4:
+            found[rng.randrange(min(size, rng.choice((16, 400, size))))] ^= 1 << rng.randrange(8)
+        elif how == 3:
             del found[at : min(end, at + rng.choice((1, 4, size)))]
-        elif how == 5:
+        elif how == 4:
             found[at:at] = found[at : min(end, at + 64)]
-        elif how == 6:
+        elif how == 5:
             found[at:at] = rng.randbytes(rng.choice((1, 3, 100)))
-        elif how == 7:
-            del found[rng.randrange(size + 1) :]
+        elif how == 6:
+            del found[at:]
         else:
             found[at:end] = bytes(end - at)
     return bytes(found)
@@ -61,21 +58,19 @@ def text_mutated(rng: Random, text: str) -> str:
     """Lines lost, repeated and swapped; characters and tokens that do not belong there."""
     lines = text.split("\n")
     for _ in range(rng.choice((1, 1, 2, 4))):
-        how, line = rng.randrange(6), rng.randrange(len(lines))
-        place = rng.randrange(len(lines[line]) + 1)
+        how, line, other = rng.randrange(5), *(rng.randrange(len(lines)) for _ in range(2))
+        text = lines[line]
+        at = rng.randrange(len(text) + 1)
         if how == 0 and len(lines) > 1:
             del lines[line]
         elif how == 1:
-            lines.insert(rng.randrange(len(lines) + 1), lines[line])
+            lines.insert(other, text)
         elif how == 2:
-            other = rng.randrange(len(lines))
-            lines[line], lines[other] = lines[other], lines[line]
-        elif how == 3:
-            lines[line] = lines[line][:place] + rng.choice(_TOKENS) + lines[line][place:]
-        elif how == 4:
-            lines[line] = lines[line][:place] + lines[line][place + 1 :]
+            lines[line], lines[other] = lines[other], text
+        elif how == 3:  # a token, or a character less
+            lines[line] = text[:at] + rng.choice((*_TOKENS, "")) + text[at + rng.randrange(2) :]
         else:
-            words = lines[line].split(" ")
+            words = text.split(" ")
             words[rng.randrange(len(words))] = str(rng.choice(ODD))
             lines[line] = " ".join(words)
     return "\n".join(lines)
@@ -85,10 +80,10 @@ def value_mutated(rng: Random, value: Any) -> Any:
     """A JSON value in which entries are of another type, missing, renamed, new or swapped."""
     found = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2))):
-        places = list(_places(found))
-        if not places:
+        entries = list(_entries(found))
+        if not entries:
             return rng.choice(ODD)
-        parent, key = rng.choice(places)
+        parent, key = rng.choice(entries)
         how = rng.randrange(8)
         if how <= 3:
             parent[key] = copy.deepcopy(rng.choice(ODD))
@@ -97,9 +92,8 @@ def value_mutated(rng: Random, value: Any) -> Any:
         elif how == 5 and isinstance(parent, dict):
             parent[f"{key}_"] = parent.pop(key)
         elif how == 6:
-            other, name = rng.choice(places)
-            if name in other if isinstance(other, dict) else name < len(other):
-                parent[key] = copy.deepcopy(other[name])
+            other, name = rng.choice(entries)
+            parent[key] = copy.deepcopy(other[name])
         elif isinstance(parent[key], (int, float)) and not isinstance(parent[key], bool):
             parent[key] = -parent[key] * rng.choice((1, 2, 1e9))
         else:
@@ -107,43 +101,36 @@ def value_mutated(rng: Random, value: Any) -> Any:
     return found
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every (container, key) in a JSON value."""
-    keys = (
-        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    )
-    for key in keys:
+    keys = range(len(value)) if isinstance(value, list) else value
+    for key in keys if isinstance(value, (dict, list)) else ():
         yield value, key
-        yield from _places(value[key])
+        yield from _entries(value[key])
 
 
 def tensors_mutated(rng: Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors missing, new, renamed, swapped, of another type, shape, sign, or not finite."""
     found = {name: tensor.clone() for name, tensor in tensors.items()}
-    name = rng.choice(sorted(found))
-    tensor = found[name]
-    how = rng.randrange(9)
+    name, other = rng.choice(sorted(found)), rng.choice(sorted(found))
+    tensor, how = found[name], rng.randrange(7)
     if how == 0:
         del found[name]
     elif how == 1:
         found[rng.choice(("extra", f"{name}/more", "rule/x"))] = tensor.clone()
     elif how == 2:
-        other = rng.choice(sorted(found))
         found[name], found[other] = found[other].clone(), tensor.clone()
     elif how == 3:
         found[name] = tensor.to(rng.choice(_TYPES))
     elif how == 4:
-        found[name] = rng.choice(
-            (tensor[None], tensor.flatten(), tensor[:0] if tensor.ndim else tensor)
-        )
+        flat = tensor.flatten()
+        shorter = flat[:0], tensor[: len(tensor) // 2].clone() if tensor.ndim else -tensor
+        found[name] = rng.choice((tensor[None], flat, *shorter))
     elif how == 5:
-        found[name] = tensor[: len(tensor) // 2].clone() if tensor.ndim else -tensor
-    elif how == 6:
         found[name] = tensor * rng.choice((-1, 2, 0))
     elif tensor.numel():
-        odd = (
-            [float("nan"), float("inf"), -1.0, 1e30] if tensor.is_floating_point() else [-1, 0, 99]
-        )
+        odd = [float("nan"), float("inf"), -1.0, 1e30]
+        odd = odd if tensor.is_floating_point() else [-1, 0, 99]
         tensor.view(-1)[rng.randrange(tensor.numel())] = rng.choice(odd)
     return {key: each.contiguous() for key, each in found.items()}
 
@@ -180,9 +167,10 @@ def mutate_tensors(rng: Random, path: Path) -> None:
         write_tensors(path, metadata["kind"], int(metadata["version"]), tensors, about)
 
 
-#: How a file can be changed, by what it holds.
-MUTATE: dict[str, Callable[[Random, Path], None]] = {
-    "bytes": mutate_bytes,
-    "document": mutate_document,
-    "tensors": mutate_tensors,
-}
+def damage(rng: Random, path: Path) -> bool:
+    """Change a file by accident or on purpose; returns whether on purpose."""
+    if rng.random() < 0.5:
+        mutate_bytes(rng, path)
+        return False
+    (mutate_document if path.suffix == ".json" else mutate_tensors)(rng, path)
+    return True

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 import torch
-from fuzz_programs import small
+from small_programs import small
 
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import network_of

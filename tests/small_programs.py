@@ -1,0 +1,36 @@
+"""A small network as programs of `torch.export` and TorchScript."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Small(nn.Module):
+    """Not a Sequential: torch 2.6 cannot load such a program again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, stride=4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+def small() -> Small:
+    torch.manual_seed(0)
+    return Small().eval()
+
+
+def write_programs(folder: Path) -> torch.Tensor:
+    """Write `net.pt2` and `net.pt`; returns a batch for them."""
+    net, x = small(), torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shapes = ({0: torch.export.Dim("batch")},)
+        torch.export.save(torch.export.export(net, (x,), dynamic_shapes=shapes), folder / "net.pt2")
+        torch.jit.save(torch.jit.trace(net, x), str(folder / "net.pt"))
+    return x
