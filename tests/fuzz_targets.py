@@ -53,9 +53,9 @@ from nac_openood import NACDetector, Ranking, rank_checkpoints
 from nac_openood.benchmark.run.conduct import conduct
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser, main
+from nac_openood.detector.checked_fit import ShardNotes, merge_shards, write_shard
 from nac_openood.detector.config import read_config
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.shards import ShardNotes, merge_shards, write_shard
 from nac_openood.errors import NACError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.network.probe import classify
