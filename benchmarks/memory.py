@@ -22,7 +22,7 @@ from measured_process import in_a_process
 from torch import Tensor, nn
 
 from nac_openood import NACDetector
-from nac_openood.benchmark.run.meter import Meter
+from nac_openood.benchmark.run.cost import Meter
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
 from nac_openood.core.set_aside import MOST

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from nac_openood import files
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
-from nac_openood.benchmark.run.metrics import FAR, NEAR
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
 from nac_openood.report.order import standings
 from nac_openood.report.sections.headline import verdict

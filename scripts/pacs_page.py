@@ -9,8 +9,7 @@ import numpy as np
 from templates import rendered
 
 from nac_openood.benchmark.paper.generalization import published_choice
-from nac_openood.benchmark.paper.printed import PrintedValue
-from nac_openood.benchmark.paper.published import table
+from nac_openood.benchmark.paper.published import PrintedValue, table
 from nac_openood.evaluation.correlation import standard_error
 from nac_openood.evaluation.ranking import CRITERIA
 

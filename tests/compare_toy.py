@@ -12,10 +12,10 @@ from openood_tiny import write_benchmark
 from torch import nn
 
 from nac_openood.benchmark.methods.nac import NACScorer
-from nac_openood.benchmark.methods.scorer import Fit, Given, Scorer
+from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import METHODS, Method
+from nac_openood.benchmark.run.compare import Study
 from nac_openood.benchmark.run.results import Results
-from nac_openood.benchmark.run.study import Study
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
@@ -41,9 +41,9 @@ class Toy:
         self.sign = sign
         self.settings = {"sign": sign}
 
-    def setup(self, given: Given, chosen: Any = None) -> Fit:
+    def setup(self, given: MethodInputs, chosen: Any = None) -> MethodSetup:
         self.net, self.chosen = given.net, chosen
-        return Fit({"knob": 3} if chosen is None else chosen, {"points": 1})
+        return MethodSetup({"knob": 3} if chosen is None else chosen, {"points": 1})
 
     def score(self, loader: Any) -> Scores:
         found = [(self.sign * b.data.flatten(1).mean(1), b.labels()) for b in batches(loader)]
@@ -58,7 +58,7 @@ class Failing(Toy):
         super().__init__()
         self.error, self.where, self.after = error, where, after
 
-    def setup(self, given: Given, chosen: Any = None) -> Fit:
+    def setup(self, given: MethodInputs, chosen: Any = None) -> MethodSetup:
         if self.where == "setup":
             raise self.error
         return super().setup(given, chosen)

@@ -50,7 +50,7 @@ from test_analysis import example
 from test_rank import SPACE, domain, load, make
 
 from nac_openood import NACDetector, Ranking, rank_checkpoints
-from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.compare import run_study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser, main
 from nac_openood.detector.checked_fit import ShardNotes, merge_shards, write_shard
@@ -470,7 +470,7 @@ def comparison_resumed(folder: Path) -> Case:
     data = write_data(folder / "data")
 
     def run(out: Path) -> str:
-        return stable(conduct(study(data, out, {"toy": Toy, "nac": nac})))
+        return stable(run_study(study(data, out, {"toy": Toy, "nac": nac})))
 
     expected = run(folder / "out")
 
@@ -491,7 +491,7 @@ def comparison_resumed(folder: Path) -> Case:
         "tables are made of them", 2)  # fmt: skip
 def comparison_reported(folder: Path) -> Case:
     """`results.json` of a comparison, as `nac-openood report` reads it."""
-    conduct(study(write_data(folder / "data"), folder / "out", {"toy": Toy, "nac": nac}))
+    run_study(study(write_data(folder / "data"), folder / "out", {"toy": Toy, "nac": nac}))
 
     def tables(out: Path, page: bool) -> tuple[str, ...]:
         results = Results.load(out)

@@ -9,8 +9,6 @@ from typing import Any, Callable
 import numpy as np
 from PIL import Image
 
-from nac_openood.benchmark.run.cells import cell_folder, write_scores
-from nac_openood.benchmark.run.metrics import ood_metrics
 from nac_openood.benchmark.run.results import (
     FAR,
     NEAR,
@@ -19,7 +17,9 @@ from nac_openood.benchmark.run.results import (
     Results,
     Row,
     SetInfo,
+    ood_metrics,
 )
+from nac_openood.benchmark.run.store import method_folder, write_scores
 from nac_openood.detector.outcomes import Scores
 
 #: name -> (title, how far ID and OOD lie apart, ms per image).
@@ -102,7 +102,7 @@ def _row(folder: Path, sets: tuple[SetInfo, ...], method: str, run: str, scores:
         shift -= 0 if info.role in ("id", "csid") else EASE[info.name]
         scored[info.name] = _scored(draw, method, info, shift, 1 + len(method))
         if scores:
-            path = cell_folder(folder, run, method) / f"{info.name}.safetensors"
+            path = method_folder(folder, run, method) / f"{info.name}.safetensors"
             write_scores(path, scored[info.name], {})
     inside = np.concatenate([scored[s.name].score for s in sets if s.role in ("id", "csid")])
     for role, group in (("near", NEAR), ("far", FAR)):

@@ -6,8 +6,13 @@ import json
 import pytest
 
 from nac_openood import NACError
-from nac_openood.benchmark.paper.against import Against, against
-from nac_openood.benchmark.paper.published import GROUPS, PRINTED_METHODS, PRINTED_METRICS
+from nac_openood.benchmark.paper.published import (
+    GROUPS,
+    PRINTED_METHODS,
+    PRINTED_METRICS,
+    Against,
+    against,
+)
 
 R18 = "resnet18_32x32"
 MEASURED = {

@@ -17,7 +17,7 @@ from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.table import KINDS, chosen_kinds
 from nac_openood.benchmark.api import compare
-from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import FileError, NACError
@@ -193,7 +193,7 @@ def test_every_kind_has_a_function(name):
 
 def test_one_that_cannot_be_done_does_not_stop_the_others(data):
     few = replace(data.bench.study, sets=replace(data.bench.study.sets, near={}))
-    far_only = replace(data, bench=Workbench(few, data.bench.run, data.bench.net))
+    far_only = replace(data, bench=NetworkRun(few, data.bench.checkpoint, data.bench.net))
     outcome = dict(analyze(far_only, ["near", "layers"], QUIET))
     assert isinstance(outcome["layers"], Finding)
     with pytest.raises(NACError, match="there is no near-OOD set: pass `near`"):

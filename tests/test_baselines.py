@@ -25,11 +25,10 @@ from torch import nn
 from torchvision.models import VisionTransformer
 
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
-from nac_openood.benchmark.methods.openood.view import NetworkView
-from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.openood import NetworkView, OpenOODScorer
+from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD
-from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.compare import run_study
 from nac_openood.network.random_state import seed_all
 from nac_openood.plugin.source import openood_ready, openood_title
 from nac_openood.sources.checkpoints import Checkpoint
@@ -82,7 +81,7 @@ def ours(data, configs, net, tmp_path_factory):
         known = tables()
     before = state_of(net)
     found = [
-        conduct(asked_of(data, out, configs, BASELINES, net, full_spectrum=full))
+        run_study(asked_of(data, out, configs, BASELINES, net, full_spectrum=full))
         for full in (False, True)
     ]
     assert_untouched(net, before)
@@ -136,7 +135,7 @@ def test_the_evaluators_numbers(method, ours, net, data, configs):
 
 
 def test_nothing_is_printed(data, configs, net, tmp_path, capfd):
-    conduct(asked_of(data, tmp_path, configs, ("knn", "gram", "vim"), net))
+    run_study(asked_of(data, tmp_path, configs, ("knn", "gram", "vim"), net))
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
 
@@ -154,22 +153,22 @@ def test_the_settings_are_used_where_nothing_is_searched(data, net, tmp_path):
         with openood_ready():
             theirs = evaluator(net, data, folder.parent, "react").postprocessor.percentile
         asked = asked_of(data, tmp_path / str(search), folder.parent, ("react",), net)
-        assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": theirs}
+        assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": theirs}
     asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")
-    assert row_of(conduct(asked), "react").hyperparameters == {"percentile_list": 90}
+    assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": 90}
 
 
 def test_ensembles_with_weights_do_without_validation_data(data, configs, net, tmp_path):
     asked = asked_of(data, tmp_path / "out", configs, ("mds_ensemble",), net)
     asked = dataclasses.replace(asked, search=False)
-    assert row_of(conduct(asked), "mds_ensemble").status == "ok"
+    assert row_of(run_study(asked), "mds_ensemble").status == "ok"
     other = tmp_path / "postprocessors" / "mds_ensemble.yml"
     other.parent.mkdir()
     config = yaml.safe_load((configs / "postprocessors" / "mds_ensemble.yml").read_text())
     config["postprocessor"]["postprocessor_args"]["alpha_list"] = []
     other.write_text(yaml.safe_dump(config))
     make = lambda method, run: OpenOODScorer(method, tmp_path)  # noqa: E731
-    row = row_of(conduct(dataclasses.replace(asked, make=make)), "mds_ensemble")
+    row = row_of(run_study(dataclasses.replace(asked, make=make)), "mds_ensemble")
     assert (
         row.status == "failed"
         and "MDSEns needs OOD validation data" in row.error
@@ -184,7 +183,7 @@ def test_our_resnet_gives_what_openoods_does(data, configs, net, ours, tmp_path)
         setattr(mine, name, getattr(mine, name)[:1])
     mine.load_state_dict(net.state_dict())
     methods = (*NETWORK, "react", "vim")
-    found = conduct(asked_of(data, tmp_path, configs, methods, mine.eval()))
+    found = run_study(asked_of(data, tmp_path, configs, methods, mine.eval()))
     for method in methods:
         assert table(found, method) == table(ours[0], method)
         for name in ("test", "tin", "texture"):
@@ -204,7 +203,7 @@ def foreign(kind):
 def test_networks_of_others(kind, data, configs, tmp_path):
     net = foreign(kind)
     before = state_of(net)
-    results = conduct(asked_of(data, tmp_path, configs, NETWORK, net))
+    results = run_study(asked_of(data, tmp_path, configs, NETWORK, net))
     assert_untouched(net, before)
     assert [(r.status, r.error) for r in results.rows] == [("ok", None)] * len(NETWORK)
 
@@ -249,10 +248,10 @@ def test_knn_has_no_more_neighbors_than_training_samples(data, net, tmp_path):
     config["postprocessor_sweep"] = {"K_list": [3, 500, 100]}
     (folder / "knn.yml").write_text(yaml.safe_dump({"postprocessor": config}))
     asked = asked_of(data, tmp_path / "search", folder.parent, ("knn",), net)
-    search = row_of(conduct(asked), "knn").search
+    search = row_of(run_study(asked), "knn").search
     assert search["points"] == 2 and search["left_out"] == 1
     asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")
-    row = row_of(conduct(asked), "knn")
+    row = row_of(run_study(asked), "knn")
     assert row.status == "failed" and "K=500 exceeds the 100 training samples" in row.error
 
 
@@ -260,7 +259,7 @@ def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
     torch.manual_seed(0)
     vit = VisionTransformer(32, 16, 2, 2, 24, 48, num_classes=10).eval()
     methods = ("msp", "knn", "vim", "odin", "rankfeat", "mds_ensemble")
-    results = conduct(asked_of(data, tmp_path, configs, methods, vit))
+    results = run_study(asked_of(data, tmp_path, configs, methods, vit))
     assert [r.status for r in results.rows] == ["ok"] * 4 + ["absent"] * 2
     for row in results.rows[4:]:
         assert "VisionTransformer has no such stage" in row.error
@@ -271,16 +270,16 @@ def test_surrogates_stand_in_for_ood_validation_data(data, configs, net, tmp_pat
     """Also for methods that are given the network, whose batches OpenOOD wants as dicts."""
     asked = asked_of(data, tmp_path, configs, ("react", "odin"), net)
     asked = dataclasses.replace(asked, sets=dataclasses.replace(asked.sets, ood_val=None))
-    results = conduct(asked)
+    results = run_study(asked)
     assert results.surrogates and [r.status for r in results.rows] == ["ok", "ok"]
     assert all(row.search["points"] > 1 for row in results.rows)
 
 
 def test_methods_do_not_disturb_each_other(data, configs, net, tmp_path):
     """React and ASH rewrite features in place; the next method is to see what the first saw."""
-    alone = conduct(asked_of(data, tmp_path / "alone", configs, ("ebo", "knn"), net))
+    alone = run_study(asked_of(data, tmp_path / "alone", configs, ("ebo", "knn"), net))
     order = ("ash", "react", "ebo", "knn")
-    after = conduct(asked_of(data, tmp_path / "after", configs, order, net))
+    after = run_study(asked_of(data, tmp_path / "after", configs, order, net))
     for method in ("ebo", "knn"):
         for name in ("test", "tin", "mnist"):
             first, second = (each.scores("s0", method, name).score for each in (alone, after))
@@ -323,7 +322,7 @@ def test_no_trace_where_a_method_raises(method, last, configs, net):
     before = state_of(net)
     try:
         sets = (batches(), batches(), batches())
-        given = Given(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
+        given = MethodInputs(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
         scorer = OpenOODScorer(METHODS[method], configs)
         if method in ("mds_ensemble", "gram"):  # the others look at nothing beforehand
             broken = dataclasses.replace(given, train=Tripping(batches(), last))
@@ -373,7 +372,7 @@ def opengan_study(data, out, net, path):
 
 def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discriminator, tmp_path):
     theirs, folder = discriminator
-    results = conduct(opengan_study(data, tmp_path / "out", net, folder / "best.ckpt"))
+    results = run_study(opengan_study(data, tmp_path / "out", net, folder / "best.ckpt"))
     assert results.rows[0].status == "ok", results.rows[0].error
     with openood_ready():
         from openood.evaluation_api.datasets import get_id_ood_dataloader
@@ -403,12 +402,12 @@ def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discrimina
 
 
 def test_opengan_is_absent_without_one_and_fails_with_a_wrong_one(data, net, tmp_path):
-    results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
+    results = run_study(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
     (row,) = results.rows
     assert row.status == "absent"
     assert "best_DNet.ckpt" in row.error and "pass it as `opengan`" in row.error
     torch.save({"weight": torch.zeros(2)}, tmp_path / "best_DNet.ckpt")
-    results = conduct(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
+    results = run_study(opengan_study(data, tmp_path / "out", net, tmp_path / "best.ckpt"))
     assert results.rows[0].status == "failed" and "does not fit" in results.rows[0].error
 
 

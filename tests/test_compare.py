@@ -18,10 +18,10 @@ from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACDetector, NACError, tensor_files
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.benchmark.run import cells, features, meter
-from nac_openood.benchmark.run.assemble import assemble_results
-from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run import cost, network, store
+from nac_openood.benchmark.run.compare import run_study
 from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.tabulate import tabulate
 from nac_openood.detector.batches import batches
 from nac_openood.sources.imglist import listed_sets
 
@@ -35,7 +35,7 @@ def data(tmp_path_factory):
 def finished(data, tmp_path_factory):
     """A comparison that nothing disturbed: its folder, which is not to be written to."""
     out = tmp_path_factory.mktemp("finished")
-    return out, conduct(study(data, out, {"toy": Toy}))
+    return out, run_study(study(data, out, {"toy": Toy}))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def counted():
 
 def test_the_numbers_are_those_of_the_scores(data, tmp_path):
     asked = study(data, tmp_path, {"toy": Toy, "nac": nac})
-    results = conduct(asked)
+    results = run_study(asked)
     net = small_net(None)
     loader = {name: samples.loader() for name, samples in asked.scored.items()}
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_the_scores(data, tmp_path):
 
 def test_nac_scores_what_its_detector_scores(data, tmp_path):
     asked = study(data, tmp_path, {"nac": nac})
-    results = conduct(asked)
+    results = run_study(asked)
     chosen = results.rows[0].hyperparameters
     from nac_openood.core.layer_config import LayerConfig
 
@@ -98,37 +98,37 @@ def test_nac_scores_what_its_detector_scores(data, tmp_path):
 
 def test_methods_on_features_share_one_pass(data, tmp_path, counted):
     methods = dict.fromkeys(("one", "two", "three"), Toy)
-    conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    run_study(study(data, tmp_path, methods, network=lambda run: counted))
     images = 100 + 10 + 10 + 5 * 10  # train, both validation sets, five test sets
     # the head is found by one more batch here and there
     assert images <= counted.tally.seen <= images + 8 * 4 * 2 + 4 * 2  # and two to warm up
 
 
 def test_methods_that_need_no_training_data_cost_no_pass_over_it(data, tmp_path, counted):
-    conduct(study(data, tmp_path, {"msp": Toy}, network=lambda run: counted))
+    run_study(study(data, tmp_path, {"msp": Toy}, network=lambda run: counted))
     assert counted.tally.seen < 100 + 7 * 10
     assert not (tmp_path / "runs/s0/features/train.safetensors").exists()
 
 
 def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     methods = {"toy": Toy, "nac": nac}
-    first = conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    first = run_study(study(data, tmp_path, methods, network=lambda run: counted))
     counted.tally.seen = 0
-    second = conduct(study(data, tmp_path, methods, network=lambda run: counted))
+    second = run_study(study(data, tmp_path, methods, network=lambda run: counted))
     assert counted.tally.seen == 0
     assert second == first == Results.load(tmp_path)
 
 
 def test_features_of_an_earlier_run_are_read_once(data, tmp_path, monkeypatch):
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
     opened = []
 
     def read(path, *more):
         opened.append(path)
         return tensor_files.read_tensors(path, *more)
 
-    monkeypatch.setattr(features, "tensor_files", SimpleNamespace(read_tensors=read))
-    conduct(study(data, tmp_path, {"toy": Toy}, seed=1))
+    monkeypatch.setattr(network, "tensor_files", SimpleNamespace(read_tensors=read))
+    run_study(study(data, tmp_path, {"toy": Toy}, seed=1))
     assert len(opened) == len(set(opened)) == 8
 
 
@@ -164,8 +164,8 @@ def test_what_was_made_with_something_else_is_made_again(data, finished, tmp_pat
         wide = dataclasses.replace(CIFAR10, mean=(0.2, 0.3, 0.4))
         asked = dataclasses.replace(asked, sets=listed_sets(wide, root))
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs/s0/toy").glob("*.safetensors")}
-    after = conduct(asked)
-    fresh = conduct(dataclasses.replace(asked, out=tmp_path / "fresh"))
+    after = run_study(asked)
+    fresh = run_study(dataclasses.replace(asked, out=tmp_path / "fresh"))
     assert plain(after) == plain(fresh)
     assert len(kept) == 5
     made_anew = {p.name for p, t in kept.items() if p.stat().st_mtime_ns != t}
@@ -187,14 +187,14 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
         "absent": absent,
         "nac": nac,
     }
-    results = conduct(study(data, tmp_path, methods))
+    results = run_study(study(data, tmp_path, methods))
     assert [r.status for r in results.rows] == ["ok", "failed", "failed", "absent", "ok"]
     assert results.rows[1].error == "RuntimeError: out of <memory>"
     assert results.rows[3].error == "it lacks a GAN"
     assert results.value("bad", "tin", "AUROC") is None
     # what a later run mends is whole
     methods["late"] = methods["bad"] = Toy
-    mended = conduct(study(data, tmp_path, methods))
+    mended = run_study(study(data, tmp_path, methods))
     assert [r.status for r in mended.rows] == ["ok", "ok", "ok", "absent", "ok"]
     assert mended.rows[1].metrics == mended.rows[0].metrics
 
@@ -202,27 +202,27 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
 @pytest.mark.parametrize("after", [0, 4])
 def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path, after):
     methods = {"toy": Toy, "slow": Toy, "nac": nac}
-    undisturbed = conduct(study(data, tmp_path / "whole", methods))
+    undisturbed = run_study(study(data, tmp_path / "whole", methods))
     stopped = {**methods, "slow": lambda: Failing(KeyboardInterrupt(), "score", after)}
     with pytest.raises(KeyboardInterrupt):
-        conduct(study(data, tmp_path / "out", stopped))
+        run_study(study(data, tmp_path / "out", stopped))
     partial = Results.load(tmp_path / "out")
     assert [r.status for r in partial.rows] == ["ok", "failed", "failed"]
     assert "repeat the comparison" in partial.rows[1].error
     finished = list((tmp_path / "out/runs/s0/slow").glob("*.safetensors"))
     assert len(finished) == after
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs").rglob("*.safetensors")}
-    assert plain(conduct(study(data, tmp_path / "out", methods))) == plain(undisturbed)
+    assert plain(run_study(study(data, tmp_path / "out", methods))) == plain(undisturbed)
     if after:  # `Failing` has other settings than `Toy`, so its cells are made again; others stay
         kept = {p: t for p, t in kept.items() if "slow" not in p.parts}
     assert all(p.stat().st_mtime_ns == t for p, t in kept.items())
 
 
 def test_a_resumed_method_keeps_its_hyperparameters(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
     folder = tmp_path / "runs/s0/toy"
-    note = cells.read_note(folder / "setup.json")
-    cells.write_note(folder / "setup.json", {**note, "hyperparameters": {"knob": 7}})
+    note = store.read_note(folder / "setup.json")
+    store.write_note(folder / "setup.json", {**note, "hyperparameters": {"knob": 7}})
     (folder / "tin.safetensors").unlink()
     made = []
 
@@ -230,19 +230,19 @@ def test_a_resumed_method_keeps_its_hyperparameters(data, tmp_path):
         made.append(Toy())
         return made[-1]
 
-    results = conduct(study(data, tmp_path, {"toy": remembered}))
+    results = run_study(study(data, tmp_path, {"toy": remembered}))
     assert made[0].chosen == {"knob": 7} and results.rows[0].hyperparameters == {"knob": 7}
 
 
 def test_damaged_cells_are_made_again(data, tmp_path):
-    whole = conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}))
+    whole = run_study(study(data, tmp_path, {"toy": Toy, "nac": nac}))
     for path in (
         "runs/s0/toy/tin.safetensors", "runs/s0/features/test.safetensors",
         "runs/s0/nac/setup.json", "images.json",
     ):  # fmt: skip
         content = (tmp_path / path).read_bytes()
         (tmp_path / path).write_bytes(content[: len(content) // 2])
-    assert plain(conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}))) == plain(whole)
+    assert plain(run_study(study(data, tmp_path, {"toy": Toy, "nac": nac}))) == plain(whole)
 
 
 def damaged(path, how):
@@ -303,9 +303,9 @@ def test_a_damaged_file_counts_as_missing(data, finished, tmp_path, kind, damage
         damaged(out / "runs/s0" / kind / f"{name}.safetensors", how)
     if kind == "features":  # or else nobody would ask for them
         shutil.rmtree(out / "runs/s0/toy")
-    assert plain(conduct(study(data, out, {"toy": Toy}))) == plain(expected)
+    assert plain(run_study(study(data, out, {"toy": Toy}))) == plain(expected)
     kept = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
-    conduct(study(data, out, {"toy": Toy}))  # and it has healed
+    run_study(study(data, out, {"toy": Toy}))  # and it has healed
     assert kept == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
 
 
@@ -317,7 +317,7 @@ def test_a_damaged_setup_counts_as_missing(data, finished, tmp_path, content):
     note = json.loads(path.read_text())
     del note["hyperparameters"]
     path.write_text(json.dumps(note) if content is None else content)
-    assert plain(conduct(study(data, out, {"toy": Toy}))) == plain(expected)
+    assert plain(run_study(study(data, out, {"toy": Toy}))) == plain(expected)
     assert json.loads(path.read_text())["hyperparameters"] == {"knob": 3}
 
 
@@ -330,14 +330,14 @@ def test_several_runs_give_mean_and_deviation(data, tmp_path):
             net.layer4[1].weight.add_(0.1 * int(run.name[1:]))
         return net
 
-    results = conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
+    results = run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
     each = [r.metrics["tin"]["AUROC"] for r in results.rows]
     assert each[0] != each[1]
     assert results.value("toy", "tin", "AUROC") == (np.mean(each), np.std(each))
 
 
 def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
-    results = conduct(study(data, tmp_path, {"toy": Toy}, full_spectrum=True))
+    results = run_study(study(data, tmp_path, {"toy": Toy}, full_spectrum=True))
     score = {n: results.scores("s0", "toy", n).score for n in ("test", "cifar10c", "tin")}
     inside = np.r_[score["test"], score["cifar10c"]]
     label = np.r_[np.ones(20), np.zeros(10)]
@@ -357,7 +357,7 @@ def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
     break_images(root)
     asked = study(root, tmp_path / "out", {"toy": Toy})
     with pytest.raises(NACError, match=r"tin: 1 of 10 images are missing.*tin/test/3.png") as told:
-        conduct(asked)
+        run_study(asked)
     assert "mnist/1.png" in str(told.value) and "train: 1 of 100" in str(told.value)
     assert "pass `skip_bad=True`" in str(told.value) and not (tmp_path / "out/runs").exists()
 
@@ -367,7 +367,7 @@ def test_bad_images_are_skipped_where_asked(tmp_path):
     break_images(root)
     said = []
     asked = study(root, tmp_path / "out", {"toy": Toy, "nac": nac})
-    results = conduct(asked, skip_bad=True, say=said.append)
+    results = run_study(asked, skip_bad=True, say=said.append)
     sizes = {s.name: (s.images, s.skipped) for s in results.sets}
     assert sizes["tin"] == (9, 1) and sizes["cifar100"] == (10, 0)
     assert any("1 images of mnist cannot be read" in note for note in results.notes)
@@ -376,7 +376,7 @@ def test_bad_images_are_skipped_where_asked(tmp_path):
 
 
 def test_the_gallery_holds_the_hardest_images(data, tmp_path):
-    results = conduct(study(data, tmp_path, {"nac": nac}))
+    results = run_study(study(data, tmp_path, {"nac": nac}))
     score = results.scores("s0", "nac", "test").score
     inside = [e for e in results.gallery if e.kind == "id-lowest"]
     assert [e.score for e in inside] == sorted(score.tolist())[:8]
@@ -398,7 +398,7 @@ def test_a_network_without_a_head_still_gets_nac(data, tmp_path):
             return self.backbone(x) * 2
 
     net = Headless().eval()
-    results = conduct(study(data, tmp_path, {"toy": Toy, "nac": nac}, network=lambda run: net))
+    results = run_study(study(data, tmp_path, {"toy": Toy, "nac": nac}, network=lambda run: net))
     assert [r.status for r in results.rows] == ["absent", "ok"]
     assert "nn.Linear" in results.rows[0].error
 
@@ -410,13 +410,13 @@ def test_scores_that_are_no_numbers_fail_the_method(data, tmp_path):
             found.score[0] = np.nan
             return found
 
-    results = conduct(study(data, tmp_path, {"broken": Broken, "toy": Toy}))
+    results = run_study(study(data, tmp_path, {"broken": Broken, "toy": Toy}))
     assert [r.status for r in results.rows] == ["failed", "ok"]
     assert "1 of 10 scores of test are NaN" in results.rows[0].error
 
 
 def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
     document = tmp_path / "results.json"
     content = json.loads(document.read_text())
     document.write_text(json.dumps({**content, "format": 99}))
@@ -431,20 +431,19 @@ def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
 
 def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
     asked = study(data, tmp_path, {"toy": Toy})
-    conduct(asked)
+    run_study(asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "CPU"
+    assert tabulate(asked, {("s0", "toy")}, {}).machine["device"] == "CPU"
     note = tmp_path / "runs/s0/toy/setup.json"
-    content = cells.read_note(note)
-    cells.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
-    assert assemble_results(asked, {("s0", "toy")}, {}).machine["device"] == "Some GPU"
+    content = store.read_note(note)
+    store.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
+    assert tabulate(asked, {("s0", "toy")}, {}).machine["device"] == "Some GPU"
 
 
 def test_cells_say_what_made_them(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}))
-    _, about = cells.read_cell(tmp_path / "runs/s0/toy/tin.safetensors")
-    made = about["made_with"]
+    run_study(study(data, tmp_path, {"toy": Toy}))
+    made = store.read_scores(tmp_path / "runs/s0/toy/tin.safetensors").made_with
     assert made["implementation"] == "toy 1" and made["settings"] == {"sign": 1.0}
     assert {"versions", "arch", "network", "seed", "images", "fitting"} <= set(made)
     assert {"nac_openood", "torch", "torchvision", "pillow"} <= set(made["versions"])
@@ -459,13 +458,13 @@ def test_a_checkpoint_that_cannot_begin_is_rows_and_the_others_go_on(data, tmp_p
         return small_net(run)
 
     asked = study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1", "s2"), network=network)
-    results = conduct(asked)
+    results = run_study(asked)
     assert [r.status for r in results.rows] == ["ok", "failed", "ok"]
     assert str(error) in results.rows[1].error and results.runs[1].accuracy is None
 
 
 def test_a_stopped_run_with_other_weights_shows_no_old_numbers(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1")))
+    run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1")))
 
     def network(run):
         if run.name == "s1":
@@ -473,20 +472,20 @@ def test_a_stopped_run_with_other_weights_shows_no_old_numbers(data, tmp_path):
         return small_net(run)
 
     with pytest.raises(KeyboardInterrupt):
-        conduct(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
+        run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
     partial = Results.load(tmp_path)
     assert partial.runs[1].accuracy is None and partial.rows[1].status == "failed"
 
 
 def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
 
     class Killed(Toy):
         def score(self, loader):
             assert not (tmp_path / "results.json").exists()
             return super().score(loader)
 
-    results = conduct(study(data, tmp_path, {"toy": lambda: Killed(sign=-1.0)}))
+    results = run_study(study(data, tmp_path, {"toy": lambda: Killed(sign=-1.0)}))
     assert results.rows[0].status == "ok", results.rows[0].error
 
 
@@ -502,8 +501,8 @@ def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(samples, "problem", flaky)
         with pytest.raises(NACError, match="Input/output error"):
-            conduct(study(root, tmp_path / "out", {"toy": Toy}))
-    results = conduct(study(root, tmp_path / "out", {"toy": Toy}))
+            run_study(study(root, tmp_path / "out", {"toy": Toy}))
+    results = run_study(study(root, tmp_path / "out", {"toy": Toy}))
     assert {s.images for s in results.sets} == {10}
 
 
@@ -525,23 +524,23 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
 
 
 def test_leftovers_of_kills_are_cleared_after_a_day(data, tmp_path):
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
     old, new = (tmp_path / "runs/s0/features" / f".test.safetensors.{x}" for x in "ab")
     old.write_bytes(b"half")
     new.write_bytes(b"half")
     os.utime(old, (0, 0))
-    conduct(study(data, tmp_path, {"toy": Toy}))
+    run_study(study(data, tmp_path, {"toy": Toy}))
     assert not old.exists() and new.exists()
 
 
 def test_a_wrong_network_leaves_earlier_results_alone(data, tmp_path):
-    before = conduct(study(data, tmp_path, {"toy": Toy}))
+    before = run_study(study(data, tmp_path, {"toy": Toy}))
 
     def network(run):
         raise NACError("unknown architecture 'resnett'")
 
     with pytest.raises(NACError, match="resnett"):
-        conduct(study(data, tmp_path, {"toy": Toy}, network=network))
+        run_study(study(data, tmp_path, {"toy": Toy}, network=network))
     assert Results.load(tmp_path) == before == Results.load(tmp_path / "results.json")
 
 
@@ -555,7 +554,7 @@ def test_labels_that_are_no_class_are_refused(tmp_path, part, label):
     path.write_text("\n".join(lines) + "\n")
     told = rf"{part}.*{part}_cifar10.txt\): labels must be in 0..9.*found {label}"
     with pytest.raises(NACError, match=told):
-        conduct(study(root, tmp_path / "out", {"toy": Toy}))
+        run_study(study(root, tmp_path / "out", {"toy": Toy}))
     assert not (tmp_path / "out/runs").exists()
 
 
@@ -563,7 +562,7 @@ def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):
     """One batch that takes long does not decide, and the results say that there was one."""
     passed = 0.0  # seconds, on a clock that only the scorer moves
     clock = SimpleNamespace(perf_counter=lambda: passed, thread_time=lambda: passed)
-    monkeypatch.setattr(meter, "time", clock)
+    monkeypatch.setattr(cost, "time", clock)
 
     class Stalling(Toy):
         def score(self, loader):
@@ -575,7 +574,7 @@ def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):
 
             return super().score(slowly())
 
-    results = conduct(study(data, tmp_path, {"stalling": Stalling, "toy": Toy}))
+    results = run_study(study(data, tmp_path, {"stalling": Stalling, "toy": Toy}))
     stalling, toy = results.rows
     assert stalling.ms_per_image == pytest.approx(2.0) and stalling.disturbed
     assert toy.ms_per_image == 0.0 and not toy.disturbed
@@ -583,7 +582,7 @@ def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):
 
 
 def test_results_of_an_earlier_version_still_load(data, tmp_path):
-    results = conduct(study(data, tmp_path, {"toy": Toy}))
+    results = run_study(study(data, tmp_path, {"toy": Toy}))
     path = tmp_path / "results.json"
     content = json.loads(path.read_text())
     del content["surrogates"], content["sha256"]
@@ -608,4 +607,4 @@ def test_a_network_that_refuses_the_images_is_an_error_of_ours(data, tmp_path):
             raise AssertionError("Input height (32) does not match (224)")
 
     with pytest.raises(NACError, match=r"cannot be run on this data: .*Input height \(32\)"):
-        conduct(study(data, tmp_path, {"toy": Toy}, network=lambda run: Picky()))
+        run_study(study(data, tmp_path, {"toy": Toy}, network=lambda run: Picky()))

@@ -185,9 +185,9 @@ def test_a_loaders_batch_size_is_used(data):
     }
     results = run(small_net(None), data, ["toy"])
     path = results.folder / "runs/SmallNet/toy/test.safetensors"
-    from nac_openood.benchmark.run.cells import read_cell
+    from nac_openood.benchmark.run.store import read_scores
 
-    assert read_cell(path)[1]["made_with"]["batch_size"] == 6
+    assert read_scores(path).made_with["batch_size"] == 6
 
 
 def test_tables_and_signals_have_no_pictures():

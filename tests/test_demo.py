@@ -28,7 +28,7 @@ from nac_openood.report.figures import canvas
 pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
-BASELINES = [name for name, method in METHODS.items() if method.adapter is not None]
+BASELINES = [name for name, method in METHODS.items() if method.pytorch_ood]
 OURS = [name for name, method in METHODS.items() if method.rule is not None]
 SLOW = [name for name, method in METHODS.items() if method.slow]
 DEMO = ("demo", "--backend", "pytorch-ood")
@@ -269,7 +269,7 @@ def test_a_disk_that_really_refuses(whole, tmp_path):
 
 @pytest.mark.parametrize("moment", ["setup", "score"])
 def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypatch):
-    from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+    from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 
     out, _ = copy
     forget(out, "msp", "knn", NAC)
@@ -300,7 +300,7 @@ def test_ctrl_c_in_the_middle_of_a_method(copy, whole, moment, capsys, monkeypat
 #: A real signal, where Python cannot drop it: it would, inside a finalizer.
 INTERRUPTED = """
 import os, signal
-from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 setup, calls = PytorchOODScorer.setup, []
 def interrupted(*given, **options):
     calls.append(None)

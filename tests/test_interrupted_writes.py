@@ -13,7 +13,7 @@ from PIL import Image
 from test_analysis import example
 
 from nac_openood import NACDetector, files, tensor_files
-from nac_openood.benchmark.run import cells
+from nac_openood.benchmark.run import store
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig
 from nac_openood.core.reading import Reading
@@ -104,10 +104,10 @@ WRITERS = {
     "readings": lambda folder, n: readings(n).save(folder / "x"),
     "detector": lambda folder, n: NACDetector(net(n), ["avgpool"]).fit([pictures(n)]).save(folder / "x"),
     "set of readings": lambda folder, n: ReadingSet(*(readings(n) for _ in range(3))).save(folder),
-    "scores": lambda folder, n: cells.write_scores(
+    "scores": lambda folder, n: store.write_scores(
         folder / "x", Scores(np.full(9, float(n)), np.arange(9), np.arange(9)), {"n": n}
     ),
-    "note": lambda folder, n: cells.write_note(folder / "x.json", {"n": [n] * 99}),
+    "note": lambda folder, n: store.write_note(folder / "x.json", {"n": [n] * 99}),
     "results": lambda folder, n: results(folder, n).save(),
     "tables": lambda folder, n: write_tables(results(folder, n)),
     "ranking": lambda folder, n: ranking(n).save(folder),

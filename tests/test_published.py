@@ -10,17 +10,18 @@ from typing import Callable, Mapping
 import pytest
 
 from nac_openood import NACError
-from nac_openood.benchmark.paper.printed import PrintedTable, read_table
-from nac_openood.benchmark.paper.printed import PrintedValue as Value
 from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
     PRINTED_METRICS,
+    PrintedTable,
     benchmarks,
     published,
+    read_table,
     table,
     tables,
 )
+from nac_openood.benchmark.paper.published import PrintedValue as Value
 from nac_openood.detector.presets import preset
 
 R18 = "resnet18_32x32"
@@ -279,7 +280,7 @@ def test_spot_values() -> None:
 AFTER = """
 from nac_openood.benchmark.methods import table
 table.METHODS = {"fdbd": table.Method("fdbd", "fDBD", openood=True), **table.METHODS}
-from nac_openood.benchmark.paper.against import against
+from nac_openood.benchmark.paper.published import against
 from nac_openood.benchmark.paper.published import PRINTED_METHODS, published
 rows = against({"fdbd": {"svhn": {"AUROC": (90.0, None)}}}, "cifar10", "resnet18_32x32")
 print(*PRINTED_METHODS, rows[-1].method, rows[-1].published, "fdbd" in published("imagenet", "vit_b_16"))

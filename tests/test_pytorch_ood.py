@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from nac_openood.benchmark.methods import table
-from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
-from nac_openood.benchmark.methods.scorer import Given
-from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
+from nac_openood.benchmark.methods.scorer import MethodInputs
+from nac_openood.benchmark.methods.table import Absent
 from nac_openood.core.ranking import auroc
 from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
@@ -22,7 +22,7 @@ from nac_openood.search.space import grid_points
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 
-METHODS = {name: row for name, row in table.METHODS.items() if row.adapter is not None}
+METHODS = {name: row for name, row in table.METHODS.items() if row.pytorch_ood}
 NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
 WIDE, CLASSES = 300, 4
 
@@ -92,7 +92,7 @@ def given_for(method, toy, **changes):
         sets = {name: featured(net, batches) for name, batches in sets.items()}
         net = Head(head_of(net, toy[1]["test"][0]["data"])[1])
     parts = {k: sets[k] for k in ("train", "id_val", "ood_val")}
-    return Given(net, "toy", CLASSES, **{**parts, "progress": False, **changes}), sets
+    return MethodInputs(net, "toy", CLASSES, **{**parts, "progress": False, **changes}), sets
 
 
 def run(method, toy, chosen=None, **changes):
@@ -189,11 +189,9 @@ def test_the_search_finds_the_first_best_point(method, toy):
     fit = scorer.setup(given)
     found = []
     for point in grid_points(METHODS[method].sweep):
-        try:
-            scorer.setup(given, point)
-        except NACError as error:
-            assert "exceeds the" in str(error) or "is not smaller than" in str(error)
+        if point.get("K", 0) > 320 or point.get("dim", 0) >= WIDE:
             continue
+        scorer.setup(given, point)
         scores = [scorer.score(sets[name]).score for name in ("id_val", "ood_val")]
         found.append((float(auroc(*scores)), point))
     best = max(found, key=lambda pair: pair[0])
@@ -209,12 +207,8 @@ def test_without_ood_validation_the_defaults_are_used(toy):
 
 
 def test_errors_say_what_to_do(toy, monkeypatch):
-    with pytest.raises(NACError, match="K=500 exceeds the 320 training samples"):
-        run("knn", toy, {"K": 500})
-    with pytest.raises(NACError, match="K=50 exceeds the 32 training samples; no other value fits"):
+    with pytest.raises(NACError, match="K=50 exceeds the 32 training samples. Add some"):
         run("knn", toy, train=given_for("knn", toy)[0].train[:1])
-    with pytest.raises(NACError, match="dim=300 is not smaller than the 300 dimensions"):
-        run("vim", toy, {"dim": WIDE})
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
     with pytest.raises(Absent, match=r"pip install 'nac-openood\[baselines\]'"):
@@ -239,7 +233,9 @@ def test_errors_of_the_library_name_the_method(toy, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(detectors.RMD, "fit_features", fail)
-    with pytest.raises(NACError, match="rmds: pytorch-ood .* failed while fitting .AssertionError"):
+    with pytest.raises(
+        NACError, match="rmds of pytorch-ood .* failed while fitting .AssertionError"
+    ):
         run("rmds", toy)
 
 
@@ -258,7 +254,7 @@ def test_no_trace_after_a_crash(method, toy):
 def test_maps_are_asked_of_networks_that_have_them(toy):
     vit = tiny_vit().eval()
     batches = in_batches(torch.randn(20, 3, 32, 32), torch.arange(20) % 5, 10)
-    given = Given(vit, "toy", 5, batches, batches, None, progress=False)
+    given = MethodInputs(vit, "toy", 5, batches, batches, None, progress=False)
     for method in ("rankfeat", "mds_ensemble"):
         with pytest.raises(Absent, match=f"{method} needs feature maps .* is a ViT"):
             make(method).setup(given)
@@ -266,7 +262,7 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
     scorer.setup(given)
     assert np.isfinite(scorer.score(batches).score).all()
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
-    given = Given(plain, "toy", 5, batches, batches, None, progress=False)
+    given = MethodInputs(plain, "toy", 5, batches, batches, None, progress=False)
     with pytest.raises(Absent, match="Sequential has none"):
         make("gram").setup(given)
     with pytest.raises(Absent, match="not in the architecture table"):
@@ -276,50 +272,11 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
     given, _ = given_for("gram", toy)
     monkeypatch.setattr(
-        "nac_openood.benchmark.methods.pytorch_ood.gram._Pairs.__len__", lambda self: 10**9
+        "nac_openood.benchmark.methods.pytorch_ood_network._TrainingParts.__len__",
+        lambda self: 10**9,
     )
     with pytest.raises(NACError, match="GB; this machine has"):
         make("gram").setup(given)
-
-
-def test_an_adapter_that_computes_the_score_itself_needs_no_library(toy, monkeypatch):
-    """A baseline that came later: a row, and an adapter with its own arithmetic."""
-    import types
-
-    from nac_openood.benchmark.methods.pytorch_ood.adapter import OnFeatures
-
-    class Norm(OnFeatures):
-        """The norm of the features."""
-
-        @staticmethod
-        def implementation():
-            return "our own 1"
-
-        def use(self, point):
-            self.power = point["power"]
-
-        def outlier(self, features, logits):
-            return -(features.norm(dim=1) ** self.power)
-
-    monkeypatch.setitem(
-        sys.modules,
-        "nac_openood.benchmark.methods.pytorch_ood.norm",
-        types.SimpleNamespace(Norm=Norm),
-    )
-    monkeypatch.setitem(sys.modules, "pytorch_ood", None)
-    monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
-    row = Method(
-        "norm", "Norm", adapter="norm:Norm", defaults={"power": 1}, sweep={"power": (1, 2)}
-    )
-    given, sets = given_for("msp", toy)
-    scorer = PytorchOODScorer(row)
-    assert scorer.implementation == "our own 1"
-    assert scorer.setup(given).search["points"] == 2
-    features = torch.cat([batch["data"] for batch in sets["test"]])
-    np.testing.assert_allclose(scorer.score(sets["test"]).score, features.norm(dim=1), rtol=1e-6)
-    # a point whose scores are no numbers is passed over, as in OpenOOD
-    strange = PytorchOODScorer(row._replace(sweep={"power": (float("nan"), 2)}))
-    assert strange.setup(given).hyperparameters == {"power": 2}
 
 
 # ---- beside the real OpenOOD
@@ -359,7 +316,9 @@ def test_openoods_own_agree(thinned):
     root = need_openood()
     head, sets = thinned
     parts = {"train": "train_cifar10", "id_val": "val_cifar10", "ood_val": "val_tin"}
-    given = Given(head, "cifar10", 10, **{k: sets[v] for k, v in parts.items()}, progress=False)
+    given = MethodInputs(
+        head, "cifar10", 10, **{k: sets[v] for k, v in parts.items()}, progress=False
+    )
     with compat():
         from openood.evaluation_api import Evaluator
         from openood.evaluation_api.postprocessor import get_postprocessor

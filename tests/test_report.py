@@ -19,9 +19,8 @@ from report_example import ERROR, METHODS, RUNS, SETS, build, without_rows
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACError
-from nac_openood.benchmark.run.cells import cell_folder, write_scores
-from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
-from nac_openood.benchmark.run.results import Results, Row, SetInfo
+from nac_openood.benchmark.run.results import FAR, METRICS, NEAR, Results, Row, SetInfo
+from nac_openood.benchmark.run.store import method_folder, write_scores
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report.blocks import Picture
@@ -323,14 +322,14 @@ def test_constant_scores(tmp_path: Path, value: float) -> None:
     for info in TWO:
         same = np.full(info.images, value)
         scored = Scores(same, same.astype(int), same.astype(int), {"avgpool": same.copy()})
-        write_scores(cell_folder(tmp_path, "s0", "nac") / f"{info.name}.safetensors", scored, {})
+        write_scores(method_folder(tmp_path, "s0", "nac") / f"{info.name}.safetensors", scored, {})
     check_page(page(found))
 
 
 def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
     found = build(tmp_path, methods=FEW, sets=TWO)
     for name, value in (("tin", np.nan), ("svhn", np.inf)):
-        path = cell_folder(tmp_path, "s0", "nac") / f"{name}.safetensors"
+        path = method_folder(tmp_path, "s0", "nac") / f"{name}.safetensors"
         write_scores(path, Scores(np.full(9, value), np.zeros(9), np.zeros(9)), {})
     check_page(page(found))
 

@@ -10,7 +10,7 @@ from torchmetrics.functional.classification import (
 )
 from torchmetrics.utilities.compute import auc
 
-from nac_openood.benchmark.run.metrics import ood_metrics
+from nac_openood.benchmark.run.results import ood_metrics
 from nac_openood.core.ranking import auroc
 
 

@@ -27,10 +27,9 @@ from nac_openood.analysis.table import chosen_kinds
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.table import AUTO_BACKEND
-from nac_openood.benchmark.run import cells
-from nac_openood.benchmark.run.study import Study
-from nac_openood.benchmark.run.vetting import vetted
-from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.benchmark.run import store
+from nac_openood.benchmark.run.compare import Study, without_bad_images
+from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import loader_like
 from nac_openood.detector.config import NACConfig
@@ -99,7 +98,7 @@ def prepare_analysis(
     """
     folder = make_folder(Path(out) / "readings")
     with locked(folder):
-        sets, _ = vetted(
+        sets, _ = without_bad_images(
             sets, folder, skip_bad=skip_bad, workers=workers, progress=progress, say=say
         )
         run = Checkpoint("network", checkpoint)
@@ -109,15 +108,15 @@ def prepare_analysis(
             batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
         )  # fmt: skip
         study.check()
-        bench = Workbench(study, run, net)
+        bench = NetworkRun(study, run, net)
         return _read(bench, config or preset_or_auto(net, sets.id_name), search, most_train, say)
 
 
 def _read(
-    bench: Workbench, config: NACConfig, search: bool, most_train: int, say: Say
+    bench: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
     """Read whatever was not read before, and choose the settings of NAC as `compare` does."""
-    study, given = bench.study, bench.given("network")
+    study, given = bench.study, bench.inputs("network")
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)
@@ -128,14 +127,14 @@ def _read(
         """The readings in a file if it was made with the same, else those of a pass."""
         path, note_path = (study.out / f"{file}{end}" for end in (".safetensors", ".json"))
         note = {"made_with": made_with, "images": bench.identity[name], **note}
-        if cells.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
+        if store.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
             with suppress(FileError):
                 return Readings.load(path)
         say(f"reading {title}")
         remove(note_path)
         found = reader.read_loader(loader, save_to=path, progress=study.progress)
         # last: without it the file counts as missing
-        cells.write_note(note_path, {**note, "checksum": checksum_in(path)})
+        store.write_note(note_path, {**note, "checksum": checksum_in(path)})
         return found
 
     fitting = None

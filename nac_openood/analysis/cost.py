@@ -18,10 +18,10 @@ from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.tabulate import printed_entry, text_heads
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.scorer import Given, Scorer
+from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import table
-from nac_openood.benchmark.run.meter import Meter, Timing, is_disturbed
+from nac_openood.benchmark.run.cost import Meter, Timing, is_disturbed
 from nac_openood.benchmark.run.results import Value
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
@@ -109,9 +109,9 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     )  # fmt: skip
 
 
-def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[Given, list[Any]]:
+def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInputs, list[Any]]:
     """The fitting data, and batches of ID test samples in memory; at most so many samples."""
-    given = replace(data.bench.given("network"), search=False, ood_val=None, progress=False)
+    given = replace(data.bench.inputs("network"), search=False, ood_val=None, progress=False)
     if most is not None and most < _size(given.train):
         given = replace(given, train=fitting_loader(given.train, most))
     test: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def _size(loader: Any) -> int:
 
 
 def method_runners(
-    data: AnalysisData, given: Given, test: Sequence[Any], options: Options
+    data: AnalysisData, given: MethodInputs, test: Sequence[Any], options: Options
 ) -> tuple[list[Runner], dict[str, str]]:
     """A forward pass, baselines, NAC from one to all layers, NAC+; and why others cannot run."""
 
@@ -143,7 +143,7 @@ def method_runners(
     found, problems = [Runner(FORWARD, lambda: None, forward)], {}
     for row in rows:
         try:
-            found.append(_baseline(row, make(row, data.bench.run), given, test))
+            found.append(_baseline(row, make(row, data.bench.checkpoint), given, test))
         except Exception as error:  # methods of others may raise anything
             problems[row.title] = error_text(error)
     for n in range(1, len(data.layers) + 1):
@@ -157,7 +157,7 @@ def method_runners(
 
 
 def _own(
-    title: str, detector: NACDetector, n_samples: Optional[int], given: Given, n_val: int = 0
+    title: str, detector: NACDetector, n_samples: Optional[int], given: MethodInputs, n_val: int = 0
 ) -> Runner:
     """A detector of this package; with `n_val` it is calibrated on so many ID samples."""
     n_fit = min(n_samples or _size(given.train), _size(given.train))
@@ -171,7 +171,7 @@ def _own(
     return Runner(title, set_up, lambda test: detector.score_loader(test, progress=False))
 
 
-def _baseline(row: Method, scorer: Scorer, given: Given, test: Sequence[Any]) -> Runner:
+def _baseline(row: Method, scorer: Scorer, given: MethodInputs, test: Sequence[Any]) -> Runner:
     """A baseline that computes the features it needs itself."""
     n_train = _size(given.train) if row.uses_train else 0
     loader_of: Callable[[Any], Any] = lambda loader: loader  # noqa: E731

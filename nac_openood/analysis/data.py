@@ -9,8 +9,8 @@ from typing import Mapping, Optional, Sequence
 import numpy as np
 
 from nac_openood.analysis.finding import About, ValidationData
-from nac_openood.benchmark.run.metrics import FAR, GROUP_NAMES, NEAR
-from nac_openood.benchmark.run.workbench import Workbench
+from nac_openood.benchmark.run.network import NetworkRun
+from nac_openood.benchmark.run.results import FAR, GROUP_NAMES, NEAR
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
@@ -79,7 +79,7 @@ class AnalysisData:
         found: what the search found; None without one.
     """
 
-    bench: Workbench
+    bench: NetworkRun
     fitting: ReadingSet
     more: Optional[Readings]
     train_rows: np.ndarray

@@ -10,7 +10,7 @@ from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import TestScores
-from nac_openood.benchmark.run.metrics import FAR, GROUP_WORDS
+from nac_openood.benchmark.run.results import FAR, GROUP_WORDS
 from nac_openood.errors import NACError
 from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE

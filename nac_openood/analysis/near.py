@@ -12,12 +12,12 @@ from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
-from nac_openood.benchmark.run.features import FeatureBatches, Features
-from nac_openood.benchmark.run.meter import Timing
-from nac_openood.benchmark.run.metrics import NEAR, metrics_by_set
-from nac_openood.benchmark.run.runner import checked_scores
+from nac_openood.benchmark.run.compare import checked_scores
+from nac_openood.benchmark.run.cost import Timing
+from nac_openood.benchmark.run.network import FeatureBatches, Features
+from nac_openood.benchmark.run.results import NEAR, metrics_by_set
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, error_text
 from nac_openood.progress import bar
@@ -93,9 +93,9 @@ def _scores(
             "nac_openood.compare."
         )
     sets, fitting = data.bench.study.sets, data.fitting
-    scorer = make(method, data.bench.run)
+    scorer = make(method, data.bench.checkpoint)
     scorer.setup(
-        Given(
+        MethodInputs(
             data.bench.head, sets.id_name, sets.n_classes,
             _batches(data, data.train), _batches(data, fitting.id_val),
             _batches(data, fitting.ood_val), std=sets.std, seed=options.seed,
@@ -127,5 +127,5 @@ def _plus_scores(data: AnalysisData) -> dict[str, np.ndarray]:
 def _batches(data: AnalysisData, readings: Readings) -> FeatureBatches:
     """The head's inputs as a loader."""
     feature = readings[data.head_input].activation
-    kept = Features(feature, readings.prediction, readings.label, Timing(), "")
+    kept = Features(feature, readings.prediction, readings.label, Timing())
     return FeatureBatches(lambda: kept, readings.n_samples, data.bench.study.batch_size)

@@ -22,8 +22,8 @@ from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import Metrics
 from nac_openood.benchmark.api import compare
-from nac_openood.benchmark.methods.openood.scorer import OpenOODBatches, OpenOODScorer
-from nac_openood.benchmark.methods.scorer import Given
+from nac_openood.benchmark.methods.openood import OpenOODBatches, OpenOODScorer
+from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError
@@ -150,7 +150,7 @@ class NativeScorer(OpenOODScorer):
     def __init__(self, name: str) -> None:
         super().__init__(Method(name, SCHEMES[name].title, needs="network", openood=True))
 
-    def _wrapped(self, given: Given) -> nn.Module:
+    def _wrapped(self, given: MethodInputs) -> nn.Module:
         return given.net
 
 

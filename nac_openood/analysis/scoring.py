@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nac_openood.analysis.data import AnalysisData
-from nac_openood.benchmark.run.metrics import metrics_by_set
+from nac_openood.benchmark.run.results import metrics_by_set
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import combine
 from nac_openood.detector.readings import Readings

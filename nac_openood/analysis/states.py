@@ -22,7 +22,7 @@ from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import Metrics, TestScores
-from nac_openood.benchmark.run.metrics import GROUP_WORDS
+from nac_openood.benchmark.run.results import GROUP_WORDS
 from nac_openood.core.coverage import states_of
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.ranking import joined_auroc

@@ -7,9 +7,8 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood.analysis.data import AnalysisData
 from nac_openood.analysis.scoring import Metrics
-from nac_openood.benchmark.paper.printed import PrintedValue
-from nac_openood.benchmark.paper.published import PRINTED_METRICS, table
-from nac_openood.benchmark.run.metrics import METRICS
+from nac_openood.benchmark.paper.published import PRINTED_METRICS, PrintedValue, table
+from nac_openood.benchmark.run.results import METRICS
 from nac_openood.tables import BarGroups, Column, Entry, NamedRow, Table
 
 #: The metrics of the tables and which values are better.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
@@ -17,9 +16,8 @@ from nac_openood.benchmark.methods.nac import NACScorer
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import AUTO_BACKEND, NAC, Method, chosen_methods
 from nac_openood.benchmark.paper.published import published
-from nac_openood.benchmark.run.conduct import conduct
+from nac_openood.benchmark.run.compare import Study, run_study
 from nac_openood.benchmark.run.results import Results
-from nac_openood.benchmark.run.study import Study
 from nac_openood.core.layer_config import whole_number
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
@@ -141,7 +139,12 @@ def compare(
         std,
     )  # fmt: skip
     batch_size, workers = _loading(sets, batch_size, workers)
-    own = partial(_nac, nac_config, nac_strategy, layers)
+
+    def nac(method: Method) -> Scorer:
+        if method.name != NAC:  # the settings are those of reference NAC
+            return NACScorer(rule=str(method.rule))
+        return NACScorer(nac_config, nac_strategy, layers)
+
     with torch.random.fork_rng(devices=[]):
         if n_classes is None:
             sets = replace(sets, n_classes=_count_classes(network(runs[0]), test))
@@ -151,7 +154,7 @@ def compare(
             network=network,
             runs=runs,
             methods=tuple(rows),
-            make=scorers(rows, backend, own=own, opengan=opengan, say=say),
+            make=scorers(rows, backend, nac=nac, opengan=opengan, say=say),
             out=Path(_temporary() if out is None else out),
             search=search,
             reuse=out is not None,
@@ -161,19 +164,11 @@ def compare(
             progress=progress,
             command=command,
         )
-        return conduct(study, skip_bad=skip_bad, paper=against is not None, say=say)
+        return run_study(study, skip_bad=skip_bad, paper=against is not None, say=say)
 
 
 def _temporary() -> str:
     return from_main("temporary folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
-
-
-def _nac(
-    config: Optional[NACConfig], strategy: str, layers: Optional[Sequence[str]], method: Method
-) -> Scorer:
-    if method.name != NAC:  # settings and layers are those of reference NAC
-        return NACScorer(rule=str(method.rule))
-    return NACScorer(config, strategy, layers)
 
 
 def _networks(

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Mapping, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.benchmark.run.metrics import FAR, NEAR
-from nac_openood.benchmark.run.results import Results, Row, Value
+from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
 
 #: The methods that this package implements; reports highlight them.
 OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
-from nac_openood.benchmark.run.metrics import GROUP_WORDS
-from nac_openood.benchmark.run.results import Value
+from nac_openood.benchmark.run.results import GROUP_WORDS, Value
 
 #: Shown where nothing was measured.
 NOTHING = "\u2013"

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Callable, Iterable, Sequence, Union
 
 from nac_openood.benchmark.methods.nac import NACScorer
-from nac_openood.benchmark.methods.pytorch_ood import library
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import (
     AUTO_BACKEND,
@@ -38,6 +37,7 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
     Raises:
         NACError: the name is unknown, or the backend was asked for by name and is not installed.
     """
+    from nac_openood.benchmark.methods.pytorch_ood import detectors
     from nac_openood.plugin.source import has_openood, openood_ready
 
     if name not in BACKENDS:
@@ -47,7 +47,7 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
             return (OPENOOD,)
     found = (OPENOOD, PYTORCH_OOD) if name == AUTO_BACKEND and has_openood() else (PYTORCH_OOD,)
     try:
-        library.detectors()
+        detectors()
     except Absent as error:
         if name != AUTO_BACKEND:
             raise
@@ -60,7 +60,7 @@ def scorers(
     rows: Iterable[Method],
     backend: str,
     *,
-    own: Callable[[Method], Scorer] = lambda method: NACScorer(rule=str(method.rule)),
+    nac: Callable[[Method], Scorer] = lambda method: NACScorer(rule=str(method.rule)),
     opengan: Union[str, Path, None] = None,
     say: Say = lambda text: None,
 ) -> Make:
@@ -69,7 +69,7 @@ def scorers(
     Args:
         rows: the methods; a backend is only looked for if one of them needs it.
         backend: one of `BACKENDS`; see `usable_backends`.
-        own: makes the scorer of a method that is a rule of this package.
+        nac: makes the scorer of a method that is a rule of this package.
         opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
         say: is told if no baseline can run.
     """
@@ -80,14 +80,14 @@ def scorers(
         if method.scorer is not None:
             return method.scorer()
         if method.rule is not None:
-            return own(method)
+            return nac(method)
         if _backend_of(method, backends) == PYTORCH_OOD:
-            from nac_openood.benchmark.methods.pytorch_ood.scorer import PytorchOODScorer
+            from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 
             return PytorchOODScorer(method)
         if method.name == _OPENGAN:
             return _opengan(Path(opengan or Path(checkpoint.path).parent / _DISCRIMINATOR))
-        from nac_openood.benchmark.methods.openood.scorer import OpenOODScorer
+        from nac_openood.benchmark.methods.openood import OpenOODScorer
 
         return OpenOODScorer(method)
 
@@ -96,7 +96,7 @@ def scorers(
 
 def _backend_of(method: Method, backends: Sequence[str]) -> str:
     """The first of the backends that implements a method."""
-    has = {OPENOOD: method.openood, PYTORCH_OOD: method.adapter is not None}
+    has = {OPENOOD: method.openood, PYTORCH_OOD: method.pytorch_ood}
     if not any(has.values()):
         raise NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
     for name in backends:
@@ -115,6 +115,6 @@ def _opengan(discriminator: Path) -> Scorer:
             f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {discriminator}. "
             "Train one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."
         )
-    from nac_openood.benchmark.methods.openood.opengan import OpenGANScorer
+    from nac_openood.benchmark.methods.openood import OpenGANScorer
 
     return OpenGANScorer(discriminator)

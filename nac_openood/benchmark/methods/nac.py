@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood.__about__ import __version__
-from nac_openood.benchmark.methods.scorer import Fit, Given
+from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.outcomes import Scores
@@ -45,21 +45,26 @@ class NACScorer:
             "held_out": HELD_OUT,
         }
 
-    def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
+    def setup(
+        self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
+    ) -> MethodSetup:
         """Read the network once, search without it; see `Scorer`."""
-        config = self.config or preset_or_auto(given.net, given.id_name, self.rule)
-        config = replace(_only(self.layers, config), search=given.search)
+        config = self.config or preset_or_auto(inputs.net, inputs.id_name, self.rule)
+        config = replace(_only(self.layers, config), search=inputs.search)
         if chosen is not None:
-            config = _used_before(config, chosen)
+            # what an earlier search chose, with nothing left to search
+            kind = rule_named(config.rule).layer_settings
+            layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
+            config = replace(config, layers=layers, search=False, sweep={})
         # the recipe makes the same surrogates itself, and labels the result
-        surrogates = isinstance(given.ood_val, SurrogateLoader)
+        surrogates = isinstance(inputs.ood_val, SurrogateLoader)
         self._detector, found, advice = set_up(
-            given.net, config, given.train, given.id_val, None if surrogates else given.ood_val,
-            strategy=self.strategy, seed=given.seed, progress=given.progress,
+            inputs.net, config, inputs.train, inputs.id_val, None if surrogates else inputs.ood_val,
+            strategy=self.strategy, seed=inputs.seed, progress=inputs.progress,
         )  # fmt: skip
         layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
         used = {"layers": layers, "n_samples": config.n_samples}
-        return Fit(
+        return MethodSetup(
             used,
             None if found is None else _search_note(found),
             None if advice is None else advice.to_dict(),
@@ -83,13 +88,6 @@ def _only(names: Optional[Sequence[str]], config: NACConfig) -> NACConfig:
         raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
     sweep = {name: lists for name, lists in config.sweep.items() if name in names}
     return replace(config, layers={name: config.layers[name] for name in names}, sweep=sweep)
-
-
-def _used_before(config: NACConfig, chosen: Mapping[str, Any]) -> NACConfig:
-    """The settings that an earlier search chose, with nothing left to search."""
-    kind = rule_named(config.rule).layer_settings
-    layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
-    return replace(config, layers=layers, search=False, sweep={})
 
 
 def _search_note(found: SearchResult) -> dict[str, Any]:

@@ -1,23 +1,28 @@
-"""What an OOD method is given and what it returns, whoever wrote it.
+"""The interface of an OOD detection method, and the hyperparameter search that OpenOOD does.
 
-A method that needs penultimate features only is given the *head* as its network and features as
-its samples, so all such methods share one pass over the network.
+A method that needs penultimate features only gets the *head* as its network and features as its
+samples, so all such methods share one pass over the network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Optional, Protocol
+from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
 from torch import nn
 
+from nac_openood.core.ranking import auroc
 from nac_openood.detector.outcomes import Scores
+from nac_openood.errors import NACError
+from nac_openood.progress import bar
+
+Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a method may look at before the test data.
+class MethodInputs:
+    """What a method may use before it scores test data.
 
     Args:
         net: the network, on its device; for a method that needs features only, its `Head`.
@@ -46,7 +51,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MethodSetup:
     """How a method was set up.
 
     Args:
@@ -56,7 +61,7 @@ class Fit:
             if there was no search.
         advice: how the method compares with simpler ones on validation data, as JSON values; see
             `nac_openood.search.advice.Advice.to_dict`.
-        advice_seconds: how long that took, which is no part of setting the method up.
+        advice_seconds: how long that took, which does not count as setting the method up.
     """
 
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -65,14 +70,8 @@ class Fit:
     advice_seconds: float = 0.0
 
 
-def joined_scores(parts: Iterable[Scores]) -> Scores:
-    """The scores of a dataset, from those of its batches."""
-    score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
-    return Scores(score, prediction, label)
-
-
 class Scorer(Protocol):
-    """An OOD method: set up once, then asked for scores."""
+    """An OOD detection method: set up once, then asked for scores."""
 
     #: Whose code runs, with its version, e.g. "OpenOOD 1.5".
     implementation: str
@@ -80,8 +79,87 @@ class Scorer(Protocol):
     #: these are equal.
     settings: Mapping[str, Any]
 
-    def setup(self, given: Given, chosen: Optional[Mapping[str, Any]] = None) -> Fit:
-        """Fit, and search unless `chosen` gives the hyperparameters of an earlier search."""
+    def setup(
+        self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
+    ) -> Optional[MethodSetup]:
+        """Fit, and search unless `chosen` gives the hyperparameters of an earlier search.
+
+        Returns:
+            The hyperparameters in use; None if there are none.
+        """
 
     def score(self, loader: Iterable[Any]) -> Scores:
-        """Score the batches of a loader that yields what `Given.train` yields."""
+        """Score the batches of a loader that yields what `MethodInputs.train` yields."""
+
+
+def joined_scores(parts: Iterable[Scores]) -> Scores:
+    """The scores of a dataset, from those of its batches."""
+    score, prediction, label = (np.concatenate(column) for column in list(zip(*parts))[:3])
+    return Scores(score, prediction, label)
+
+
+def search_grid(
+    points: Sequence[Point],
+    validate: Callable[[Point], tuple[Any, Any]],
+    *,
+    sweep_size: int,
+    title: str,
+    progress: Optional[bool] = None,
+) -> MethodSetup:
+    """Search hyperparameters as OpenOOD does: the first point with the highest AUROC wins.
+
+    Args:
+        points: the points of a sweep that can be used, from `search.space.grid_points`.
+        validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
+        sweep_size: number of points of the whole sweep.
+        title: name of the method.
+        progress: None shows a progress bar on a terminal.
+
+    Raises:
+        NACError: no point has an AUROC above 0.
+    """
+    best, highest = None, 0.0
+    for point in bar(points, f"{title}: search", progress):
+        scores = [np.asarray(part) for part in validate(point)]
+        if not all(np.isfinite(part).all() for part in scores):
+            continue  # OpenOOD's ViM with more dimensions than there are, for one
+        value = float(auroc(*scores))
+        if value > highest:
+            best, highest = point, value
+    if best is None:
+        raise NACError(f"{title}: no hyperparameters rank any ID above any OOD validation sample.")
+    report = {"objective": "auroc", "auroc": highest, "points": len(points)}
+    if sweep_size > len(points):
+        report["left_out"] = sweep_size - len(points)
+    return MethodSetup(best, report)
+
+
+def usable_values(
+    method: str, values: Sequence[Any], *, n_train: int = 0, width: int = 0
+) -> Sequence[Any]:
+    """The values of a hyperparameter that KNN or ViM can use; all values for other methods.
+
+    With more neighbors than training samples, OpenOOD's KNN gives all samples the same score.
+    OpenOOD's subspace dimensions for ViM are made for 512 features and more: if none of them is
+    smaller than the number of features, this is half of it, as ViM's authors choose for small
+    networks.
+
+    Args:
+        method: name of the method.
+        values: K of KNN or the dimension of ViM's subspace.
+        n_train: number of training samples.
+        width: number of features.
+
+    Raises:
+        NACError: KNN can use none of the values.
+    """
+    if method == "vim":
+        return [dim for dim in values if dim < width] or [width // 2]
+    if method == "knn":
+        if min(values) > n_train:
+            raise NACError(
+                f"K={values[0]} exceeds the {n_train} training samples. Add some, or leave KNN out "
+                "of `methods`."
+            )
+        return [k for k in values if k <= n_train]
+    return values

@@ -1,7 +1,7 @@
-"""The methods that can be compared, one row each.
+"""The methods that can be compared: a row for each, and the methods that others register.
 
 Nothing here imports torch, OpenOOD or pytorch-ood, so the command line can list methods quickly.
-A new baseline is a row, and an adapter where OpenOOD does not have it.
+Rules (`nac_openood.core.rules`) are methods, too, without a row of their own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from nac_openood.core.rules import RULES, rule_names, rule_title
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, first_line
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.methods.scorer import Scorer
@@ -18,6 +18,8 @@ NAC = "nac"
 #: Whose baselines run; "auto" takes OpenOOD's where it is installed, else pytorch-ood's.
 AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
 BACKENDS = (AUTO_BACKEND, OPENOOD, PYTORCH_OOD)
+#: Packages offer methods in this group of entry points, each under the method's name.
+_GROUP = "nac_openood.methods"
 
 
 class Absent(NACError):
@@ -35,10 +37,11 @@ class Method(NamedTuple):  # not a dataclass, whose import takes half as long as
             (all of them share one pass over the network), or "network".
         uses_train: whether it looks at training data.
         slow: whether the quick demo leaves it out.
-        rule: this package implements it: a key of `nac_openood.core.rules.RULES`.
+        rule: this package implements it: name of a rule of `nac_openood.core.rules`.
         openood: OpenOOD implements it, under the same name.
-        adapter: pytorch-ood implements it: `module:Class` of an `Adapter` in `methods/pytorch_ood`.
-        defaults: the adapter's hyperparameters without a search.
+        pytorch_ood: pytorch-ood implements it: the function `fit_NAME` in `pytorch_ood.py` or,
+            if it needs the network, in `pytorch_ood_network.py`.
+        defaults: the hyperparameters of pytorch-ood's without a search.
         sweep: the values that a search tries, in OpenOOD's order.
         scorer: makes a scorer of your own, for a method that is not in the table.
     """
@@ -51,64 +54,55 @@ class Method(NamedTuple):  # not a dataclass, whose import takes half as long as
     slow: bool = False
     rule: Optional[str] = None
     openood: bool = False
-    adapter: Optional[str] = None
+    pytorch_ood: bool = False
     defaults: Mapping[str, Any] = {}
     sweep: Mapping[str, Sequence[Any]] = {}
     scorer: Optional[Callable[[], Scorer]] = None
 
 
-def _printed(name: str, title: str, adapter: Optional[str], **more: Any) -> Method:
+def _baseline(name: str, title: str, *, pytorch_ood: bool = True, **more: Any) -> Method:
     """A baseline of the paper's tables, all of which OpenOOD has."""
-    return Method(name, title, paper=title, openood=True, adapter=adapter, **more)
+    return Method(name, title, paper=title, openood=True, pytorch_ood=pytorch_ood, **more)
 
 
 # In the paper's order. Defaults and sweeps are those of OpenOOD's configs/postprocessors/*.yml.
-_ROWS = (
-    _printed("openmax", "OpenMax", "on_logits:OpenMax"),
-    _printed("msp", "MSP", "on_logits:MSP", uses_train=False),
-    _printed("temp_scaling", "TempScale", "on_logits:TempScaling", uses_train=False),
-    _printed(
-        "odin", "ODIN", "on_networks:ODIN", needs="network", uses_train=False, slow=True,
+_BASELINES = (
+    _baseline("openmax", "OpenMax"),
+    _baseline("msp", "MSP", uses_train=False),
+    _baseline("temp_scaling", "TempScale", uses_train=False),
+    _baseline(
+        "odin", "ODIN", needs="network", uses_train=False, slow=True,
         defaults={"temperature": 1000, "noise": 0.0014},
         sweep={"temperature": (1, 10, 100, 1000), "noise": (0.0014, 0.0028)},
     ),
-    _printed("mds", "MDS", "on_features:MDS"),
-    _printed(
-        "mds_ensemble", "MDSEns", "on_networks:MDSEnsemble", needs="network", slow=True,
-        defaults={"noise": 0.0014},
-    ),
-    _printed("rmds", "RMDS", "on_features:RMDS"),
-    _printed(
-        "gram", "Gram", "gram:Gram", needs="network", slow=True,
-        defaults={"powers": [1, 2, 3, 4, 5]},
-    ),
-    _printed("ebo", "EBO", "on_logits:EBO", uses_train=False, defaults={"temperature": 1}),
+    _baseline("mds", "MDS"),
+    _baseline("mds_ensemble", "MDSEns", needs="network", slow=True, defaults={"noise": 0.0014}),
+    _baseline("rmds", "RMDS"),
+    _baseline("gram", "Gram", needs="network", slow=True, defaults={"powers": [1, 2, 3, 4, 5]}),
+    _baseline("ebo", "EBO", uses_train=False, defaults={"temperature": 1}),
     # slow: its discriminator has to be trained first
-    _printed("opengan", "OpenGAN", None, uses_train=False, slow=True),
-    _printed("gradnorm", "GradNorm", "on_features:GradNorm", uses_train=False),
-    _printed(
-        "react", "ReAct", "on_features:ReAct", uses_train=False,
+    _baseline("opengan", "OpenGAN", pytorch_ood=False, uses_train=False, slow=True),
+    _baseline("gradnorm", "GradNorm", uses_train=False),
+    _baseline(
+        "react", "ReAct", uses_train=False,
         defaults={"percentile": 90}, sweep={"percentile": (85, 90, 95, 99)},
     ),
-    _printed("mls", "MLS", "on_logits:MLS", uses_train=False),
-    _printed("klm", "KLM", "on_logits:KLM"),
-    _printed("vim", "VIM", "on_features:ViM", defaults={"dim": 256}, sweep={"dim": (256, 1000)}),
-    _printed(
-        "knn", "KNN", "on_features:KNN",
-        defaults={"K": 50}, sweep={"K": (50, 100, 200, 500, 1000)},
+    _baseline("mls", "MLS", uses_train=False),
+    _baseline("klm", "KLM"),
+    _baseline("vim", "VIM", defaults={"dim": 256}, sweep={"dim": (256, 1000)}),
+    _baseline("knn", "KNN", defaults={"K": 50}, sweep={"K": (50, 100, 200, 500, 1000)}),
+    _baseline("dice", "DICE", defaults={"p": 90}),
+    _baseline(
+        "rankfeat", "RankFeat", needs="network", uses_train=False, slow=True,
+        defaults={"temperature": 1},
     ),
-    _printed("dice", "DICE", "on_features:DICE", defaults={"p": 90}),
-    _printed(
-        "rankfeat", "RankFeat", "on_networks:RankFeat", needs="network", uses_train=False,
-        slow=True, defaults={"temperature": 1},
-    ),
-    _printed(
-        "ash", "ASH", "on_features:ASH", uses_train=False,
+    _baseline(
+        "ash", "ASH", uses_train=False,
         defaults={"percentile": 90}, sweep={"percentile": (65, 70, 75, 80, 85, 90, 95)},
     ),
-    _printed("she", "SHE", "on_features:SHE"),
-    _printed(
-        "gen", "GEN", "on_logits:GEN", uses_train=False, defaults={"gamma": 0.1, "M": 100},
+    _baseline("she", "SHE"),
+    _baseline(
+        "gen", "GEN", uses_train=False, defaults={"gamma": 0.1, "M": 100},
         sweep={"gamma": (0.01, 0.1, 0.5, 1, 2, 5, 10), "M": (10, 50, 100, 200, 500, 1000)},
     ),
 )  # fmt: skip
@@ -118,38 +112,99 @@ def _of_rule(name: str, title: str) -> Method:
     return Method(name, title, paper="NAC-UE" if name == NAC else None, needs="network", rule=name)
 
 
-#: Every method by name: the paper's in its order, then our rules. Rules from outside are found by
-#: `chosen_methods`.
-METHODS: Mapping[str, Method] = {
-    **{method.name: method for method in _ROWS},
+#: The methods of this package by name, the paper's in its order, then the other rules; and those
+#: that were passed to `register_method`.
+METHODS: dict[str, Method] = {
+    **{method.name: method for method in _BASELINES},
     **{name: _of_rule(name, row.title) for name, row in RULES.items()},
 }
+_BUILT_IN = frozenset(METHODS)
 
 
-def chosen_methods(given: Optional[Sequence[Union[str, Method]]] = None) -> list[Method]:
-    """The rows of the given names, each once; None gives the whole table.
+def register_method(
+    name: str,
+    scorer: Callable[[], Scorer],
+    *,
+    title: Optional[str] = None,
+    needs: str = "network",
+    uses_train: bool = True,
+) -> Method:
+    """Make a method of your own available by its name, as in `compare(methods=["mine"])`.
+
+    Examples:
+        >>> nac_openood.register_method("norm", FeatureNorm, title="Norm", needs="features")
+        >>> nac_openood.compare(net, ..., methods=["norm", "nac"])
+
+    A package may offer methods without this call: the entry point `norm = my_package:FeatureNorm`
+    in the group `nac_openood.methods`. Its object is such a class, or a `Method`.
 
     Args:
-        given: names of the table, and rows of your own.
+        name: a name that no method of this package has.
+        scorer: makes an object with the methods and attributes of
+            `nac_openood.benchmark.methods.scorer.Scorer`, usually its class.
+        title: the name in tables and figures; None takes `name`.
+        needs: "features" for a method that looks at penultimate features and the linear head only,
+            or "network".
+        uses_train: whether it looks at training data.
+
+    Returns:
+        Its row of the table.
+
+    Raises:
+        NACError: the name belongs to a method of this package, or an argument is wrong.
+    """
+    if not isinstance(name, str) or not name.isidentifier() or not name.islower():
+        raise NACError(f"`name` must be a lowercase identifier such as 'mine', got {name!r}.")
+    if name in _BUILT_IN:
+        raise NACError(f"there is a method '{name}' already: choose another name.")
+    if needs not in ("features", "network"):
+        raise NACError(f"`needs` must be 'features' or 'network', got {needs!r}.")
+    if not callable(scorer):
+        raise NACError(f"`scorer` must be a class or function that makes a scorer, got {scorer!r}.")
+    row = Method(name, title or name, needs=needs, uses_train=uses_train, scorer=scorer)
+    METHODS[name] = row
+    return row
+
+
+def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list[Method]:
+    """The rows of the given names, each once; None gives all of `METHODS`.
+
+    Args:
+        names: names of methods and of rules, and rows of your own.
 
     Raises:
         NACError: for an unknown name, listing the known ones.
     """
-    given = list(METHODS) if given is None else given
-    rows, unknown = [], []
-    for entry in given:
-        if not isinstance(entry, str):
-            rows.append(entry)
-        elif entry.lower() in METHODS:
-            rows.append(METHODS[entry.lower()])
-        elif entry in rule_names():
-            rows.append(_of_rule(entry, rule_title(entry)))
-        else:
-            unknown.append(entry)
+    entries = list(METHODS) if names is None else names
+    rows = [_method_named(entry) if isinstance(entry, str) else entry for entry in entries]
+    unknown = [entry for entry, row in zip(entries, rows) if row is None]
     if unknown:
-        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names()]))
+        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *_entry_points()]))
         raise NACError(f"unknown methods {unknown}; expected some of {expected}.")
-    found = {row.name: row for row in rows}
+    found = {row.name: row for row in rows if row is not None}
     if not found:
         raise NACError("expected at least one method, got none.")
     return list(found.values())
+
+
+def _method_named(name: str) -> Optional[Method]:
+    if name.lower() in METHODS:
+        return METHODS[name.lower()]
+    if name in rule_names():
+        return _of_rule(name, rule_title(name))
+    offered = _entry_points()
+    if name not in offered:
+        return None
+    try:
+        found = offered[name].load()
+        return found if isinstance(found, Method) else register_method(name, found)
+    except Exception as error:  # it is somebody's module, which may raise anything
+        raise NACError(f"method '{name}' cannot be loaded: {first_line(error)}") from error
+
+
+def _entry_points() -> dict[str, Any]:
+    from importlib import metadata  # here, because its import takes long
+
+    found: Any = metadata.entry_points()
+    ours = found.select(group=_GROUP) if hasattr(found, "select") else found.get(_GROUP, ())
+    return {entry.name: entry for entry in ours}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional
 
-from nac_openood.benchmark.paper.printed import PrintedValue, with_printed
-from nac_openood.benchmark.paper.published import table
+from nac_openood.benchmark.paper.published import PrintedValue, table, with_printed
 from nac_openood.errors import NACError
 
 #: The tables by dataset.

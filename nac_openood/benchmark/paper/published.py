@@ -1,20 +1,25 @@
-"""The numbers that the NAC paper prints, read from `tables/*.yml`.
+"""The numbers that the NAC paper prints, read from `tables/*.yml`, and measured ones beside them.
 
 They are percent unless the metric has a unit (`..._seconds`). Tables are numbered as LaTeX
 numbers them. `published` is about OOD detection; for the tables on OOD generalization (8, 9, 13,
 18, 23 to 26) see `generalization.py`.
+
+A file is laid out like its table. Every cell has coordinates on named axes (benchmark,
+architecture, method, dataset, metric, ...): some from its row, some from its column, and some
+`fixed` for the whole table. So tables of all shapes are read in the same way.
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Iterator, Mapping
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+import yaml
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.benchmark.paper.printed import PrintedTable, PrintedValue, read_table
 from nac_openood.errors import NACError
 from nac_openood.sources.imglist import BENCHMARKS
 
@@ -34,14 +39,132 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _TABLES = Path(__file__).parent / "tables"
 _RESULT_AXES = ("benchmark", "architecture", "method", "dataset", "metric")
 _MEAN_OF_BACKBONES = "average"
+_Number = Optional[float]
+
+#: (mean, std or None) in percent, by method, by OOD set (or `nearood` or `farood`), and by metric.
+MeasuredMetrics = Mapping[str, Mapping[str, Mapping[str, tuple[float, _Number]]]]
+
+
+@dataclass(frozen=True)
+class PrintedValue:
+    """A printed number.
+
+    Args:
+        mean: the number.
+        std: the number behind the plus-minus sign, or None.
+        decimals: the number of decimals of the mean.
+        derived: True for a mean over datasets that the paper does not print itself.
+    """
+
+    mean: float
+    std: _Number = None
+    decimals: int = 2
+    derived: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Optional[PrintedValue]:
+        """Read `23.33±4.67` or `23.33`; for the paper's slash there is no number."""
+        if text == "/":
+            return None
+        mean, _, std = text.partition("±")
+        decimals = len(mean.partition(".")[2])
+        return cls(float(mean), float(std) if std else None, decimals)
+
+
+def with_printed(
+    mean: _Number, spread: _Number, printed: Optional[PrintedValue]
+) -> tuple[_Number, _Number, _Number, _Number, _Number]:
+    """A measured number and its deviation, the printed ones, and measured minus printed."""
+    if printed is None:
+        return mean, spread, None, None, None
+    difference = None if mean is None else mean - printed.mean
+    return mean, spread, printed.mean, printed.std, difference
+
+
+class PrintedCell(NamedTuple):
+    """A value and its coordinates by axis."""
+
+    at: Mapping[str, str]
+    value: Optional[PrintedValue]
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """A table of the paper.
+
+    Args:
+        name: as printed, e.g. `Table 20`.
+        title: what it shows.
+        row_axes: the axes of its rows.
+        column_axes: the axes of its columns.
+        columns: coordinates on `column_axes`, one tuple per column.
+        rows: a value per column by coordinates on `row_axes`, None where nothing is printed.
+        fixed: coordinates that all cells share.
+        default: the settings with which the paper compares a method to others: coordinates on
+            axes beyond the five of `published`.
+        note: a remark for readers.
+    """
+
+    name: str
+    title: str
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    columns: tuple[tuple[str, ...], ...]
+    rows: Mapping[tuple[str, ...], tuple[Optional[PrintedValue], ...]]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    default: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    def cells(self) -> Iterator[PrintedCell]:
+        """All cells, row by row."""
+        for row, values in self.rows.items():
+            shared = {**self.fixed, **dict(zip(self.row_axes, row))}
+            for column, value in zip(self.columns, values):
+                yield PrintedCell({**shared, **dict(zip(self.column_axes, column))}, value)
+
+    def value(self, **at: str) -> Optional[PrintedValue]:
+        """The value at these coordinates, which must belong to exactly one cell."""
+        found = [cell for cell in self.cells() if at.items() <= cell.at.items()]
+        if len(found) != 1:
+            axes = [*self.fixed, *self.row_axes, *self.column_axes]
+            raise NACError(
+                f"expected the coordinates of one cell of {self.name}; {at} fit {len(found)}. Its "
+                f"axes are {axes}."
+            )
+        return found[0].value
+
+
+def read_table(path: Path) -> PrintedTable:
+    """Read one file.
+
+    Raises:
+        NACError: naming the file, if rows and columns do not fit together.
+    """
+    # numbers stay text, since 97.9 and 97.90 have different precision
+    document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    try:
+        row_axes, columns = tuple(document.pop("rows")), document.pop("columns")
+        rows = {
+            tuple(key.split()): tuple(map(PrintedValue.parse, texts))
+            for key, texts in document.pop("values").items()
+        }
+        widths = {len(names) for names in columns.values()}
+        for key, values in rows.items():
+            if {len(values)} != widths or len(key) != len(row_axes):
+                raise ValueError(f"row {' '.join(key)!r} does not fit the columns or row axes")
+        return PrintedTable(
+            row_axes=row_axes, column_axes=tuple(columns), columns=tuple(zip(*columns.values())),
+            rows=rows, **document,
+        )  # fmt: skip
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise NACError(f"{path} is not a table as {__name__} describes it: {error!r}.") from error
 
 
 @functools.cache
 def tables() -> Mapping[str, PrintedTable]:
     """All tables by name, in the paper's order."""
     files = sorted(_TABLES.glob("table_*.yml"), key=lambda path: int(path.stem.split("_")[1]))
-    found = [read_table(path) for path in files]
-    return MappingProxyType({table.name: table for table in found})
+    return {table.name: table for table in map(read_table, files)}
 
 
 def table(name: str) -> PrintedTable:
@@ -53,7 +176,7 @@ def table(name: str) -> PrintedTable:
 
 def benchmarks() -> list[tuple[str, str]]:
     """The (benchmark, architecture) pairs for which the paper compares methods."""
-    pairs = {(at["benchmark"], at["architecture"]): None for at, _ in _results()}
+    pairs = {(at["benchmark"], at["architecture"]) for at, _ in _results()}
     return sorted(pair for pair in pairs if pair[1] != _MEAN_OF_BACKBONES)
 
 
@@ -106,3 +229,71 @@ def _add_averages(
             if len(members) == len(names) and metric not in sets.get(average, {}):
                 mean = statistics.fmean(value.mean for value in members)
                 sets.setdefault(average, {})[metric] = PrintedValue(mean, derived=True)
+
+
+@dataclass(frozen=True)
+class Against:
+    """One number, measured and published, in percent; None if there is none.
+
+    Args:
+        method: the method's name.
+        dataset: name of the OOD set, or `nearood` or `farood` for an average.
+        metric: `FPR@95`, `AUROC`, or another one that was measured.
+        measured: mean over runs.
+        measured_std: standard deviation over runs.
+        published: the paper's number.
+        published_std: the paper's standard deviation.
+        difference: measured minus published.
+        derived: whether the published number is an average that the paper does not print.
+    """
+
+    method: str
+    dataset: str
+    metric: str
+    measured: _Number
+    measured_std: _Number
+    published: _Number
+    published_std: _Number
+    difference: _Number
+    derived: bool = False
+
+
+def against(
+    measured: MeasuredMetrics,
+    benchmark: str,
+    architecture: str,
+    *,
+    methods: Optional[Sequence[str]] = None,
+) -> list[Against]:
+    """Put measured numbers beside those of the paper.
+
+    Args:
+        measured: in percent.
+        benchmark: OpenOOD's name of the in-distribution data.
+        architecture: e.g. `resnet18_32x32`.
+        methods: the methods to list; None lists all that were measured or published.
+
+    Returns:
+        One row per number that was measured or published. The paper's methods come first, in its
+        order, near sets and their average before far ones, FPR@95 before AUROC.
+
+    Raises:
+        NACError: the paper has no such results; the message lists those that it has.
+    """
+    printed = published(benchmark, architecture)
+    sets = [n for average, names in GROUPS[benchmark].items() for n in (*names, average)]
+    rows = []
+    for method in dict.fromkeys((*PRINTED_METHODS, *measured)):
+        if methods is not None and method not in methods:
+            continue
+        ours, paper = measured.get(method, {}), printed.get(method, {})
+        for dataset in dict.fromkeys((*sets, *ours)):
+            metrics, values = ours.get(dataset, {}), paper.get(dataset, {})
+            for metric in dict.fromkeys((*PRINTED_METRICS, *metrics)):
+                if metric in metrics or metric in values:
+                    value = values.get(metric)
+                    mean, std = metrics.get(metric, (None, None))
+                    numbers = with_printed(mean, std, value)
+                    derived = value is not None and value.derived
+                    rows.append(Against(method, dataset, metric, *numbers, derived))
+    return rows

@@ -1,7 +1,18 @@
-"""The outcome of a comparison: `results.json`, and scores and pictures beside it.
+"""The results of a comparison: `results.json`, its rows and metrics.
 
-Metrics are in percent, as OpenOOD prints them. Scores and pictures are read when they are needed.
-Tables and pages are made from `Results` by `nac_openood.report`.
+Metrics are in percent, as OpenOOD prints them. Scores and pictures lie beside `results.json` and
+are read when they are needed. Tables and pages are made from `Results` by `nac_openood.report`.
+
+Higher scores mean more in-distribution (ID). Two numbers are called FPR@95 in the literature:
+
+* `FPR@95` is OpenOOD's: OOD is the positive class. It is the share of ID samples that are rejected
+  at the threshold that finds 95 % of the OOD samples.
+* `FPR@95_IN` is that of most papers: ID is the positive class. It is the share of OOD samples that
+  are accepted at the threshold that keeps 95 % of the ID samples, which is also the threshold of
+  `NACDetector.calibrate`.
+
+They can rank methods differently. AUPR_OUT takes OOD as the positive class, AUPR_IN takes ID.
+All but `FPR@95_IN` are computed as OpenOOD does it, with scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,9 +25,9 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.against import Against
-from nac_openood.benchmark.run import cells
-from nac_openood.benchmark.run.metrics import FAR, METRICS, NEAR
+from nac_openood.benchmark.paper.published import Against
+from nac_openood.benchmark.run import store
+from nac_openood.core.ranking import fpr_in_at
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.files import is_file
@@ -24,7 +35,60 @@ from nac_openood.records import from_values
 
 RESULTS_FILE = "results.json"
 _FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
-_ROLES, _STATUS = ("id", "csid", "near", "far"), ("ok", "failed", "absent")
+_ROLES = ("id", "csid", "near", "far")
+
+METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
+#: The names of the means over near and far sets, as in OpenOOD.
+NEAR, FAR = "nearood", "farood"
+#: How they are called inside a sentence, and in titles.
+GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
+GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
+
+
+def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    """All metrics but the accuracy, in percent, from ID and OOD scores `[samples]`."""
+    from sklearn.metrics import auc, precision_recall_curve, roc_curve
+
+    score = np.concatenate([inside, outside])
+    if not np.isfinite(score).all():
+        raise NACError(
+            f"expected finite scores, got NaN or Inf for {int((~np.isfinite(score)).sum())} of "
+            f"{len(score)} samples."
+        )
+    is_ood = np.concatenate([np.zeros(len(inside), int), np.ones(len(outside), int)])
+    fpr, tpr, _ = roc_curve(is_ood, -score)
+    found = {
+        "FPR@95": fpr[np.argmax(tpr >= 0.95)],
+        "FPR@95_IN": fpr_in_at(inside, outside),
+        "AUROC": auc(fpr, tpr),
+    }
+    for name, positive, sign in (("AUPR_IN", 1 - is_ood, 1), ("AUPR_OUT", is_ood, -1)):
+        precision, recall, _ = precision_recall_curve(positive, sign * score)
+        found[name] = auc(recall, precision)
+    return {name: 100 * float(value) for name, value in found.items()}
+
+
+def metrics_by_set(
+    scores: Mapping[str, np.ndarray], roles: Mapping[str, str], accuracy: Optional[float]
+) -> dict[str, dict[str, float]]:
+    """The metrics of every OOD set, and their means "nearood" and "farood", as in OpenOOD.
+
+    Args:
+        scores: `[samples]` by test set.
+        roles: "id", "csid" (a shifted set, which counts as ID), "near" or "far" by test set.
+        accuracy: ID accuracy in percent, which OpenOOD repeats for every set; None if unknown.
+    """
+    table: dict[str, dict[str, float]] = {}
+    known = {} if accuracy is None else {"ACC": accuracy}
+    inside = np.concatenate([scores[n] for n, role in roles.items() if role in ("id", "csid")])
+    for mean, outside in ((NEAR, "near"), (FAR, "far")):
+        names = [name for name, role in roles.items() if role == outside]
+        lines = {name: ood_metrics(inside, scores[name]) for name in names}
+        if lines:
+            means = {m: np.mean([line[m] for line in lines.values()]) for m in METRICS[:-1]}
+            lines[mean] = {metric: float(value) for metric, value in means.items()}
+        table.update({name: {**line, **known} for name, line in lines.items()})
+    return table
 
 
 class Value(NamedTuple):
@@ -71,7 +135,7 @@ class Row:
         status: "ok", "failed", or "absent" if the method cannot run here.
         error: why it failed or is absent, on one line.
         metrics: percent by name of an OOD set, "nearood" or "farood", and by metric; see
-            `metrics.METRICS`.
+            `METRICS`.
         setup_seconds: time of fitting and search, with the network passes as if run alone.
         ms_per_image: time of scoring, with the network pass as if run alone; every batch counts
             as long as the median batch.
@@ -132,7 +196,7 @@ class Results:
         runs: the networks.
         rows: every method on every network, in the order asked for.
         gallery: the samples that NAC finds hardest.
-        paper: measured beside published numbers, as dicts of `paper.against.Against`; empty if
+        paper: measured beside published numbers, as dicts of `paper.published.Against`; empty if
             not asked for.
         notes: what a reader should know, e.g. how many images were skipped.
         surrogates: whether hyperparameters were searched against surrogates of OOD data.
@@ -159,10 +223,10 @@ class Results:
             if each.role not in _ROLES or each.images < 1:
                 raise NACError(f"no set has the role {each.role!r} and {each.images} images")
         for row in self.rows:
-            if row.status not in _STATUS:
+            if row.status not in store.STATUSES:
                 raise NACError(f"a row has the status {row.status!r}")
             if row.advice is not None:
-                from_values(cells.AdviceNote, row.advice, "advice")
+                from_values(store.StoredAdvice, row.advice, "advice")
             numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
             if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
                 raise NACError(f"a metric of {row.method} is no percentage")
@@ -210,7 +274,9 @@ class Results:
 
     def scores(self, run: str, method: str, dataset: str) -> Optional[Scores]:
         """The scores of a dataset, or None if there are none."""
-        return cells.read_scores(self.folder, run, method, dataset)
+        folder = store.method_folder(self.folder, run, method)
+        found = store.read_scores(folder / f"{dataset}.safetensors")
+        return None if found is None else found.scores
 
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""

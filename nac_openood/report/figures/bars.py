@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from nac_openood.benchmark.run.metrics import GROUP_NAMES
+from nac_openood.benchmark.run.results import GROUP_NAMES
 from nac_openood.report.blocks import Picture
 from nac_openood.report.figures.canvas import CALM, FAINT, INK, OUR_COLOR, name_rows, write_value
 from nac_openood.report.order import Standing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator, Sequence
 
-from nac_openood.benchmark.run.metrics import GROUP_NAMES, GROUP_WORDS
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
 from nac_openood.report.blocks import Headline, Tile
 from nac_openood.report.order import Standing, measured_groups
 from nac_openood.report.words import SHOWN, count, ordinal, quantity, set_title, value_text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from nac_openood.benchmark.run.metrics import GROUP_NAMES
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import GROUP_NAMES, Results
 from nac_openood.report.blocks import Block, Bullets, Cell, Column, Line, Section, Table
 from nac_openood.report.order import Standing, measured_groups, ood_sets
 from nac_openood.report.words import NOTHING, SHOWN, Metric, capital, set_title

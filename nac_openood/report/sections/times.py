@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Sequence
 
-from nac_openood.benchmark.run.metrics import GROUP_NAMES
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import GROUP_NAMES, Results
 from nac_openood.report.blocks import Cell, Column, Line, Picture, Pictures, Section, Table
 from nac_openood.report.figures.canvas import FAINT, INK, OUR_COLOR, PAPER, log_axis
 from nac_openood.report.figures.labels import label_points

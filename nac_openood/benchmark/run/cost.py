@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -41,9 +41,8 @@ class Timing(NamedTuple):
         return cls(pairs, float(extra), float(waited))
 
     @classmethod
-    def joined(cls, parts: Iterable[Timing]) -> Timing:
+    def joined(cls, parts: Sequence[Timing]) -> Timing:
         """One timing for several datasets."""
-        parts = list(parts)
         batches = [batch for part in parts for batch in part.batches]
         return cls(batches, sum(part.extra for part in parts), sum(part.waited for part in parts))
 
@@ -87,7 +86,7 @@ def is_disturbed(*timings: Timing) -> bool:
 
 
 class Meter:
-    """Measures a `with` block.
+    """Measures a `with` block; blocks that measure memory must not be nested.
 
     On a GPU the peak is PyTorch's own count of allocated memory. On Linux it is the peak of the
     process's resident memory, as the kernel records it; on other systems it is None.
@@ -102,9 +101,6 @@ class Meter:
         peak_mb: its peak memory minus the memory at its start, in MB (10**6 bytes).
     """
 
-    #: Meters that are measuring memory now: they share the kernel's record of the process.
-    _measuring: ClassVar[list[Meter]] = []
-
     def __init__(self, device: Optional[torch.device] = None, *, memory: bool = True) -> None:
         self.device, self._memory = device or torch.device("cpu"), memory
         self._on_gpu = self.device.type == "cuda"
@@ -112,18 +108,9 @@ class Meter:
         self.peak_mb: Optional[float] = None
 
     def __enter__(self) -> Meter:
-        self._before: Optional[int] = None
-        self._highest = 0
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
-            if self._memory:
-                torch.cuda.reset_peak_memory_stats(self.device)
-                self._before = torch.cuda.memory_allocated(self.device)
-        elif self._memory:
-            for other in self._measuring:
-                other._note_peak()
-            self._before = _restart_peak()
-            self._measuring.append(self)
+        self._before = self._restart_peak() if self._memory else None
         self._start, self._ran = time.perf_counter(), time.thread_time()
         return self
 
@@ -133,16 +120,31 @@ class Meter:
         self.seconds = time.perf_counter() - self._start
         if not self._on_gpu:
             self.waited = max(0.0, self.seconds - (time.thread_time() - self._ran))
-        if self._memory:
-            self._note_peak()
-            if self in self._measuring:
-                self._measuring.remove(self)
         if self._before is not None:
-            self.peak_mb = max(0, self._highest - self._before) / 1e6
+            on_gpu = self._on_gpu
+            peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else _peak_resident()
+            self.peak_mb = max(0, (peak or 0) - self._before) / 1e6
 
-    def _note_peak(self) -> None:
-        peak = torch.cuda.max_memory_allocated(self.device) if self._on_gpu else _peak()
-        self._highest = max(self._highest, peak or 0)
+    def _restart_peak(self) -> Optional[int]:
+        """Record the peak from now on; the bytes in use, or None if the system does not tell."""
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return torch.cuda.memory_allocated(self.device)
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return None
+        return _peak_resident()
+
+
+def _peak_resident() -> Optional[int]:
+    """The peak of the process's resident memory in bytes; None if the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, flags=re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
 
 
 class TimedLoader:
@@ -177,22 +179,3 @@ class TimedLoader:
         """The timing of a block that was measured while the loader was read in it."""
         extra = meter.seconds - sum(seconds for _, seconds in self.batches)
         return Timing(self.batches, extra, meter.waited)
-
-
-def _restart_peak() -> Optional[int]:
-    """Make the kernel record the peak from now on; the bytes in use, or None if it does not."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _peak()
-
-
-def _peak() -> Optional[int]:
-    """The peak of the process's resident memory in bytes; None if the system does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, flags=re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024

@@ -1,1 +1,0 @@
-"""OpenOOD's own postprocessors as methods."""

@@ -1,0 +1,421 @@
+"""Baselines that run pytorch-ood's detectors, with the data and hyperparameters of OpenOOD's.
+
+Each is a function that is fitted on `MethodInputs`. Here are the methods that look at penultimate
+features and logits; those that read layers inside the network or change its input are in
+`pytorch_ood_network.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pkgutil import resolve_name
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nac_openood.benchmark.methods.scorer import (
+    MethodInputs,
+    MethodSetup,
+    Point,
+    joined_scores,
+    search_grid,
+    usable_values,
+)
+from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.detector.batches import batches
+from nac_openood.detector.outcomes import Scores
+from nac_openood.errors import NACError, some
+from nac_openood.network.head import Head
+from nac_openood.network.inputs import prepare
+from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import private_copy
+from nac_openood.progress import bar
+from nac_openood.search.space import grid_points
+
+#: How many numbers a detector may compute at a time.
+_CHUNK = 2**26
+
+#: From a prepared batch to outlier scores `[batch]` and logits `[batch, classes]`.
+Outliers = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class FittedBaseline(NamedTuple):
+    """A method that was fitted.
+
+    Args:
+        use: its outlier scores with given hyperparameters.
+        usable: the points of a sweep that can be used with this data.
+    """
+
+    use: Callable[[Point], Outliers]
+    usable: Callable[[Sequence[Point]], list[Point]] = list
+
+
+def detectors() -> Any:
+    """The module `pytorch_ood.detector`.
+
+    Raises:
+        Absent: pytorch-ood is not installed; the message tells how to install it.
+    """
+    try:
+        return importlib.import_module("pytorch_ood.detector")
+    except ImportError as error:
+        raise Absent(
+            f"the baselines need pytorch-ood, which cannot be imported ({error}). Install it: "
+            "pip install 'nac-openood[baselines]'."
+        ) from error
+
+
+class PytorchOODScorer:
+    """A baseline from pytorch-ood; see `Scorer`.
+
+    Args:
+        method: a row of the table with an adapter.
+
+    Raises:
+        Absent: pytorch-ood is not installed.
+    """
+
+    def __init__(self, method: Method) -> None:
+        detectors()
+        try:
+            self.implementation = f"pytorch-ood {metadata.version('pytorch-ood')}"
+        except metadata.PackageNotFoundError:
+            self.implementation = "pytorch-ood of unknown version"
+        self.method, self._defaults, self._sweep = method.name, method.defaults, method.sweep
+        module = __name__ if method.needs == "features" else f"{__name__}_network"
+        self._fit = resolve_name(f"{module}:fit_{method.name}")
+        self.settings: Mapping[str, Any] = {
+            "defaults": dict(method.defaults),
+            "sweep": {name: list(values) for name, values in method.sweep.items()},
+        }
+
+    def setup(
+        self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
+    ) -> MethodSetup:
+        """Fit, and search where OpenOOD searches and there is OOD validation data."""
+        self._inputs = inputs = replace(inputs, net=private_copy(inputs.net))
+        with self._named_errors("fitting"):
+            fitted = self._fit(inputs)
+            if chosen is not None:
+                found = MethodSetup({**self._defaults, **chosen})
+            elif inputs.ood_val is None or len(grid_points(self._sweep)) < 2:
+                found = MethodSetup(fitted.usable([dict(self._defaults)])[0])
+            else:
+                found = self._search(fitted)
+            self._outliers = fitted.use(dict(found.hyperparameters))
+        return found
+
+    def _search(self, fitted: FittedBaseline) -> MethodSetup:
+        every = grid_points(self._sweep)
+        loaders: list[Any] = [self._inputs.id_val, self._inputs.ood_val]
+        if isinstance(self._inputs.net, Head):
+            loaders = [list(loader) for loader in loaders]  # features fit into memory
+
+        def validate(point: Point) -> tuple[Tensor, Tensor]:
+            outliers = fitted.use(point)
+            inside, outside = (
+                -torch.cat([outliers(x)[0].cpu() for x, _ in labelled(self._inputs.net, loader)])
+                for loader in loaders
+            )
+            return inside, outside
+
+        return search_grid(
+            fitted.usable(every), validate, sweep_size=len(every), title=self.method,
+            progress=self._inputs.progress,
+        )  # fmt: skip
+
+    def score(self, loader: Iterable[Any]) -> Scores:
+        """Score the batches of a loader; see `Scorer`."""
+        parts, net = [], self._inputs.net
+        with self._named_errors("scoring"):
+            for x, label in labelled(net, bar(loader, self.method, self._inputs.progress)):
+                outlier, logits = self._outliers(x)
+                score = -outlier.detach().cpu().double().numpy()
+                prediction = logits.argmax(dim=1).cpu().numpy()
+                parts.append(Scores(score, prediction, label.numpy()))
+        return joined_scores(parts)
+
+    @contextmanager
+    def _named_errors(self, doing: str) -> Iterator[None]:
+        """Seed, let errors name the method, and ignore known warnings."""
+        try:
+            with kept_random_state(self._inputs.seed), warnings.catch_warnings():
+                # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
+                warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
+                yield
+        except NACError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise NACError(
+                f"{self.method} of {self.implementation} failed while {doing} ({what}). Leave "
+                f"{self.method} out of `methods`, or use OpenOOD's: `backend='openood'`."
+            ) from error
+
+
+def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
+    for batch in batches(loader):
+        yield prepare(net, batch.data), batch.labels()
+
+
+@torch.no_grad()
+def collect(
+    net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
+) -> tuple[Tensor, Tensor]:
+    """A function of every batch, joined on the CPU `[samples, ...]`, and the labels `[samples]`.
+
+    The values are never held twice.
+    """
+    parts, labels = [], []
+    for x, label in labelled(net, loader):
+        parts.append(function(x).detach().float().cpu())
+        labels.append(label)
+    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+    start = 0
+    for i, part in enumerate(parts):
+        whole[start : start + len(part)] = part
+        start += len(part)
+        parts[i] = part[:0].clone()  # the memory of `whole` is only taken up as it is filled
+    return whole, torch.cat(labels)
+
+
+def in_parts(x: Tensor, numbers_each: int) -> tuple[Tensor, ...]:
+    """Split a batch so that no part computes too many numbers at a time."""
+    return x.split(max(1, _CHUNK // max(1, numbers_each)))
+
+
+def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
+    """Check that every class has a training label."""
+    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
+    if missing:
+        raise NACError(
+            f"{method} needs at least one training {what} of every class; there is none of "
+            f"{some(missing)}. Give it more training data, or leave it out of `methods`."
+        )
+
+
+# ---- methods on logits
+
+
+def _on_features(inputs: MethodInputs, score: Callable[[Tensor, Tensor], Tensor]) -> Outliers:
+    """Outlier scores from features `[batch, D]` and logits `[batch, classes]`."""
+
+    @torch.no_grad()
+    def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = inputs.net(x).float()
+        return score(x.float(), logits), logits
+
+    return outliers
+
+
+def _on_logits(inputs: MethodInputs, detector: Any) -> Outliers:
+    return _on_features(inputs, lambda _, logits: detector.predict_logits(logits))
+
+
+def fit_msp(inputs: MethodInputs) -> FittedBaseline:
+    """The largest softmax probability."""
+    return FittedBaseline(lambda point: _on_logits(inputs, detectors().MaxSoftmax(None)))
+
+
+def fit_mls(inputs: MethodInputs) -> FittedBaseline:
+    """The largest logit."""
+    return FittedBaseline(lambda point: _on_logits(inputs, detectors().MaxLogit(None)))
+
+
+def fit_ebo(inputs: MethodInputs) -> FittedBaseline:
+    """Energy."""
+    kind = detectors().EnergyBased
+    return FittedBaseline(lambda point: _on_logits(inputs, kind(None, t=point["temperature"])))
+
+
+def fit_gen(inputs: MethodInputs) -> FittedBaseline:
+    """Generalized entropy; as in OpenOOD, an `M` above the number of classes means all."""
+    return FittedBaseline(lambda point: _on_logits(inputs, detectors().GEN(None, **point)))
+
+
+def fit_temp_scaling(inputs: MethodInputs) -> FittedBaseline:
+    """Softmax at the temperature with the lowest loss on ID validation data."""
+    logits, label = collect(inputs.net, inputs.id_val, inputs.net)
+    detector = detectors().TemperatureScaling(None)
+    with torch.no_grad():
+        detector.t.fill_(1.5)  # where OpenOOD starts
+    with torch.enable_grad():
+        detector.fit_logits(logits, label)
+    return FittedBaseline(lambda point: _on_logits(inputs, detector))
+
+
+def fit_klm(inputs: MethodInputs) -> FittedBaseline:
+    """Divergence from the mean posterior of each predicted class, of ID validation data.
+
+    In float64, as in OpenOOD: the divergence of confident predictions is tiny.
+    """
+    detector = detectors().KLMatching(None)
+    detector.fit_logits(collect(inputs.net, inputs.id_val, inputs.net)[0].double())
+    return FittedBaseline(
+        lambda point: _on_features(inputs, lambda _, z: detector.predict_logits(z.double()))
+    )
+
+
+def fit_openmax(inputs: MethodInputs) -> FittedBaseline:
+    """Extreme value statistics of the distances to the class centers of training logits.
+
+    Weibull models of correct predictions, with OpenOOD's tail, alpha and distance.
+    """
+    values, label = collect(inputs.net, inputs.train, inputs.net)
+    right = values.argmax(dim=1) == label
+    # float64: the detector adds 10,000 to distances, after which float32 has 3 decimals left
+    values, label = values[right].double(), label[right]
+    n_classes = inputs.n_classes
+    check_classes("openmax", label, n_classes, "sample with a correct prediction")
+    kind = detectors().OpenMax
+    detector = kind(None, tailsize=20, alpha=min(3, n_classes), euclid_weight=1.0)
+    detector.fit_logits(values, label)
+    centers = torch.stack([values[label == c].mean(dim=0) for c in range(n_classes)])
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        # The detector measures distances only to classes that are predicted somewhere in a batch
+        # and takes 0 for the others, so scores would depend on the batch. Each center is predicted
+        # as its class, so with them all classes occur.
+        both = torch.cat([logits.double(), centers.to(logits.device)])
+        return detector.predict_logits(both)[: len(logits)]
+
+    return FittedBaseline(lambda point: _on_features(inputs, score))
+
+
+# ---- methods on features
+
+
+def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> FittedBaseline:
+    """A detector without hyperparameters that is fitted on training features and labels."""
+    values, label = collect(inputs.net, inputs.train)
+    check_classes(method, label, inputs.n_classes)
+    detector.fit_features(values, label)
+    return FittedBaseline(
+        lambda point: _on_features(inputs, lambda z, logits: detector.predict_features(z))
+    )
+
+
+def fit_mds(inputs: MethodInputs) -> FittedBaseline:
+    """Mahalanobis distance to the nearest class."""
+    return _fitted_on_train("mds", inputs, detectors().Mahalanobis(None))
+
+
+def fit_rmds(inputs: MethodInputs) -> FittedBaseline:
+    """Mahalanobis distance to the nearest class, relative to that to all training data."""
+    return _fitted_on_train("rmds", inputs, detectors().RMD(None))
+
+
+def fit_she(inputs: MethodInputs) -> FittedBaseline:
+    """Inner product with the mean of the class's correct training features."""
+    # on the CPU: the detector moves all features to where its head is
+    return _fitted_on_train("she", inputs, detectors().SHE(None, copy.deepcopy(inputs.net).cpu()))
+
+
+def fit_knn(inputs: MethodInputs) -> FittedBaseline:
+    """Distance to the K-th nearest training feature; all features have unit length."""
+    values, label = collect(inputs.net, inputs.train)
+    F.normalize(values, dim=1, out=values)  # in place: the detector would make a copy of all
+    detector = detectors().KNN(None, k=1, normalize=False)
+    detector.fit_features(values, label.clamp(min=0))
+    n_train = len(values)
+
+    def use(point: Point) -> Outliers:
+        detector.k = int(point["K"])
+        return _on_features(inputs, lambda z, _: detector.predict_features(F.normalize(z, dim=1)))
+
+    def usable(points: Sequence[Point]) -> list[Point]:
+        values = usable_values("knn", [point["K"] for point in points], n_train=n_train)
+        return [{"K": k} for k in values]
+
+    return FittedBaseline(use, usable)
+
+
+def fit_vim(inputs: MethodInputs) -> FittedBaseline:
+    """Energy less the norm outside the principal subspace, which is fitted for every `dim`."""
+    train = collect(inputs.net, inputs.train)
+    weight, bias = _head_weights(inputs.net)
+
+    def use(point: Point) -> Outliers:
+        detector = detectors().ViM(None, d=int(point["dim"]), w=weight, b=bias)
+        detector.fit_features(*train)
+        return _on_features(inputs, lambda z, logits: detector.predict_features(z))
+
+    def usable(points: Sequence[Point]) -> list[Point]:
+        width = train[0].shape[1]
+        dims = usable_values("vim", [point["dim"] for point in points], width=width)
+        return [{"dim": dim} for dim in dims]
+
+    return FittedBaseline(use, usable)
+
+
+def fit_dice(inputs: MethodInputs) -> FittedBaseline:
+    """Energy of a head without the weights that contribute least to training data."""
+    weight, bias = _head_weights(inputs.net)
+    total, count = torch.zeros(()), 0
+    for x, _ in labelled(inputs.net, inputs.train):
+        total, count = total.to(x.device) + x.double().sum(dim=0), count + len(x)
+    mean = (total / count).float()[None].cpu()  # all that the detector uses of training data
+
+    def use(point: Point) -> Outliers:
+        detector = detectors().DICE(None, weight, bias, p=point["p"] / 100)
+        detector.fit_features(mean, torch.zeros(1, dtype=torch.int64))
+
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            # in parts: the detector multiplies all features with all weights before it sums
+            parts = in_parts(features, weight.numel())
+            return torch.cat([detector.predict_features(part) for part in parts])
+
+        return _on_features(inputs, score)
+
+    return FittedBaseline(use)
+
+
+def fit_react(inputs: MethodInputs) -> FittedBaseline:
+    """Energy of features clipped at a percentile of ID validation features."""
+    values = collect(inputs.net, inputs.id_val)[0]
+
+    def use(point: Point) -> Outliers:
+        detector = detectors().ReAct(None, inputs.net, percentile=point["percentile"] / 100)
+        detector.fit_feature_maps(values, torch.zeros(len(values)))
+        return _on_features(inputs, lambda z, logits: detector.predict_feature_maps(z))
+
+    return FittedBaseline(use)
+
+
+def fit_ash(inputs: MethodInputs) -> FittedBaseline:
+    """Energy of the largest features, all set to one value (ASH-B, as in OpenOOD)."""
+
+    def head(maps: Tensor) -> Tensor:
+        return inputs.net(maps.flatten(1))
+
+    def use(point: Point) -> Outliers:
+        percentile = point["percentile"] / 100
+        detector = detectors().ASH(None, head, variant="ash-b", percentile=percentile)
+        # maps of one pixel
+        return _on_features(inputs, lambda z, _: detector.predict_feature_maps(z[:, :, None, None]))
+
+    return FittedBaseline(use)
+
+
+def fit_gradnorm(inputs: MethodInputs) -> FittedBaseline:
+    """Norm of the gradient of the head's weights; as in OpenOOD that of the bias is left out."""
+    detector = detectors().GradNorm(inputs.net, param_filter=lambda name: name == "fc.weight")
+    return FittedBaseline(lambda point: _on_features(inputs, lambda z, logits: detector.predict(z)))
+
+
+def _head_weights(net: Any) -> tuple[Tensor, Tensor]:
+    """Weight `[classes, D]` and bias `[classes]` of the head, on the CPU.
+
+    Detectors work where their weights are, and the features of a training set may not fit on a GPU.
+    """
+    weight, bias = net.get_fc()
+    return torch.from_numpy(weight), torch.from_numpy(bias)
