@@ -38,8 +38,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector
 from nac_openood.demo.embedded import N_CLASSES, embedded_sets
-from nac_openood.demo.trained import trained
-from nac_openood.demo.training import RECIPES
+from nac_openood.demo.trained import RECIPES, trained
 from nac_openood.files import write_json
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 from templates import rendered
 
-from nac_openood.demo.embedded_images import digits, patches, photograph
+from nac_openood.demo.embedded import digits, patches, photograph
 
 HERE = Path(__file__).parent
 FILES = HERE / "transcript"

@@ -16,12 +16,12 @@ from analysis_data import some
 from compare_toy import plain
 from processes import run
 
-from nac_openood import files
+from nac_openood import tensor_files
 from nac_openood.benchmark.methods.table import METHODS, NAC
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
 from nac_openood.demo import embedded
-from nac_openood.demo.training import RECIPES
+from nac_openood.demo.trained import RECIPES
 from nac_openood.errors import NACError
 from nac_openood.report.figures import canvas
 
@@ -138,7 +138,7 @@ def test_the_quick_ones(copy, capsys):
 
 
 def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys, monkeypatch):
-    short = dataclasses.replace(RECIPES["vit_embedded"], epochs=10)
+    short = RECIPES["vit_embedded"]._replace(epochs=10)
     monkeypatch.setitem(RECIPES, "vit_embedded", short)
     sets = embedded.embedded_sets()
     few = {role: {n: some(s, 8) for n, s in vars(sets)[role].items()} for role in ("near", "far")}
@@ -206,7 +206,7 @@ def test_a_folder_without_permission(copy, capsys, monkeypatch):
 def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatch):
     out, _ = copy
     forget(out, "msp", "knn", NAC)
-    real, calls = files.save, []
+    real, calls = tensor_files.save, []
 
     def full(tensors):
         calls.append(tensors)
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatc
         return real(tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "save", full)
+        patch.setattr(tensor_files, "save", full)
         assert demo(out) == 1
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(out / "runs/resnet-s0/knn") in told

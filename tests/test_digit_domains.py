@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nac_openood.demo import domains as module
-from nac_openood.demo.domains import digit_domains
+from nac_openood.demo import ranking as module
+from nac_openood.demo.ranking import digit_domains
 from nac_openood.sources.readers import domainbed_transform
 
 

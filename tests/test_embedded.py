@@ -15,8 +15,7 @@ import nac_openood.demo.embedded_files as embedded_files
 import nac_openood.demo.trained as trained_module
 from nac_openood.demo.embedded import embedded_sets, embedded_std
 from nac_openood.demo.embedded_files import lists_of, write_openood
-from nac_openood.demo.trained import cache_folder, cached_file, trained
-from nac_openood.demo.training import train_embedded
+from nac_openood.demo.trained import RECIPES, cache_folder, cached_file, train_embedded, trained
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.architectures import known_layers
@@ -214,15 +213,9 @@ def test_the_residual_network_learns_its_digits(resnet, sets):
 
 
 def test_the_table_knows_both_networks():
-    found = {a: [row.alias for row in known_layers(build(a, 8))] for a in trained_archs()}
+    found = {a: [row.alias for row in known_layers(build(a, 8))] for a in RECIPES}
     assert found["resnet_embedded"] == ["avgpool", "layer4", "layer3", "layer2", "layer1"]
     assert found["vit_embedded"] == ["ln", "block3", "block2", "block1", "block0"]
-
-
-def trained_archs():
-    from nac_openood.demo.training import RECIPES
-
-    return list(RECIPES)
 
 
 def test_the_seed_decides_and_the_callers_random_state_stays():
@@ -299,7 +292,7 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, quick, monkeypatch,
         def full(*args, **kwargs):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("nac_openood.files.save", full)
+        monkeypatch.setattr("nac_openood.tensor_files.save", full)
     with pytest.warns(UserWarning, match="cannot be saved .* Set NAC_CACHE"):
         net = trained("resnet_embedded", cache=cache)
     assert isinstance(net, torch.nn.Module)

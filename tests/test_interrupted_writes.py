@@ -19,7 +19,7 @@ from nac_openood.core.layer_config import IntegralConfig, LayerConfig
 from nac_openood.core.reading import Reading
 from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.demo.embedded_files import write_openood
-from nac_openood.demo.trained import _keep
+from nac_openood.demo.trained import save_network
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
@@ -121,7 +121,7 @@ WRITERS = {
     "landscape": lambda folder, n: draw_landscape(folder / "x.png", search(n)),
     "checkpoint": lambda folder, n: SaveCheckpoints(folder)(1, net(n)),
     "monitor": monitor,
-    "cached network": lambda folder, n: _keep(folder / "x", net(n)),
+    "cached network": lambda folder, n: save_network(folder / "x", net(n)),
 }  # fmt: skip
 #: These replace whole folders, or remove a note before they begin.
 IN_PARTS = {

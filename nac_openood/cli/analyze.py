@@ -138,7 +138,7 @@ def _network_and_sets(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
         path = inputs.one_checkpoint(args)
         sets = inputs.data_of(args, [path]).sets
         return inputs.network_loader(args, sets.n_classes)(path), sets, args.arch
-    from nac_openood.demo.run import NETWORKS, network_and_sets
+    from nac_openood.demo import NETWORKS, network_and_sets
 
     kind = args.arch or "resnet"
     if kind not in NETWORKS or args.checkpoint is not None:

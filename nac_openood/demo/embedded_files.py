@@ -1,8 +1,4 @@
-"""The embedded benchmark as an OpenOOD data folder: list files and PNG images.
-
-`images_embedded/` and then `benchmark_imglist/embedded/` are renamed into place, the lists with
-their manifest last. So a folder with a manifest is complete, even if writing was interrupted.
-"""
+"""The embedded benchmark as an OpenOOD data folder: list files and PNG images."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Optional
 
 from nac_openood.demo.embedded import NAME, EmbeddedImages, embedded_sets
 from nac_openood.errors import FileError
@@ -40,84 +35,68 @@ def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
     Returns:
         The folder.
     """
-    root, sets = Path(folder), sets or embedded_sets()
-    wanted = _manifest(sets)
-    if _is_whole(root, wanted):
-        return root
+    root, lists = Path(folder), lists_of(sets or embedded_sets())
+    digest = hashlib.sha256()
+    for name, images in lists.items():
+        digest.update("\n".join([name, *_lines(images)]).encode() + images.pixels.tobytes())
+    manifest = {"format": _FORMAT, "sha256": digest.hexdigest()}
     try:
-        _write(root, sets, wanted)
+        if not _is_complete(root, manifest):
+            _write(root, lists, manifest)
     except OSError as error:
-        if _is_whole(root, wanted):  # another process was faster
-            return root
-        raise FileError(
-            f"cannot write the embedded benchmark to {root}: {error}. Free space on the disk, or "
-            "choose another folder."
-        ) from error
+        if not _is_complete(root, manifest):  # unless another process was faster
+            raise FileError(
+                f"cannot write the embedded benchmark to {root}: {error}. Free space on the disk, "
+                "or choose another folder."
+            ) from error
     return root
 
 
 def lists_of(sets: Datasets) -> dict[str, Any]:
     """The datasets by the names of their list files."""
-    lists: dict[str, Any] = {"train": sets.train, "val": sets.id_val, "test": sets.test}
-    named = {f"{part}_{NAME}": images for part, images in lists.items()}
+    labelled = {"train": sets.train, "val": sets.id_val, "test": sets.test}
+    named = {f"{part}_{NAME}": images for part, images in labelled.items()}
     named[f"val_{BENCHMARKS[NAME].ood_val}"] = sets.ood_val
     others = {**sets.shifted, **sets.near, **sets.far}
     return {**named, **{f"test_{name}": images for name, images in others.items()}}
 
 
-def _manifest(sets: Datasets) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for name, images in lists_of(sets).items():
-        digest.update("\n".join([name, *_lines(images)]).encode())
-        digest.update(images.pixels.tobytes())
-    return {"format": _FORMAT, "sha256": digest.hexdigest()}
-
-
-def _is_whole(root: Path, wanted: dict[str, Any]) -> bool:
+def _is_complete(root: Path, manifest: dict[str, Any]) -> bool:
     lists = root / _LISTS
     try:
-        if read_json(lists / _MANIFEST) != wanted:
+        if read_json(lists / _MANIFEST) != manifest:
             return False
         lines = [line for file in lists.glob("*.txt") for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError, FileError):
         return False
-    # a manifest is written last, but images may have been removed since
+    # the manifest is written last, but images may have been removed since
     return bool(lines) and all((root / _IMAGES / line.split()[0]).is_file() for line in lines)
 
 
-def _write(root: Path, sets: Datasets, manifest: dict[str, Any]) -> None:
-    lists, images = root / _LISTS, root / _IMAGES
-    lists.parent.mkdir(parents=True, exist_ok=True)
-    with _aside(lists) as new_lists, _aside(images) as new_images:
-        for name, part in lists_of(sets).items():
-            _write_images(new_images, part)
-            (new_lists / f"{name}.txt").write_text("\n".join(_lines(part)) + "\n")
-        (new_lists / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        # from here to the last line there is no manifest, so the folder counts as incomplete
-        for old in (lists, images):
-            if old.exists():
-                shutil.rmtree(old)
-        os.replace(new_images, images)  # noqa: PTH105
-        os.replace(new_lists, lists)  # noqa: PTH105
+def _write(root: Path, lists: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Write all files into a temporary folder, then move them to their places."""
+    (root / _LISTS).parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=f".{NAME}.") as temporary:
+        new = Path(temporary)
+        (new / _LISTS).mkdir(parents=True)
+        for name, images in lists.items():
+            _write_images(new / _IMAGES, images)
+            (new / _LISTS / f"{name}.txt").write_text("\n".join(_lines(images)) + "\n")
+        (new / _LISTS / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        # the manifest goes first and comes last: without it, the folder counts as incomplete
+        for part in (_LISTS, _IMAGES):
+            if (root / part).exists():
+                shutil.rmtree(root / part)
+        for part in (_IMAGES, _LISTS):
+            os.replace(new / part, root / part)  # noqa: PTH105
 
 
 def _write_images(folder: Path, images: EmbeddedImages) -> None:
     for index, name in enumerate(images.names):
         path = folder / f"{name}.png"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         images.picture(index).save(path)
 
 
 def _lines(images: EmbeddedImages) -> list[str]:
     return [f"{name}.png {label}" for name, label in zip(images.names, images.labels)]
-
-
-@contextmanager
-def _aside(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target`, removed at the end unless it was renamed."""
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        temporary.chmod(0o755)  # mkdtemp makes private folders
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

