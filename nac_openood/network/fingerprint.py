@@ -1,22 +1,49 @@
-"""Tell networks apart: counts fitted on one network mean nothing for another."""
+"""Tell networks apart: counts fitted on one network mean nothing for another.
+
+Two networks may have the same weights and still compute different things: their modules have other
+classes or settings (stride, eps), or another `forward`. What makes no difference in evaluation mode
+does not count, and neither does what may change without another network: counters, caches, paths,
+what depends on the machine, and the version of a library.
+"""
 
 from __future__ import annotations
 
+import ast
+import dis
 import hashlib
-from typing import Iterable, Mapping
+import inspect
+import re
+import sys
+import textwrap
+import types
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Optional
 
 import torch
 from torch import nn
 
 from nac_openood.errors import NACError
-from nac_openood.network.module_settings import class_settings, module_classes, module_settings
 from nac_openood.network.replica import unwrap
-from nac_openood.network.running_code import BYTECODE_OF, Reached, own_function
 from nac_openood.tensor_files import raw_bytes
 
 #: What the names of settings begin with in a fingerprint. Early ones have none of the second kind.
 _SETTING, _OF_CLASS = "setting ", "class setting "
+#: Source is compared in one version of Python only: others write it differently.
+_FORWARD = f"forward {sys.version_info[0]}.{sys.version_info[1]}"
 _SHORT = 16
+#: Modules that do nothing in evaluation mode; libraries add and remove them.
+_IDLE = re.compile("Identity|.*Dropout.*|DropPath|StochasticDepth|DropBlock.*")
+#: Attributes that make no difference in evaluation mode, or that say how a network is run.
+_IGNORED = frozenset(
+    {"training", "inplace", "momentum", "p", "dropout", "drop", "drop_prob", "drop_path_prob",
+     "drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate", "scale_by_keep",
+     "enable_nested_tensor", "use_nested_tensor", "call_super_init", "dump_patches",
+     "epoch", "step", "global_step", "iteration", "counter", "calls", "seed"}
+)  # fmt: skip
+#: The same, by parts of the names in modules that are not torch's.
+_OF_THE_MACHINE = re.compile("cuda|device|gpu|path|file|folder|log|debug|verbose|name|cfg|config")
+_LONGEST = 64
 
 
 def fingerprint(net: nn.Module) -> dict[str, str]:
@@ -25,23 +52,21 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
     Returns:
         `structure`: names, shapes and precision of parameters and buffers. `weights`: their
         values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: what
-        modules compute by, such as stride and eps; see `module_settings`. `class setting
-        CLASS.NAME`: the same of attributes of the user's own classes. `bytecode` and `source`: the
-        user's own code that `forward` runs; see `running_code`.
+        modules compute by, such as stride and eps. `class setting CLASS.NAME`: the same of
+        attributes of the user's own classes. `forward VERSION`: the user's own `forward` methods.
     """
     inner = unwrap(net)
-    code = _code(inner)
-    settings = {
-        **{f"{_SETTING}{name}": lines for name, lines in module_settings(inner).items()},
-        **{f"{_OF_CLASS}{name}": ls for name, ls in class_settings(inner, code.asked).items()},
-    }
+    settings: dict[str, list[str]] = {}
+    for name, module in _modules(inner):
+        for kind, values in ((_SETTING, vars(module)), (_OF_CLASS, _class_attributes(module))):
+            for attribute, text in _settings(module, values):
+                key = f"{kind}{_class(module)}.{attribute}"
+                settings.setdefault(key, []).append(f"{name} {text}")
     return {
         **_tensors(inner),
-        "modules": _hash(module_classes(inner)),
-        **{name: _hash(lines)[:_SHORT] for name, lines in settings.items()},
-        "bytecode": _hash(code.bytecode),
-        "bytecode_of": BYTECODE_OF,
-        "source": "" if code.source is None else _hash(code.source),
+        "modules": _hash(f"{name} {_class(module)}" for name, module in _modules(inner)),
+        **{key: _hash(lines)[:_SHORT] for key, lines in settings.items()},
+        _FORWARD: _hash(_forward_code(inner)),
     }
 
 
@@ -54,32 +79,23 @@ def identity(net: nn.Module) -> str:
 def difference(saved: Mapping[str, str], net: nn.Module) -> str:
     """How `net` differs from the saved fingerprint, in words; "" if it does not.
 
-    Fingerprints of early versions have `structure` and `weights` only, and are compared by these.
+    Only what both have is compared: a setting that one of them does not have is new in another
+    version of a library or of this package. Early fingerprints have `structure` and `weights` only.
     """
     if not {"structure", "weights"} <= set(saved):
         raise NACError("its fingerprint of the network has no 'structure' and 'weights'.")
     now = fingerprint(net)
-    if now["structure"] != saved["structure"]:
+    names = [name for name in now if now[name] != saved.get(name, now[name])]
+    if "structure" in names:
         return "its parameters have other names, shapes or precision (another architecture)"
-    if now["weights"] != saved["weights"]:
+    if "weights" in names:
         return "it has the same architecture but other weights (another checkpoint)"
-    if now["modules"] != saved.get("modules", now["modules"]):
-        return "it has the same weights but other modules"
-    # a setting that only one of them has is new in another version of a library, or in this package
-    for name in now:
-        if name.startswith((_SETTING, _OF_CLASS)) and now[name] != saved.get(name, now[name]):
-            return f"it has the same weights but another {name.partition(_SETTING)[2]}"
-    return "" if _same_code(saved, now) else "it has the same weights but another `forward`"
-
-
-def _same_code(saved: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether bytecode or source agree; true if neither can be compared."""
-    compared = []
-    if saved.get("bytecode_of") == now["bytecode_of"]:
-        compared.append(saved.get("bytecode") == now["bytecode"])
-    if saved.get("source") and now["source"]:
-        compared.append(saved["source"] == now["source"])
-    return any(compared) or not compared
+    if not names:
+        return ""
+    what = {"modules": "other modules", _FORWARD: "another `forward`"}
+    return "it has the same weights but " + what.get(
+        names[0], f"another {names[0].partition(_SETTING)[2]}"
+    )
 
 
 def _tensors(net: nn.Module) -> dict[str, str]:
@@ -97,14 +113,131 @@ def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def _code(net: nn.Module) -> Reached:
-    """What the `forward` of all modules reaches."""
-    reached = Reached()
-    for module in net.modules():
-        if isinstance(module, torch.jit.ScriptModule):
+def _modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules by name, without those that are idle and without torch.compile around inner ones."""
+    for name, module in net.named_modules():
+        compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        if not compiled and not _IDLE.fullmatch(type(module).__name__):
+            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
+
+
+def _class(module: nn.Module) -> str:
+    """The name of a class; a library's variant of one of torch's classes counts as that class."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", "ScriptModule"))
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.") and kind is not nn.Module:
+            return kind.__qualname__
+        if not _is_library(kind.__module__):
+            break
+    return type(module).__qualname__
+
+
+@cache
+def _is_library(module: Optional[str]) -> bool:
+    """Whether a Python module is torch's, ours, or of an installed package."""
+    if (module or "").partition(".")[0] in ("torch", "numpy", "nac_openood", "builtins"):
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file or "").parts)
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def _class_attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes of the user's own classes that their methods read, as the module has them."""
+    own = [kind for kind in reversed(type(module).__mro__) if not _is_library(kind.__module__)]
+    found = {name: value for kind in own for name, value in vars(kind).items()}
+    codes = [v.__code__ for v in found.values() if isinstance(v, types.FunctionType)]
+    read = set().union(*map(_names, codes))
+    return {
+        name: vars(module).get(name, getattr(value, "__func__", value))  # of a static method
+        for name, value in found.items()
+        if name in read and not isinstance(value, (types.FunctionType, property, classmethod))
+    }
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Names that code uses, also in functions inside it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _settings(module: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    kind = type(module)
+    is_torchs = kind.__module__.startswith("torch.")
+    of_library = not is_torchs and _is_library(kind.__module__)
+    for name, value in sorted(values.items()):
+        if name.startswith("_") or name in _IGNORED or name in _assigned(kind):
             continue
-        for value in (type(module).forward, *vars(module).values()):
-            function = own_function(value)
-            if function is not None:
-                reached.add(function, type(module))
-    return reached
+        if not is_torchs and _OF_THE_MACHINE.search(name):
+            continue
+        each = value if isinstance(value, (tuple, list)) else [value]
+        if of_library and any(type(v) not in (int, float) for v in each):
+            continue  # switches and texts of libraries often depend on the machine
+        text = _setting(value)
+        if text is not None:
+            yield name, text
+
+
+def _setting(value: Any) -> Optional[str]:
+    """A setting as a text; None if it is none."""
+    if isinstance(value, str) and (len(value) > _LONGEST or "/" in value or "\\" in value):
+        return None  # a path, say
+    if isinstance(value, partial):
+        return f"{_setting(value.func)} {_simple(value.args)} {_simple(value.keywords)}"
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return f"function {value.__name__}"
+    return _simple(value)
+
+
+def _simple(value: Any, depth: int = 0) -> Optional[str]:
+    """Numbers, texts and collections of them as a text; None for anything else."""
+    if type(value) is dict:
+        value, depth = [[k, v] for k, v in value.items()], depth + 1
+    if isinstance(value, torch.Size) or type(value) in (tuple, list):
+        parts = [_simple(each, depth + 1) for each in value] if depth < 5 else [None]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    simple = (bool, int, float, complex, str, bytes, type(None))
+    return repr(value) if isinstance(value, torch.dtype) or type(value) in simple else None
+
+
+@cache
+def _assigned(kind: type) -> frozenset[str]:
+    """Attributes that methods other than `__init__` assign: counters, caches, the last shape."""
+    names = set()
+    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for name, value in vars(each).items():
+            code = getattr(value, "__code__", None)
+            if code is not None and name not in ("__init__", "__setstate__", "reset_parameters"):
+                names |= {s.argval for s in dis.get_instructions(code) if s.opname == "STORE_ATTR"}
+    return frozenset(names)
+
+
+# -- code ------------------------------------------------------------------------------------------
+
+
+def _forward_code(net: nn.Module) -> list[str]:
+    """The source of the user's own `forward` methods, without comments and docstrings."""
+    found = set()
+    for module in net.modules():
+        for value in (type(module).forward, vars(module).get("forward")):
+            function = inspect.unwrap(getattr(value, "__func__", value)) if value else None
+            if isinstance(function, types.FunctionType) and not _is_library(function.__module__):
+                found.add(function)
+    return sorted(filter(None, map(_source, found)))
+
+
+@cache
+def _source(function: types.FunctionType) -> str:
+    try:
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
+        return ""  # a lambda, generated code, or a file that is not there any more
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
