@@ -34,22 +34,11 @@ from nac_openood.cli.inputs import on_device
 from nac_openood.core.rules import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
-from nac_openood.report.blocks import (
-    Block,
-    Bullets,
-    Cell,
-    Column,
-    Document,
-    Facts,
-    Headline,
-    Line,
-    Section,
-    Table,
-)
-from nac_openood.report.markdown import render_markdown
-from nac_openood.report.order import standings
-from nac_openood.report.sections.paper import against_paper
+from nac_openood.report.blocks import Block, Bullets, Document, Facts, Section
+from nac_openood.report.comparison import against_paper
+from nac_openood.report.render import render_markdown
 from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.tables import Column, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -186,29 +175,22 @@ def run_table(name: str, openood: Path, device: str, *more: str) -> str:
 
 def counts_section(found: list[Compared]) -> Section:
     columns = [
-        Column("rule", "name"), Column("integers compared"), Column("different"),
+        Column("rule", number=False), Column("integers compared"), Column("different"),
         Column("largest difference of a score"),
     ]  # fmt: skip
-    lines = [
-        Line(
-            [Cell(c.rule), Cell(f"{c.numbers:,}"), Cell(f"{c.different:,}"), Cell(f"{c.score:.1e}")]
-        )
-        for c in found
-    ]
-    return Section("counts", "CPU and device on the same readings", [Table("", columns, lines)])
+    rows = [[c.rule, f"{c.numbers:,}", f"{c.different:,}", f"{c.score:.1e}"] for c in found]
+    return Section("counts", "CPU and device on the same readings", [Table("", columns, rows)])
 
 
 def speed_section(ratios: dict[str, dict[str, float]], loop: dict[str, float]) -> Section:
-    columns = [Column("", "name"), *(Column(title) for title in ratios)]
+    columns = [Column("", number=False), *(Column(title) for title in ratios)]
     names = next(iter(ratios.values()))
-    lines = [
-        Line([Cell(name), *(Cell(f"{ratio[name]:.2f} x") for ratio in ratios.values())])
-        for name in names
-    ]
-    loops = [Line([Cell(name), Cell(f"{ratio:.2f} x")]) for name, ratio in loop.items()]
+    rows = [[name, *(f"{ratio[name]:.2f} x" for ratio in ratios.values())] for name in names]
+    loops = [[name, f"{ratio:.2f} x"] for name, ratio in loop.items()]
+    own = [Column("", number=False), Column("")]
     blocks: list[Block] = [
-        Table("Scoring a batch over a plain forward pass of it", columns, lines),
-        Table("`score_loader`, by where its batches are", [Column("", "name"), Column("")], loops),
+        Table("Scoring a batch over a plain forward pass of it", columns, rows),
+        Table("`score_loader`, by where its batches are", own, loops),
     ]
     return Section("speed", "Speed, as ratios", blocks)
 
@@ -221,7 +203,7 @@ def table_sections(name: str, openood: Path, problem: str) -> list[Section]:
             results = Results.load(openood / "results" / folder)
         except NACError:
             continue
-        section = against_paper(results, standings(results))
+        section = against_paper(results)
         blocks += [f"{results.id_name}, {results.arch}", *(section.blocks if section else [])]
     return [Section(name, f"{name} of the paper", blocks or ["There are no results."])]
 
@@ -236,17 +218,19 @@ def report(device: torch.device, quick: bool, openood: Optional[Path], more: lis
         sections += table_sections(name, openood, problem)
     machine = [(check.name, check.detail) for check in examine_platform()]
     sections.append(Section("machine", "Machine", [Facts([("Versions", machine)])]))
-    return Document(headline(device, compared, openood), sections)
+    return document(device, compared, openood, sections)
 
 
-def headline(device: torch.device, found: list[Compared], openood: Optional[Path]) -> Headline:
+def document(
+    device: torch.device, found: list[Compared], openood: Optional[Path], sections: list[Section]
+) -> Document:
     equal = all(not c.different for c in found)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"no GPU: {device}"
     notes = [] if device.type == "cuda" else ["This is not a report about a GPU."]
     if openood is None:
         notes.append("Tables 1 and 2 were not run: they need --openood.")
     verdict = "Counts are equal on CPU and device." if equal else "Counts are DIFFERENT."
-    return Headline("NAC on a GPU", where, verdict, [f"torch {torch.__version__}"], notes, [])
+    return Document("NAC on a GPU", where, verdict, sections, [f"torch {torch.__version__}"], notes)
 
 
 def main(words: list[str]) -> int:
@@ -271,8 +255,8 @@ def main(words: list[str]) -> int:
     device = torch.device(args.device or "cuda")
     found = report(device, args.quick, args.openood, more)
     path = files.write_text(Path(args.out), render_markdown(found))
-    print(f"{found.head.verdict} Wrote {path}: paste it into an issue.")
-    return 0 if "equal" in found.head.verdict else 1
+    print(f"{found.verdict} Wrote {path}: paste it into an issue.")
+    return 0 if "equal" in found.verdict else 1
 
 
 if __name__ == "__main__":

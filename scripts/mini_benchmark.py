@@ -17,10 +17,10 @@ from nac_openood import files
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
-from nac_openood.report.order import standings
-from nac_openood.report.sections.headline import verdict
-from nac_openood.report.words import value_text
+from nac_openood.report.comparison import verdict
+from nac_openood.report.methods import ranked_methods
 from nac_openood.search.output import versions
+from nac_openood.tables import Cell
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
@@ -82,7 +82,7 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
     head = _SECTION.format(
         title=title,
         images=sum(s.images for s in first.sets),
-        verdict=verdict(first, standings(first)),
+        verdict=verdict(first, ranked_methods(first)),
     )
     return head + table(first, second)
 
@@ -95,16 +95,16 @@ def table(first: Results, second: Results) -> str:
         "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
         "| --- |" + " ---: |" * 9,
     ]
-    for standing in standings(first):
-        if standing.status != "ok":
-            lines.append(f"| {standing.title} | {standing.status} |" + " |" * 8)
+    for ranked in ranked_methods(first):
+        if ranked.status != "ok":
+            lines.append(f"| {ranked.title} | {ranked.status} |" + " |" * 8)
             continue
-        method = standing.method
+        method = ranked.method
         measured = ("AUROC", "FPR@95", "FPR@95_IN")
         ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in measured]
         theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
-        cells = [value_text(v) for v in (*ours, *theirs)] + [difference(first, second, method)]
-        title = f"**{standing.title}**" if METHODS[method].rule else standing.title
+        cells = [str(Cell.of(v)) for v in (*ours, *theirs)] + [difference(first, second, method)]
+        title = f"**{ranked.title}**" if METHODS[method].rule else ranked.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from typing import Callable
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser
 from nac_openood.cli.output import in_options
-from nac_openood.report.terminal import summary_table
+from nac_openood.report.comparison import summary_table
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -149,19 +149,19 @@ def own_place(shared):
 @pytest.fixture(scope="module")
 def drawn_once():
     """Figures with the same words and size are drawn once, for many pages that hardly differ."""
-    from nac_openood.report.figures import canvas
+    from nac_openood.report import drawing
 
-    real, kept = canvas._drawn, {}
+    real, kept = drawing._drawn, {}
 
     def drawn(picture, *look, **more):
-        canvas.check_matplotlib()
+        drawing.check_matplotlib()
         at = (picture.title, picture.alt, picture.size, look, *more.items())
         if at not in kept:
             kept[at] = real(picture, *look, **more)
         return kept[at]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canvas, "_drawn", drawn)
+        patch.setattr(drawing, "_drawn", drawn)
         yield
 
 

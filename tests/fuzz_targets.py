@@ -59,13 +59,15 @@ from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.network.probe import classify
-from nac_openood.report.analysis.write import write_analysis_page, write_finding
-from nac_openood.report.csv_file import results_csv
-from nac_openood.report.document import document
-from nac_openood.report.markdown import render_markdown
-from nac_openood.report.page import render
-from nac_openood.report.ranked.write import ranked_summary, write_ranked_page, write_ranked_tables
-from nac_openood.report.terminal import summary_table
+from nac_openood.report.checkpoints import ranked_summary
+from nac_openood.report.comparison import comparison_document, results_csv, summary_table
+from nac_openood.report.render import render_markdown, render_page
+from nac_openood.report.write import (
+    write_analysis_page,
+    write_finding,
+    write_ranked_page,
+    write_ranked_tables,
+)
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.networks import network_of
@@ -496,8 +498,8 @@ def comparison_reported(folder: Path) -> Case:
     def tables(out: Path, page: bool) -> tuple[str, ...]:
         results = Results.load(out)
         if page:
-            render(document(results))
-        text = render_markdown(document(results))
+            render_page(comparison_document(results))
+        text = render_markdown(comparison_document(results))
         return summary_table(results), results_csv(results), text, stable(results)
 
     expected = tables(folder / "out", page=True)  # matplotlib makes its caches

@@ -27,8 +27,8 @@ from nac_openood.core.reading import Reading
 from nac_openood.core.saturation import saturation, usual_steepness
 from nac_openood.detector.presets import preset
 from nac_openood.records import from_values
-from nac_openood.report.order import standings
-from nac_openood.report.sections.settings import hyperparameters
+from nac_openood.report.hyperparameters import hyperparameters
+from nac_openood.report.methods import ranked_methods
 from nac_openood.search.advice import MARGIN, SURROGATE, Advice
 from nac_openood.search.advise import advise_on_readings
 from nac_openood.search.alternatives import Known, alternatives, known_of, reader_for
@@ -405,7 +405,7 @@ def test_the_report_shows_it(tmp_path):
         return replace(results, rows=tuple(rows))
 
     results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])
-    blocks = hyperparameters(results, standings(results)).blocks
+    blocks = hyperparameters(results, ranked_methods(results)).blocks
     assert "AUROC on surrogates, not real OOD data: energy 80.00 %, NAC 61.23 %." in blocks
     assert "On surrogates: use energy." in blocks
 

@@ -23,7 +23,7 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
 from nac_openood.records import from_values
-from nac_openood.report.analysis.write import write_analysis_page, write_finding
+from nac_openood.report.write import write_analysis_page, write_finding
 from nac_openood.tables import BarGroups, Column, Densities, Density, Lines, Series, Table
 
 QUIET = Options(progress=False)

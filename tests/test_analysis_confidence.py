@@ -21,9 +21,9 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import ID_VAL, scores_on_readings
 from nac_openood.core.ranking import threshold_at
 from nac_openood.detector.detector import NACDetector
-from nac_openood.report.analysis.document import analysis_document
-from nac_openood.report.analysis.write import write_figures, write_finding
-from nac_openood.report.blocks import Cards
+from nac_openood.report.findings import analysis_document
+from nac_openood.report.write import write_figures, write_finding
+from nac_openood.tables import Examples
 
 OPTIONS = Options(progress=False, repeats=3, against="paper")
 
@@ -147,7 +147,7 @@ def test_the_gallery_shows_disputed_samples(data, agreed):
             low = sample.shares["NAC"] <= 5
             assert low == ("NAC finds" in title or "NAC rejects" in title)
     sections = analysis_document([agreed], data.about()).sections
-    cards = [b for s in sections for b in s.blocks if isinstance(b, Cards)]
+    cards = [b for s in sections for b in s.blocks if isinstance(b, Examples)]
     assert [card.title for card in cards] == list(groups)
 
 

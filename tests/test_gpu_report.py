@@ -9,8 +9,7 @@ from report_example import build
 from script_module import SCRIPTS, script_module
 
 from nac_openood.detector.readings import Readings
-from nac_openood.report.blocks import Document
-from nac_openood.report.markdown import render_markdown
+from nac_openood.report.render import render_markdown
 
 gpu_report = script_module("gpu_report")
 
@@ -77,10 +76,8 @@ def test_a_table_whose_data_is_missing_is_told(tmp_path):
 
 def test_results_stand_beside_the_papers(tmp_path):
     build(tmp_path / "results" / "table_1" / "cifar10", methods=("knn", "nac"), scores=False)
-    document = Document(
-        gpu_report.headline(torch.device("cpu"), [], tmp_path),
-        gpu_report.table_sections("Table 1", tmp_path, ""),
-    )
+    sections = gpu_report.table_sections("Table 1", tmp_path, "")
+    document = gpu_report.document(torch.device("cpu"), [], tmp_path, sections)
     text = render_markdown(document)
     assert "## Table 1 of the paper" in text
     assert "| Measured | Published | Difference |" in text

@@ -26,10 +26,8 @@ from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.monitor import CoverageMonitor
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
-from nac_openood.report.analysis.write import write_finding
 from nac_openood.report.landscape import draw_landscape
-from nac_openood.report.ranked.write import write_ranked_tables
-from nac_openood.report.write import write_tables
+from nac_openood.report.write import write_finding, write_ranked_tables, write_tables
 from nac_openood.search.output import write_config, write_report
 from nac_openood.search.result import Candidate, LayerPoint, SearchResult
 from nac_openood.search.stored import ReadingSet

@@ -13,7 +13,7 @@ from nac_openood.cli import main
 from nac_openood.evaluation.folders import domains_by_role
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
-from nac_openood.report.ranked.write import ranked_summary
+from nac_openood.report.checkpoints import ranked_summary
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import domainbed_transform
 

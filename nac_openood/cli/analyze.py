@@ -98,14 +98,15 @@ def analyze_command(args: argparse.Namespace) -> int:
 
 
 def _publish(found: Finding, out: Path) -> Optional[Path]:
-    from nac_openood.report.analysis import write
+    from nac_openood.report.findings import finding_text
+    from nac_openood.report.write import write_analysis_page, write_figures, write_finding
 
     return publish(
         out,
-        f"\n{write.finding_text(found)}\n",
-        lambda: write.write_finding(found, out),
+        f"\n{finding_text(found)}\n",
+        lambda: write_finding(found, out),
         "figures",
-        lambda: [*write.write_figures(found, out), write.write_analysis_page(out)],
+        lambda: [*write_figures(found, out), write_analysis_page(out)],
     )
 
 

@@ -73,7 +73,8 @@ def rank_command(args: argparse.Namespace) -> int:
     continue. Writes results.csv, results.md, results.json and report.html into --out.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.report.ranked import write
+    from nac_openood.report.checkpoints import ranked_summary
+    from nac_openood.report.write import write_ranked_page, write_ranked_tables
 
     out = Path(args.out)
     if args.demo:
@@ -89,10 +90,10 @@ def rank_command(args: argparse.Namespace) -> int:
         ranked = _with_origin(ranked, args)
     page = publish(
         out,
-        f"\n{write.ranked_summary(ranked)}\n",
-        lambda: [ranked.save(out), *write.write_ranked_tables(ranked, out)],
+        f"\n{ranked_summary(ranked)}\n",
+        lambda: [ranked.save(out), *write_ranked_tables(ranked, out)],
         "report.html",
-        lambda: [write.write_ranked_page(ranked, out)],
+        lambda: [write_ranked_page(ranked, out)],
     )
     open_page(page, args.open)
     return 0

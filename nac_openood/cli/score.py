@@ -264,7 +264,7 @@ class _Suspects:
     def write(self, path: Path, deployed: Deployed, alpha: float) -> None:
         """Read the kept images again, and explain them."""
         from nac_openood.files import write_text
-        from nac_openood.report.suspects import Suspect, suspects_page
+        from nac_openood.report.gallery import Suspect, suspects_page
         from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
 
         found = []

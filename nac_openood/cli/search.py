@@ -196,7 +196,7 @@ def _read_network(args: argparse.Namespace) -> ReadingSet:
 
 def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice) -> str:
     """The best candidates, the winner's settings layer by layer, and how it compares."""
-    from nac_openood.report.words import SHOWN
+    from nac_openood.report.formatting import SHOWN
     from nac_openood.search import SURROGATE_LABEL
 
     against = about.get("ood_val", {}).get("name", "OOD validation")

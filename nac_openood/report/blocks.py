@@ -1,102 +1,30 @@
-"""What a report is made of. The page, Markdown and the terminal render the same blocks."""
+"""What a report is made of, beside tables: text, figures, sections. All renderers read these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Callable, Optional, Sequence, Union
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-from nac_openood.benchmark.run.results import Value
-from nac_openood.report.words import NOTHING, quantity, value_text
+from nac_openood.tables import Column, Entry, Example, Examples, Table
 
 
 @dataclass(frozen=True)
-class Column:
-    """The heading of a column.
+class SortableTable(Table):
+    """A table that readers of the page can sort.
 
     Args:
-        title: e.g. "FPR@95".
-        kind: "number", "text", "code", or "name" for the column that names the rows.
-        group: a heading above the title that neighboring columns share, e.g. "Near-OOD".
-        note: a remark below the title, e.g. "OOD found".
-        better: "higher" or "lower"; empty where neither is better.
-        in_terminal: whether the terminal, which has little room, shows it.
+        problems: a name, and why there is no row for it; shown below the rows.
     """
 
-    title: str
-    kind: str = "number"
-    group: str = ""
-    note: str = ""
-    better: str = ""
-    in_terminal: bool = True
-
-    @property
-    def full_title(self) -> str:
-        """All headings on one line: `Near-OOD FPR@95 (OOD found)`."""
-        note = f"({self.note})" if self.note else ""
-        return " ".join(part for part in (self.group, self.title, note) if part)
+    problems: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One entry of a table.
+class ScoredExample(Example):
+    """A sample with its score, and what to write behind its bars."""
 
-    Args:
-        text: what is shown.
-        spread: shown smaller behind the text, e.g. "± 0.10".
-        value: what the page sorts by; None for the text itself.
-        rank: 1, 2 and 3 are marked.
-        best: whether it is the best of its column.
-    """
-
-    text: str = NOTHING
-    spread: str = ""
-    value: Optional[float] = None
-    rank: Optional[int] = None
-    best: bool = False
-
-    @classmethod
-    def of_mean(cls, value: Optional[Value], rank: Optional[int] = None) -> Cell:
-        """A mean with its standard deviation, two digits each."""
-        text, _, spread = value_text(value).partition(" ")
-        return cls(text, spread, None if value is None else value.mean, rank)
-
-    @classmethod
-    def of_quantity(cls, value: Optional[float], *, uncertain: bool = False) -> Cell:
-        """A time or an amount, three digits; `~` marks an uncertain one."""
-        mark = "~" if uncertain and value is not None else ""
-        return cls(mark + quantity(value), value=value)
-
-    def __str__(self) -> str:
-        return f"{self.text} {self.spread}".rstrip()
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a table; `ours` is highlighted.
-
-    A `problem` is told in place of the cells that are missing behind the row's name.
-    """
-
-    cells: Sequence[Cell]
-    ours: bool = False
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows below a title; readers of the page can sort it if `sortable`."""
-
-    title: str
-    columns: Sequence[Column]
-    lines: Sequence[Line]
-    sortable: bool = False
-
-    @property
-    def groups(self) -> list[tuple[str, int]]:
-        """The headings above the titles and how many columns each spans; empty without any."""
-        found = [(k, len(list(columns))) for k, columns in groupby(self.columns, lambda c: c.group)]
-        return found if any(title for title, _ in found) else []
+    score: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -136,7 +64,7 @@ class Picture:
         title: above it.
         alt: what it shows, in words with numbers.
         size: width and height in CSS pixels.
-        paint: fills the (empty) matplotlib figure it is given.
+        paint: draws into an empty matplotlib figure.
     """
 
     title: str
@@ -147,14 +75,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Figures side by side, and what to say about them.
+    """Figures side by side.
 
     Args:
         layout: a CSS class, e.g. "panels".
         pictures: in order.
         title: a heading above them.
         text: a paragraph above them.
-        legend: the CSS class of a key, or "", and what it stands for.
+        legend: the CSS class of a key, or "", and its meaning.
     """
 
     layout: str
@@ -164,27 +92,8 @@ class Pictures:
     legend: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Card:
-    """A sample of the gallery: `image` is a data URL, `bars` are (name, value, percent)."""
-
-    image: Optional[str]
-    dataset: str
-    name: str
-    score: str
-    bars: Sequence[tuple[str, str, float]]
-
-
-@dataclass(frozen=True)
-class Cards:
-    """Samples side by side below a title."""
-
-    title: str
-    cards: Sequence[Card]
-
-
-#: A plain string is a paragraph.
-Block = Union[str, Heading, Bullets, Table, Code, Facts, Pictures, Cards]
+#: A string is a paragraph.
+Block = Union[str, Heading, Bullets, Table, Code, Facts, Pictures, Examples]
 
 
 @dataclass(frozen=True)
@@ -198,31 +107,77 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number in large print: `small` follows it, `below` are lines under it."""
+    """A number in large print: `small` follows it, `lines` stand under it."""
 
     name: str
     value: str
     small: str
-    below: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Headline:
-    """Title, verdict and facts; `tiles` holds a title and tiles for each of our methods."""
-
-    title: str
-    arch: str
-    verdict: str
-    facts: Sequence[str]
-    notes: Sequence[str]
-    tiles: Sequence[tuple[str, Sequence[Tile]]]
-    topic: str = "Out-of-distribution detection"
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Document:
-    """The top of the report and its sections; `version` is that of this package."""
+    """A whole report.
 
-    head: Headline
-    sections: Sequence[Section]
+    Args:
+        title: of the page.
+        arch: name of the network.
+        verdict: the result in a sentence or two.
+        sections: in order; None is left out.
+        facts: numbers of methods, datasets and so on.
+        notes: what a reader should know before reading the numbers.
+        tiles: a title and tiles for each method to show at the top.
+        topic: a line above the title.
+        version: version of this package.
+    """
+
+    title: str
+    arch: str
+    verdict: str
+    sections: Sequence[Optional[Section]]
+    facts: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    tiles: Sequence[tuple[str, Sequence[Tile]]] = ()
+    topic: str = "Out-of-distribution detection"
     version: str = ""
+
+
+def about_section(
+    what: str, command: str, facts: Mapping[str, Sequence[tuple[str, str]]]
+) -> Section:
+    """The section on how to repeat a `what`: its command, and names and values by heading."""
+    lists = Facts([(title, pairs) for title, pairs in facts.items() if pairs])
+    blocks: list[Block] = [Heading("Command to reproduce it"), Code("command", command), lists]
+    return Section("about", f"About this {what}", blocks)
+
+
+def paper_section(
+    heads: tuple[str, str],
+    rows: Sequence[tuple[Sequence[str], Mapping[str, Any], bool]],
+    spread: str,
+    *texts: str,
+    undefined: Optional[str] = None,
+) -> Section:
+    """The section that compares measured with published numbers.
+
+    Args:
+        heads: the headings of the first two columns; the third one is the metric.
+        rows: the texts of the first three columns, a dict with `measured`, `published` and
+            `difference`, and whether to highlight the row.
+        spread: ending of the names of standard deviations or errors in these dicts.
+        texts: paragraphs above the table.
+        undefined: shown where nothing was measured.
+    """
+    columns = [Column(title, number=False) for title in (*heads, "Metric")]
+    columns += map(Column, ("Measured", "Published", "Difference"))
+    lines = []
+    for names, numbers, _ in rows:
+        line: list[Entry] = [*names]
+        for key, missing in (("measured", undefined), ("published", None)):
+            mean, std = numbers.get(key), numbers.get(f"{key}_{spread}")
+            line.append(missing if mean is None else (mean, std))
+        difference = numbers.get("difference")
+        lines.append([*line, None if difference is None else f"{difference:+.2f}"])
+    ours = [number for number, row in enumerate(rows) if row[2]]
+    table = Table("", columns, lines, ours)
+    return Section("paper", "Measured and published results", [*texts, table])

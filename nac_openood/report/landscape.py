@@ -9,8 +9,8 @@ import numpy as np
 
 from nac_openood import files
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.report.figures.canvas import blank
-from nac_openood.report.words import metric
+from nac_openood.report.drawing import blank
+from nac_openood.report.formatting import metric
 from nac_openood.search.result import LayerPoint, SearchResult
 
 _COLORS = "cividis"  # looks the same with any color vision, and in gray

@@ -1,14 +1,13 @@
-"""Numbers and names as readers expect them."""
+"""Numbers, names of datasets and names of metrics as text."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
-from nac_openood.benchmark.run.results import GROUP_WORDS, Value
+from nac_openood.benchmark.run.results import GROUP_WORDS
+from nac_openood.tables import NOTHING
 
-#: Shown where nothing was measured.
-NOTHING = "\u2013"
 _SETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -46,8 +45,13 @@ class Metric(NamedTuple):
     def __str__(self) -> str:
         return f"{self.title} ({self.note})" if self.note else self.title
 
+    @property
+    def heading(self) -> str:
+        """The title of a column."""
+        return f"{self.title}\n{self.note}" if self.note else self.title
 
-#: The metrics of the tables and pictures, in order.
+
+#: The metrics of the tables and figures, in order.
 SHOWN = {
     "AUROC": Metric("AUROC", better="higher"),
     "FPR@95": Metric(
@@ -75,14 +79,6 @@ def set_title(name: str) -> str:
 def capital(text: str) -> str:
     """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
-
-
-def value_text(value: Optional[Value], digits: int = 2) -> str:
-    """`91.23 ± 0.10`, or `91.23` after a single run."""
-    if value is None:
-        return NOTHING
-    spread = "" if value.std is None else f" \u00b1 {value.std:.{digits}f}"
-    return f"{value.mean:.{digits}f}{spread}"
 
 
 def is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What each layer contributes to our methods."""
+"""The section on what each layer contributes to our methods."""
 
 from __future__ import annotations
 
@@ -8,41 +8,30 @@ import numpy as np
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.ranking import auroc
-from nac_openood.report.blocks import (
-    Block,
-    Cell,
-    Column,
-    Heading,
-    Line,
-    Picture,
-    Pictures,
-    Section,
-    Table,
-)
-from nac_openood.report.figures import canvas
-from nac_openood.report.figures.sample import RunScores, finite, sample_of
-from nac_openood.report.order import Standing, ood_sets
-from nac_openood.report.words import alt_text, set_title
+from nac_openood.report import drawing
+from nac_openood.report.blocks import Block, Heading, Picture, Pictures, Section
+from nac_openood.report.formatting import alt_text, set_title
+from nac_openood.report.methods import RankedMethod, ood_sets
+from nac_openood.report.scores import RunScores, finite, run_scores
+from nac_openood.tables import Cell, Column, Entry, Table
 
 LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
+_AGAIN = "missing or damaged. Run the comparison again to make them."
 
 
-def layers_section(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
     """AUROC and mean scores of each layer; None without scores by layer."""
     blocks: list[Block] = []
-    ours = [s for s in order if s.ours]
-    for s in ours:
-        sample = sample_of(results, s.method)
+    ours = [m for m in methods if m.ours]
+    for m in ours:
+        sample = run_scores(results, m.method)
         aurocs = layer_aurocs(sample) if sample is not None else {}
-        if sample is None and _has_scores(results, s.method):
-            blocks.append(
-                f"{s.title}: the scores of ID data are missing or damaged. Run the comparison "
-                "again to make them."
-            )
+        if sample is None and _has_scores(results, m.method):
+            blocks.append(f"{m.title}: the scores of ID data are {_AGAIN}")
         if sample is not None and aurocs:
-            blocks += [Heading(s.title)] if len(ours) > 1 else []
+            blocks += [Heading(m.title)] if len(ours) > 1 else []
             blocks += _blocks(results, sample, aurocs)
     return Section("layers", "What each layer contributes", blocks) if blocks else None
 
@@ -58,15 +47,22 @@ def _blocks(results: Results, sample: RunScores, aurocs: LayerAurocs) -> Iterato
     read = {*sample.shifted, *sample.outside}
     lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
     if lacking:
-        yield (
-            f"Without {', '.join(map(set_title, lacking))}: the scores are missing or damaged. Run "
-            "the comparison again to make them."
-        )
-    yield Pictures("single", [auroc_picture(aurocs)])
-    yield _table(aurocs)
+        yield f"Without {', '.join(map(set_title, lacking))}: the scores are {_AGAIN}"
+    sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
+    yield Pictures("single", [_auroc_picture(aurocs, sets)])
+    columns = [Column(set_title(n), better="higher") for n in sets]
+    best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
+    rows: list[list[Entry]] = []
+    for layer, own in aurocs.items():
+        cells = [Cell(f"{v:.2f}", value=v, best=v == best[n]) for n, v in own.items()]
+        by_set = dict(zip(own, cells))
+        rows.append([layer, *map(by_set.get, sets)])
+    ours = [number for number, layer in enumerate(aurocs) if layer == COMBINED]
+    yield Table("AUROC of each layer, %", [Column("Layer", number=False), *columns], rows, ours)
+    inside = {f"{set_title(results.id_name)} (ID)": sample.inside, **sample.shifted}
     yield Pictures(
         "quads",
-        mean_pictures(sample, f"{set_title(results.id_name)} (ID)"),
+        [_mean_picture(sample, inside, layer) for layer in aurocs if layer != COMBINED],
         title="Mean score of each layer",
         text="In-distribution samples should score higher than OOD samples.",
     )
@@ -86,22 +82,6 @@ def _finding(aurocs: LayerAurocs) -> str:
     )
 
 
-def _table(aurocs: LayerAurocs) -> Table:
-    sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
-    best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
-    lines = []
-    for layer, values in aurocs.items():
-        cells = [
-            Cell(f"{values[n]:.2f}", value=values[n], best=values[n] == best[n])
-            if n in values
-            else Cell()
-            for n in sets
-        ]
-        lines.append(Line([Cell(layer), *cells], ours=layer == COMBINED))
-    columns = [Column(set_title(n), better="higher") for n in sets]
-    return Table("AUROC of each layer, %", [Column("Layer", "name"), *columns], lines)
-
-
 def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
     """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
     layers = list(sample.inside.by_layer)
@@ -116,23 +96,28 @@ def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
     return found
 
 
-def auroc_picture(aurocs: LayerAurocs) -> Picture:
+def _auroc_picture(aurocs: LayerAurocs, sets: Sequence[str]) -> Picture:
     """A row for each OOD dataset with a mark for each layer and one for all together."""
-    sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     top = 28 + 16 * (len(aurocs) // 5)
     height = 46 + top + 30 * len(sets)
+    colors = (*drawing.OTHERS, drawing.INK, drawing.FAINT)
 
     def paint(figure: Any) -> None:
         axis = figure.add_axes((0.2, 40 / height, 0.77, 1 - (40 + top) / height))
         for y, name in enumerate(sets):
-            here = [v[name] for v in aurocs.values() if name in v]
-            axis.plot(
-                [min(here), max(here)], [y, y], color=canvas.GRID, lw=4, solid_capstyle="round"
-            )
+            own = [v[name] for v in aurocs.values() if name in v]
+            ends = [min(own), max(own)]
+            axis.plot(ends, [y, y], color=drawing.GRID, lw=4, solid_capstyle="round")
         for i, (layer, values) in enumerate(aurocs.items()):
+            look: dict[str, Any] = {
+                "marker": drawing.MARKERS[i % len(drawing.MARKERS)], "s": 40,
+                "color": colors[i % len(colors)], "lw": 0.6, "zorder": 3,
+            }  # fmt: skip
+            if layer == COMBINED:
+                look = {"marker": "D", "s": 64, "color": drawing.OUR_COLOR, "zorder": 5}
             rows = [sets.index(n) for n in values]
-            axis.scatter(list(values.values()), rows, label=layer, **_look(i, layer))
-        canvas.name_rows(axis, [set_title(n) for n in sets])
+            axis.scatter(list(values.values()), rows, label=layer, edgecolor=drawing.PAPER, **look)
+        drawing.name_rows(axis, [set_title(n) for n in sets])
         axis.set_xlabel("AUROC, %")
         axis.grid(axis="x")
         axis.legend(loc="lower left", bbox_to_anchor=(-0.27, 1), ncols=5, columnspacing=1.2,
@@ -143,41 +128,21 @@ def auroc_picture(aurocs: LayerAurocs) -> Picture:
     return Picture(title, alt_text(f"{title}, in percent", listed), (500, height), paint)
 
 
-def _look(i: int, layer: str) -> dict[str, Any]:
-    look = {"edgecolor": canvas.PAPER, "zorder": 5}
-    if layer == COMBINED:
-        return {**look, "marker": "D", "s": 64, "color": canvas.OUR_COLOR}
-    colors = (*canvas.OTHERS, canvas.INK, canvas.FAINT)
-    marker, color = canvas.MARKERS[i % len(canvas.MARKERS)], colors[i % len(colors)]
-    return {**look, "marker": marker, "s": 40, "color": color, "lw": 0.6, "zorder": 3}
-
-
-def mean_pictures(sample: RunScores, id_title: str) -> list[Picture]:
-    """For each layer its mean score on ID data and on every OOD dataset."""
-    inside = [(id_title, sample.inside), *sample.shifted.items()]
-    sets = [(set_title(n), s, True) for n, s in inside]
-    sets += [(set_title(n), s, False) for n, s in sample.outside.items()]
-    found = []
-    for layer in sample.inside.by_layer:
-        scores = [(title, finite(s, layer), is_id) for title, s, is_id in sets]
-        means = [(title, float(s.mean()), is_id) for title, s, is_id in scores if s.size]
-        if means:
-            found.append(_mean_picture(layer, means))
-    return found
-
-
-def _mean_picture(layer: str, means: Sequence[tuple[str, float, bool]]) -> Picture:
-    """Rows of (dataset, mean score, whether it counts as ID)."""
+def _mean_picture(sample: RunScores, inside: Mapping[str, Any], layer: str) -> Picture:
+    """The mean score of a layer on ID data and on every OOD dataset."""
+    scored = [(name, finite(s, layer), True) for name, s in inside.items()]
+    scored += [(name, finite(s, layer), False) for name, s in sample.outside.items()]
+    means = [(set_title(name), float(s.mean()), is_id) for name, s, is_id in scored if s.size]
     height = 44 + 19 * len(means)
 
     def paint(figure: Any) -> None:
         axis = figure.add_axes((0.4, 36 / height, 0.46, 1 - 44 / height))
         for y, (_, value, is_id) in enumerate(means):
-            color, marker = (canvas.ID_COLOR, "o") if is_id else (canvas.OOD_COLOR, "s")
+            color, marker = (drawing.ID_COLOR, "o") if is_id else (drawing.OOD_COLOR, "s")
             axis.plot([0, value], [y, y], color=color, lw=1.6, ls="-" if is_id else "--")
             axis.plot([value], [y], color=color, marker=marker, ms=6)
-            canvas.write_value(axis, value, y, f"{value:.3g}")
-        canvas.name_rows(axis, [title for title, _, _ in means])
+            drawing.write_value(axis, value, y, f"{value:.3g}")
+        drawing.name_rows(axis, [title for title, _, _ in means])
         low, high = min(0.0, *(m[1] for m in means)), max(0.0, *(m[1] for m in means))
         axis.set_xlim(low, high * 1.05 if high > low else low + 1)
         axis.spines["left"].set_visible(True)

@@ -1,14 +1,12 @@
-"""The hyperparameters in use and how they were found."""
+"""The section on hyperparameters of a comparison, and on how they were found."""
 
 from __future__ import annotations
 
-from itertools import starmap
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from nac_openood.benchmark.run.results import Results, Row
-from nac_openood.report.blocks import Block, Cell, Column, Heading, Line, Section, Table
-from nac_openood.report.order import Standing
-from nac_openood.report.words import (
+from nac_openood.report.blocks import Block, Heading, Section
+from nac_openood.report.formatting import (
     capital,
     count,
     is_number,
@@ -18,9 +16,11 @@ from nac_openood.report.words import (
     quantity,
     settings_text,
 )
+from nac_openood.report.methods import RankedMethod
+from nac_openood.tables import Cell, Column, Entry, Table
 
-#: What a search tells: its key, the text and how to write the number.
-_TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
+#: The numbers of a search: key, text, and how to write the number.
+_SEARCH: Sequence[tuple[str, str, Callable[[Any], str]]] = (
     ("points", "{}", lambda n: count(n, "point")),
     ("left_out", "{} left out that this data does not allow", lambda n: count(n, "point")),
     ("seconds", "{} s", quantity),
@@ -30,23 +30,23 @@ _TOLD: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 )
 
 
-def hyperparameters(results: Results, order: Sequence[Standing]) -> Optional[Section]:
+def hyperparameters(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
     """Our methods layer by layer, then a row for each other method."""
     chosen = _chosen(results)
     blocks: list[Block] = []
-    others = []
-    for s in order:
+    others: list[list[Entry]] = []
+    for m in methods:
         for row, runs in chosen:
-            if row.method == s.method and s.ours:
+            if row.method == m.method and m.ours:
                 blocks += _ours(row, runs)
-            elif row.method == s.method:
-                texts = (row.title, runs, settings_text(row.hyperparameters), _search(row.search))
-                others.append(Line(list(map(Cell, texts))))
+            elif row.method == m.method:
+                settings = Cell(settings_text(row.hyperparameters), code=True)
+                others.append([row.title, runs, settings, _search(row.search)])
     if others:
-        titles = (("Method", "name"), ("Runs", "text"), ("In use", "code"), ("Search", "text"))
-        blocks.append(Table("Other methods", list(starmap(Column, titles)), others))
+        columns = [Column(t, number=False) for t in ("Method", "Runs", "In use", "Search")]
+        blocks.append(Table("Other methods", columns, others))
     with_some = {row.method for row, _ in chosen}
-    without = [s.title for s in order if s.status == "ok" and s.method not in with_some]
+    without = [m.title for m in methods if m.status == "ok" and m.method not in with_some]
     if without:
         blocks.append(f"Methods without hyperparameters: {', '.join(without)}.")
     return Section("settings", "Hyperparameters", blocks) if blocks else None
@@ -69,17 +69,19 @@ def _ours(row: Row, runs: str) -> Iterator[Block]:
     flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}
     yield Heading(f"{row.title}, {runs}")
     search, advice = row.search or {}, row.advice or {}
-    told = [_search(search), _guard(search), f"settings: {settings_text(flat)}" if flat else ""]
-    told += [_compared(advice), *advice.get("warnings", []), *advice.get("notes", [])]
-    yield from (f"{capital(text)}." for text in told if text)
+    texts = [_search(search), _guard(search), f"settings: {settings_text(flat)}" if flat else ""]
+    aurocs = [f"{name} {percent(value)}" for name, value in (advice.get("auroc") or {}).items()]
+    texts += [f"AUROC on {advice['against']}: {', '.join(aurocs)}"] if aurocs else []
+    texts += [*advice.get("warnings", []), *advice.get("notes", [])]
+    yield from (f"{capital(text)}." for text in texts if text)
     for name, entries in nested.items():
         keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
-        columns = [Column(capital(name.rstrip("s")), "name"), *map(Column, keys)]
-        lines = [
-            Line([Cell(key), *(Cell(one_line(entry[k])) if k in entry else Cell() for k in keys)])
+        columns = [Column(capital(name.rstrip("s")), number=False), *map(Column, keys)]
+        rows = [
+            [key, *(one_line(entry[k]) if k in entry else None for k in keys)]
             for key, entry in entries.items()
         ]
-        yield Table("", columns, lines)
+        yield Table("", columns, rows)
 
 
 def _is_table(value: Any) -> bool:
@@ -94,25 +96,18 @@ def _search(search: Optional[Mapping[str, Any]]) -> str:
     """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
     if not search:
         return "not searched"
-    known = [text.format(form(search[k])) for k, text, form in _TOLD if is_number(search.get(k))]
-    return ", ".join([f"{search.get('strategy', '')} search".strip(), *known])
+    texts = [text.format(form(search[k])) for k, text, form in _SEARCH if is_number(search.get(k))]
+    return ", ".join([f"{search.get('strategy', '')} search".strip(), *texts])
 
 
 def _guard(search: Mapping[str, Any]) -> str:
     """What the overfitting guard measured; empty if it did not."""
-    seen: Any = search.get("guard")
+    auroc: Any = search.get("guard")
     limit: Any = search.get("guard_threshold")
-    if not is_number(seen):
+    if not is_number(auroc):
         return ""
-    text = f"overfitting guard: AUROC of held-out training against validation data {percent(seen)}"
+    text = f"overfitting guard: AUROC of held-out training against validation data {percent(auroc)}"
     if not is_number(limit):
         return text
-    held = "within" if abs(seen - 0.5) <= limit else "outside"
-    return f"{text}, {held} 50 \u00b1 {100 * limit:g} %"
-
-
-def _compared(advice: Mapping[str, Any]) -> str:
-    """What simpler methods reach on validation data; empty if they were not compared."""
-    found = advice.get("auroc") or {}
-    numbers = ", ".join(f"{title} {percent(value)}" for title, value in found.items())
-    return f"AUROC on {advice['against']}: {numbers}" if numbers else ""
+    side = "within" if abs(auroc - 0.5) <= limit else "outside"
+    return f"{text}, {side} 50 \u00b1 {100 * limit:g} %"

@@ -1,4 +1,4 @@
-"""Which method stands where: its means over runs and its ranks."""
+"""The methods of a comparison, ranked: means over runs, ranks and times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
 
 #: The methods that this package implements; reports highlight them.
 OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)
-_GROUPS = (NEAR, FAR)
+_Values = Mapping[tuple[str, str], Value]
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedMethod:
     """A method over all runs.
 
     Args:
@@ -39,7 +39,7 @@ class Standing:
     status: str
     runs_ok: int
     runs: int
-    values: Mapping[tuple[str, str], Value]
+    values: _Values
     ranks: Mapping[str, int]
     times: Mapping[str, float]
     disturbed: bool
@@ -55,27 +55,27 @@ class Standing:
         return self.values.get((dataset, metric))
 
 
-def standings(results: Results) -> list[Standing]:
+def ranked_methods(results: Results) -> list[RankedMethod]:
     """All methods, best first: by near-OOD AUROC, or far-OOD AUROC if there is no near-OOD.
 
     Methods without a result come last, failed ones before absent ones.
     """
-    found = {name: _values(results, name) for name in results.methods()}
-    ranks = _ranks(found)
-    out = [_standing(rows, found[m], ranks[m]) for m, rows in results.methods().items()]
+    rows = results.methods()
+    values = {name: _values(own) for name, own in rows.items()}
+    found = [_ranked(own, values[name], values) for name, own in rows.items()]
     order = {"ok": 0, "failed": 1}
 
-    def key(s: Standing) -> tuple[float, ...]:
-        aurocs = [s.value(group) for group in _GROUPS]
-        return (order.get(s.status, 2), *(inf if v is None else -v.mean for v in aurocs))
+    def key(m: RankedMethod) -> tuple[float, ...]:
+        aurocs = [m.value(group) for group in (NEAR, FAR)]
+        return (order.get(m.status, 2), *(inf if v is None else -v.mean for v in aurocs))
 
-    return sorted(out, key=key)
+    return sorted(found, key=key)
 
 
 def measured_groups(results: Results) -> list[str]:
     """NEAR and FAR, unless no method was measured on them."""
     rows = [r for r in results.rows if r.status == "ok"]
-    return [group for group in _GROUPS if any(group in r.metrics for r in rows)]
+    return [group for group in (NEAR, FAR) if any(group in r.metrics for r in rows)]
 
 
 def ood_sets(results: Results) -> list[str]:
@@ -83,9 +83,9 @@ def ood_sets(results: Results) -> list[str]:
     return [*results.names("near"), *results.names("far")]
 
 
-def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
+def _values(rows: Sequence[Row]) -> dict[tuple[str, str], Value]:
     """Means over runs; what is NaN or missing in any run counts as not measured."""
-    rows = [r for r in results.rows if r.method == method and r.status == "ok"]
+    rows = [r for r in rows if r.status == "ok"]
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
     found: dict[tuple[str, str], Value] = {}
     for dataset, metric in keys:
@@ -95,43 +95,31 @@ def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
     return found
 
 
-def _ranks(found: Mapping[str, Mapping[tuple[str, str], Value]]) -> dict[str, dict[str, int]]:
-    ranks: dict[str, dict[str, int]] = {method: {} for method in found}
-    for dataset in {s for values in found.values() for s, _ in values}:
-        key = (dataset, "AUROC")
-        aurocs = {method: values[key].mean for method, values in found.items() if key in values}
-        for method, auroc in aurocs.items():
-            ranks[method][dataset] = 1 + sum(other > auroc for other in aurocs.values())
-    return ranks
-
-
-def _standing(
-    rows: Sequence[Row], values: Mapping[tuple[str, str], Value], ranks: Mapping[str, int]
-) -> Standing:
+def _ranked(rows: Sequence[Row], values: _Values, others: Mapping[str, _Values]) -> RankedMethod:
     worked = [r for r in rows if r.status == "ok"]
-    states = {r.status for r in rows}
     errors = [f"{r.run}: {r.error or r.status}" for r in rows if r.status != "ok"]
     if len({r.error for r in rows}) == 1 and not worked:
         errors = [rows[0].error or rows[0].status]
-    return Standing(
-        method=rows[0].method,
-        title=rows[0].title,
+    failed = "failed" if any(r.status == "failed" for r in rows) else "absent"
+    ranks, times = {}, {}
+    for (dataset, metric), value in values.items():
+        if metric == "AUROC":
+            aurocs = [own[dataset, metric] for own in others.values() if (dataset, metric) in own]
+            ranks[dataset] = 1 + sum(other.mean > value.mean for other in aurocs)
+    for name in ("setup_seconds", "ms_per_image", "peak_mb"):
+        numbers = [n for n in (getattr(r, name) for r in worked) if n is not None and isfinite(n)]
+        if numbers:
+            times[name] = fmean(numbers)
+    return RankedMethod(
+        rows[0].method,
+        rows[0].title,
         implementation=", ".join(dict.fromkeys(r.implementation for r in worked or rows)),
-        status="ok" if worked else "failed" if "failed" in states else "absent",
+        status="ok" if worked else failed,
         runs_ok=len(worked),
         runs=len(rows),
         values=values,
         ranks=ranks,
-        times=_times(worked),
+        times=times,
         disturbed=any(r.disturbed for r in worked),
         error="; ".join(errors) or None,
     )
-
-
-def _times(rows: Sequence[Row]) -> dict[str, float]:
-    found = {}
-    for name in ("setup_seconds", "ms_per_image", "peak_mb"):
-        numbers = [n for n in (getattr(r, name) for r in rows) if n is not None and isfinite(n)]
-        if numbers:
-            found[name] = fmean(numbers)
-    return found

@@ -1,1 +1,0 @@
-"""Findings of analyses as tables, plots and an HTML page."""

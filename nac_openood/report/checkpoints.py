@@ -1,0 +1,304 @@
+"""Reports on rankings of checkpoints: `results.csv`, `results.md`, `report.html`, terminal."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+import numpy as np
+
+from nac_openood.benchmark.run.results import Value
+from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
+from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.report.blocks import (
+    Document,
+    Picture,
+    Pictures,
+    Section,
+    SortableTable,
+    Tile,
+    about_section,
+    paper_section,
+)
+from nac_openood.report.drawing import DASHES, ID_COLOR, OOD_COLOR, OUR_COLOR
+from nac_openood.report.figures import picture_of
+from nac_openood.report.formatting import capital, count
+from nac_openood.report.render import csv_text, text_table
+from nac_openood.tables import Column, Entry, Lines, Series, Table
+
+_UNDEFINED = "undefined"
+_ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "choice by oracle"}
+_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "validation": {"color": ID_COLOR, "ls": DASHES[1], "marker": "s"},
+    "nac-me": {"color": OUR_COLOR, "ls": DASHES[0], "marker": "D"},
+    "test": {"color": OOD_COLOR, "ls": DASHES[2], "marker": "o"},
+}
+
+
+def ranked_csv(ranked: RankedRuns) -> str:
+    """A line for each checkpoint of each run, with all digits."""
+    lines: list[list[Any]] = [
+        ["target", "trial", "checkpoint", "step", "coverage", "validation", "test", "oracle",
+         "n_bins", "steepness", "full_count", "chosen_by"]
+    ]  # fmt: skip
+    for run in ranked.runs:
+        config = run.ranking.config
+        criteria = [c for c in CRITERIA if c != "oracle" or run.ranking.has_test]
+        chosen = {criterion: run.ranking.chosen(criterion).name for criterion in criteria}
+        for each in run.ranking.checkpoints:
+            by = " ".join(c for c, name in chosen.items() if name == each.name)
+            lines.append(
+                [run.target, run.trial, each.name, each.step, each.coverage, each.val, each.test,
+                 each.oracle, config.n_bins, config.steepness, config.full_count, by]
+            )  # fmt: skip
+    return csv_text(lines)
+
+
+def ranked_summary(ranked: RankedRuns) -> str:
+    """The tables as text for a terminal of 100 columns."""
+    tables = [_choice_table(ranked)] if ranked.has_test else []
+    lines = [line for t in (*tables, _settings_table(ranked)) for line in (*text_table(t), "")]
+    texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
+    return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
+
+
+def ranked_document(ranked: RankedRuns) -> Document:
+    """Everything there is to show; figures are not drawn yet."""
+    name = ranked.dataset.upper() if len(ranked.dataset) <= 4 else capital(ranked.dataset)
+    checkpoints = sum(len(run.ranking.checkpoints) for run in ranked.runs)
+    facts = [count(len(ranked.runs), "run"), count(checkpoints, "checkpoint")]
+    tables = [_checkpoints_table(run) for run in ranked.runs]
+    return Document(
+        f"{name or 'Your run'}: which checkpoint generalizes?",
+        ranked.arch,
+        ranking_verdict(ranked),
+        [
+            _results(ranked),
+            _paper(ranked),
+            _over_steps(ranked),
+            _volume(ranked),
+            _settings(ranked),
+            Section("checkpoints", "Checkpoints", tables),
+            _about(ranked),
+        ],
+        [*facts, f"layer {ranked.runs[0].ranking.layer}"],
+        ranked.notes,
+        [("", list(_tiles(ranked)))] if ranked.has_test else [],
+        topic="Model evaluation",
+        version=ranked.versions.get("nac_openood", ""),
+    )
+
+
+def ranking_verdict(ranked: RankedRuns) -> str:
+    """The result in one or two sentences."""
+    if not ranked.has_test:
+        names = [run.ranking.chosen().name for run in ranked.runs]
+        return f"NAC-ME chooses {', '.join(names)}, judged by training data alone."
+    ours, validation = (ranked.rc(c, _target(ranked)) for c in ("nac-me", "validation"))
+    best, other = (ranked.accuracy(c, _target(ranked)) for c in ("nac-me", "validation"))
+    sentences = ["The rank correlation is undefined for some runs; see the notes."]
+    if ours.mean is not None and validation.mean is not None:
+        sentences = [
+            f"Coverage has a rank correlation of {ours.mean:.1f} with test accuracy, validation "
+            f"accuracy one of {validation.mean:.1f}."
+        ]
+    if best.mean is not None and other.mean is not None:
+        sentences.append(
+            f"On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
+            f"{best.mean:.2f} %, those that validation accuracy chooses {other.mean:.2f} %."
+        )
+    return " ".join(sentences)
+
+
+def _target(ranked: RankedRuns) -> str:
+    """The row of the table to sum the ranking up by."""
+    return AVERAGE if len(ranked.targets) > 1 else ranked.targets[0]
+
+
+def _tiles(ranked: RankedRuns) -> Iterator[Tile]:
+    for title, find in (("RC", ranked.rc), ("Test accuracy", ranked.accuracy)):
+        means = {
+            c: find(c, _target(ranked)).mean for c in CRITERIA if title != "RC" or c != "oracle"
+        }
+        texts = {c: _UNDEFINED if mean is None else f"{mean:.1f}" for c, mean in means.items()}
+        lines = [f"validation accuracy {texts['validation']}"]
+        lines += [f"oracle {texts['oracle']}"] if "oracle" in texts else []
+        yield Tile(f"{title}, NAC-ME", texts["nac-me"], "", lines)
+
+
+def _results(ranked: RankedRuns) -> Section:
+    if not ranked.has_test:
+        text = "Without data of target domains there is no test accuracy to compare with."
+        return Section("results", "Results", [ranking_verdict(ranked), text])
+    trials = {run.trial for run in ranked.runs}
+    text = "Mean \u00b1 standard error over trials. " if len(trials) > 1 else ""
+    text += (
+        "RC is Spearman's rank correlation with test accuracy over the checkpoints of a run, times "
+        "100. Equal values share the mean of their ranks; the authors' code breaks such ties by "
+        "position. ACC is the test accuracy in percent of the checkpoint that a criterion chooses. "
+        "\u0394 is NAC-ME minus validation accuracy."
+    )
+    return Section("results", "RC and ACC", [text, _choice_table(ranked)])
+
+
+def _choice_table(ranked: RankedRuns) -> Table:
+    """The paper's table: RC and ACC of each criterion by target domain."""
+    metrics = (("RC", ranked.rc, list(CRITERIA)[:2]), ("ACC", ranked.accuracy, list(CRITERIA)))
+    columns = [Column("Target domain", number=False)]
+    for metric, _, criteria in metrics:
+        columns += [Column(CRITERIA[c], metric, "higher") for c in criteria]
+        columns.append(Column("\u0394", metric))
+    rows: list[list[Entry]] = []
+    targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
+    for target in targets:
+        rows.append([_domain(target)])
+        for _, find, criteria in metrics:
+            found: dict[str, Summary] = {c: find(c, target) for c in criteria}
+            rows[-1] += [_UNDEFINED if each.mean is None else each for each in found.values()]
+            ours, validation = found["nac-me"].mean, found["validation"].mean
+            if ours is None or validation is None:
+                rows[-1].append(_UNDEFINED)
+            else:
+                rows[-1].append(f"{ours - validation:+.2f}")
+    return Table("", columns, rows, [targets.index(AVERAGE)] if AVERAGE in targets else [])
+
+
+def _domain(target: str) -> str:
+    return capital(target.replace("_", " ")) if target else "Target domains"
+
+
+def _paper(ranked: RankedRuns) -> Optional[Section]:
+    if not ranked.paper:
+        return None
+    text = (
+        "The paper fine-tunes networks that were pretrained on ImageNet, at 224 pixels, for 5000 "
+        "steps with a checkpoint every 300. Other networks, sizes and training give other numbers."
+    )
+    rows = [
+        (
+            (_domain(row["domain"]), CRITERIA[row["criterion"]], row["metric"]),
+            row,
+            row["criterion"] == "nac-me",
+        )
+        for row in ranked.paper
+    ]
+    return paper_section(("Domain", "Criterion"), rows, "error", text, undefined=_UNDEFINED)
+
+
+def _over_steps(ranked: RankedRuns) -> Section:
+    text = "The dotted line marks the checkpoint that NAC-ME chooses."
+    pictures = [_steps_picture(run) for run in ranked.runs]
+    return Section("steps", "Over training", [Pictures("panels", pictures, text=text)])
+
+
+def _steps_picture(run: RankedRun) -> Picture:
+    """G on the left axis, validation and test accuracy on the right one, over training steps."""
+    checkpoints = run.ranking.checkpoints
+    steps = [each.step for each in checkpoints]
+    numbered = all(step is not None for step in steps)
+    at = np.array(steps if numbered else range(1, len(steps) + 1), dtype=float)
+    curves = {"validation": [100 * each.val for each in checkpoints]}
+    if run.ranking.has_test:
+        curves["test"] = [100 * (each.test or 0.0) for each in checkpoints]
+    coverage = np.array([each.coverage for each in checkpoints])
+    # divided by a power of ten, so that two decimals are enough for ticks
+    power = int(np.floor(np.log10(coverage.max()))) if coverage.max() > 0 else 0
+
+    def paint(figure: Any) -> None:
+        axis = figure.add_axes((0.17, 0.17, 0.68, 0.66))
+        right = axis.twinx()
+        lines = axis.plot(at, coverage / 10.0**power, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
+        for name, values in curves.items():
+            label = f"{name} accuracy"
+            lines += right.plot(at, values, label=label, ms=3.5, lw=1.5, **_LOOKS[name])
+        axis.axvline(at[int(np.argmax(coverage))], color=OUR_COLOR, lw=0.8, ls=":")
+        axis.set_xlabel("training step" if numbered else "checkpoint")
+        unit = f", 1e{power}" if power else ""
+        axis.set_ylabel(f"coverage G{unit}", color=OUR_COLOR)
+        right.set_ylabel("accuracy, %")
+        right.spines["right"].set_visible(True)
+        axis.locator_params(axis="x", nbins=5)
+        axis.legend(handles=lines, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3,
+                    fontsize=8, columnspacing=1.0, handlelength=2.2)  # fmt: skip
+
+    texts = [f"G rises from {coverage.min():.3g} to {coverage.max():.3g}",
+             *(f"{n} accuracy from {v[0]:.1f} % to {v[-1]:.1f} %" for n, v in curves.items()),
+             f"NAC-ME chooses {run.ranking.chosen().name}"]  # fmt: skip
+    alt = f"Coverage and accuracy of {len(checkpoints)} checkpoints: {', '.join(texts)}."
+    return Picture(run.name if run.target else "Over training", alt, (330, 250), paint)
+
+
+def _volume(ranked: RankedRuns) -> Optional[Section]:
+    """RC over the share of test data that it is measured with."""
+    series = []
+    for criterion in ("nac-me", "validation"):
+        by_share: dict[float, list[float]] = {}
+        for point in (p for run in ranked.runs for p in run.ranking.volume):
+            if point.criterion == criterion and point.mean is not None:
+                by_share.setdefault(100 * point.share, []).append(100 * point.mean)
+        points = [(share, *Value.of(values)) for share, values in sorted(by_share.items())]
+        series += [Series(CRITERIA[criterion], points)] if points else []
+    if not series:
+        return None
+    title, label = "RC against the volume of test data", "share of the test data, % (log scale)"
+    figure = Lines("volume", title, label, "RC with test accuracy", series, log_x=True)
+    text = (
+        "With few test samples, test accuracy itself is noise, and no criterion can agree with "
+        "it. Means over random draws of the test data and over runs; the bands are one standard "
+        "deviation over runs."
+    )
+    return Section(
+        "volume", "Volume of test data", [Pictures("wide", [picture_of(figure)], text=text)]
+    )
+
+
+def _settings(ranked: RankedRuns) -> Section:
+    tried = len(ranked.runs[0].ranking.candidates)
+    text = (
+        f"Chosen for each run among {count(tried, 'setting')}, by the rank correlation of coverage "
+        "with validation accuracy on source domains. No target data is used."
+    )
+    return Section("settings", "Settings", [text, _settings_table(ranked)])
+
+
+def _settings_table(ranked: RankedRuns) -> Table:
+    """What was chosen for each run, and how well coverage agrees with validation accuracy."""
+    numbers = ("Trial", "M", "alpha", "O*", "RC with validation")
+    choices = ("Validation chooses", "NAC-ME chooses")
+    columns = [Column("Target domain", number=False), *map(Column, numbers)]
+    columns += [Column(title, number=False) for title in choices]
+    rows: list[Sequence[Entry]] = []
+    for run in ranked.runs:
+        config, rc = run.ranking.config, run.ranking.rc_val
+        settings = (config.n_bins, config.steepness, config.full_count)
+        rows.append([
+            _domain(run.target), None if run.trial is None else str(run.trial),
+            *(f"{number:g}" for number in settings), _UNDEFINED if rc is None else 100 * rc,
+            *(run.ranking.chosen(criterion).name for criterion in ("validation", "nac-me")),
+        ])  # fmt: skip
+    return Table("", columns, rows)
+
+
+def _checkpoints_table(run: RankedRun) -> SortableTable:
+    """The checkpoints of a run, best first by NAC-ME."""
+    titles = ["G", "Validation, %", *(["Test, %"] if run.ranking.has_test else [])]
+    columns = [Column("#"), Column("Checkpoint", number=False)]
+    columns += [Column(title, better="higher") for title in titles]
+    rows = []
+    for rank, each in enumerate(run.ranking.order(), start=1):
+        accuracies = [None if a is None else 100 * a for a in (each.val, each.test)]
+        row = [str(rank), each.name, f"{each.coverage:.5f}", *accuracies]
+        rows.append(row[: len(columns)])
+    return SortableTable(run.name if run.target else "", columns, rows, [0])
+
+
+def _about(ranked: RankedRuns) -> Section:
+    first = ranked.runs[0]
+    data = [
+        (f"{name} ({_ROLES.get(role, role)})", count(n, "sample"))
+        for role, domains in first.ranking.sizes.items()
+        for name, n in domains.items()
+    ]
+    title = "Data" if len(ranked.runs) == 1 else f"Data of {first.name}"
+    versions = [*ranked.versions.items(), ("created", ranked.created)]
+    return about_section("ranking", ranked.command, {title: data, "Versions": versions})

@@ -1,1 +1,0 @@
-"""The pictures of the report, one kind per file."""

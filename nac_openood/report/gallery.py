@@ -1,0 +1,124 @@
+"""Pictures of samples: the hardest of a comparison, the most suspicious of a batch job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Sequence
+
+from nac_openood.__about__ import __version__
+from nac_openood.benchmark.run.results import HardSample, Results
+from nac_openood.detector.outcomes import Explanation
+from nac_openood.report.blocks import Bullets, Document, ScoredExample, Section
+from nac_openood.report.formatting import count
+from nac_openood.report.render import render_page
+from nac_openood.sources.image_paths import Prediction
+from nac_openood.sources.images import png_url
+from nac_openood.tables import NOTHING, Examples
+
+_KINDS = {
+    "id-lowest": "In-distribution samples with the lowest NAC scores",
+    "ood-highest": "OOD samples with the highest NAC scores",
+}
+
+
+def hardest_samples(results: Results) -> Optional[Section]:
+    """The samples that NAC finds hardest, with their pictures; None without samples."""
+    scale = max([1.0, *(v for e in results.gallery for v in e.layers.values() if v == v)])
+    blocks = []
+    for kind, title in _KINDS.items():
+        samples = [
+            ScoredExample(
+                e.dataset,
+                e.name,
+                {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()},
+                _picture(results, e),
+                f"{e.score:.3f}",
+                {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()},
+            )
+            for e in results.gallery
+            if e.kind == kind
+        ]
+        blocks += [Examples(title, samples)] if samples else []
+    return Section("gallery", "Hardest samples", blocks) if blocks else None
+
+
+def _picture(results: Results, example: HardSample) -> Optional[str]:
+    """The PNG as a data URL; None if there is none, or it is damaged or outside the folder."""
+    if example.file is None:
+        return None
+    path = results.folder / example.file
+    try:
+        path.resolve().relative_to(results.folder.resolve())
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    return png_url(content) if content.startswith(b"\x89PNG") else None
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An image, what the detector says about it, and why.
+
+    Args:
+        judged: the image, and what the detector says.
+        image: a small picture as a data URL, if there is one.
+        why: what the score is made of.
+    """
+
+    judged: Prediction
+    image: Optional[str]
+    why: Explanation
+
+
+def suspects_page(
+    suspects: Sequence[Suspect], *, arch: str, n_images: int, n_out: int, alpha: float
+) -> str:
+    """The page of the most suspicious images, as one HTML file that loads nothing else.
+
+    Args:
+        suspects: most suspicious first.
+        arch: name of the network.
+        n_images: how many images were judged.
+        n_out: how many of them are out-of-distribution.
+        alpha: images with p-values at or below it are out-of-distribution.
+    """
+    text = (
+        "The numbers are what each part of the network adds to the score: the lower, the more "
+        "suspicious. A bar compares a part that lowers the score with the one that lowers it most."
+    )
+    neurons = "The neurons of each layer whose activations were seen least often in training:"
+    lines = [
+        f"{s.judged.path}: "
+        + "; ".join(f"{n} {', '.join(map(str, found))}" for n, found in s.why.neurons.items())
+        for s in suspects
+        if s.why.neurons
+    ]
+    examples = Examples("Lowest p-values first", [_example(s) for s in suspects])
+    document = Document(
+        "Most suspicious images",
+        arch,
+        f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g}).",
+        [
+            Section("gallery", "Images", [text, examples]),
+            Section("neurons", "Least covered neurons", [neurons, Bullets(lines)]),
+        ],
+        [
+            f"{count(len(suspects), 'image')} with the lowest p-values",
+            f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
+        ],
+        topic="nac-openood score",
+        version=__version__,
+    )
+    return render_page(document)
+
+
+def _example(suspect: Suspect) -> ScoredExample:
+    judged, parts = suspect.judged, suspect.why.contributions
+    least = min(parts.values(), default=0.0)
+    answer = f"{judged.label}, {judged.confidence:.0%} sure"
+    bars: Mapping[str, float] = {
+        name: 100 * max(0.0, added / least) if least < 0 else 0.0 for name, added in parts.items()
+    }
+    labels = {n: f"{added:.1f}" if least < 0 else f"{added:.2f}" for n, added in parts.items()}
+    score = f"p = {judged.p_value:.2g}"
+    return ScoredExample(answer, judged.path, bars, suspect.image, score, labels)

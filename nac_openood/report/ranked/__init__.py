@@ -1,1 +1,0 @@
-"""Rankings of checkpoints as tables, plots and an HTML page."""

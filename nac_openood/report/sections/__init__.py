@@ -1,1 +1,0 @@
-"""The sections of the report, made of blocks."""
