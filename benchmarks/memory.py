@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from nac_openood import NACDetector
 from nac_openood.benchmark.run.cost import Meter
+from nac_openood.core.held_out import MAX_SAMPLES
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
-from nac_openood.core.set_aside import MOST
 from nac_openood.detector.presets import preset_for
 from nac_openood.files import write_json
 
@@ -98,7 +98,7 @@ def vit() -> dict[str, Any]:
         sizes[rule] = in_memory(fitted) / 1e6
         if rule == "nac_plus":  # one of the ten images is set aside, and a thousand will be
             held = sum(t.nbytes for n, t in fitted.tensors().items() if n.startswith("held/"))
-            sizes[rule] += (MOST - 1) * held / 1e6
+            sizes[rule] += (MAX_SAMPLES - 1) * held / 1e6
     return {"layers": list(layers), "state_mb": sizes}
 
 

@@ -131,7 +131,7 @@ class Literal:
     """Counting and scoring by broadcast comparison, `[batch, bins, neurons]`."""
 
     def __init__(self, neurons: int, n_bins: int) -> None:
-        from nac_openood.core.bins import edges
+        from nac_openood.core.histogram import edges
 
         bounds = torch.tensor(edges(n_bins))[:, None].repeat(1, neurons)
         self.low, self.high = bounds[:-1], bounds[1:]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nac_openood.core.coverage import Coverage as Coverage
     from nac_openood.core.layer_config import IntegralConfig as IntegralConfig
     from nac_openood.core.layer_config import LayerConfig as LayerConfig
-    from nac_openood.core.ranking import threshold_at as threshold_at
+    from nac_openood.core.metrics import threshold_at as threshold_at
     from nac_openood.core.reading import Reading as Reading
     from nac_openood.core.rules import register_rule as register_rule
     from nac_openood.detector.config import NACConfig as NACConfig
@@ -74,7 +74,7 @@ _HOMES = {
     "read_config": "detector.config",
     "register": "plugin.register",
     "register_rule": "core.rules",
-    "threshold_at": "core.ranking",
+    "threshold_at": "core.metrics",
     "unregister": "plugin.register",
 }
 __all__ = ["__version__", *_HOMES]

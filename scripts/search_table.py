@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Subset
 
 from nac_openood import Coverage, NACDetector, Readings
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.detector.presets import preset
 from nac_openood.detector.subset import dataset_labels, fitting_indices
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nac_openood import NACDetector
-from nac_openood.core.logit_scores import energy, msp
-from nac_openood.core.ranking import auroc, joined_fpr_at
+from nac_openood.core.metrics import auroc, joined_fpr_at
+from nac_openood.core.tensors import energy, msp
 from nac_openood.files import write_json, write_text
 
 HERE = Path(__file__).parent

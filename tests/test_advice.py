@@ -17,14 +17,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError, NotFittedError, advise
 from nac_openood.benchmark.run.results import Results
-from nac_openood.core import logit_scores
-from nac_openood.core.coverage import Coverage
-from nac_openood.core.delong import Aurocs
+from nac_openood.core import tensors
+from nac_openood.core.coverage import Coverage, saturation, typical_steepness
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.logit_scores import energy, gen, msp
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import Aurocs, auroc
 from nac_openood.core.reading import Reading
-from nac_openood.core.saturation import saturation, usual_steepness
+from nac_openood.core.tensors import energy, gen, msp
 from nac_openood.detector.presets import preset
 from nac_openood.records import from_values
 from nac_openood.report.hyperparameters import hyperparameters
@@ -425,11 +423,11 @@ def test_the_plugin_warns(monkeypatch):
 @pytest.mark.parametrize("score", [msp, energy, gen])
 def test_scores_of_logits_work_where_there_is_no_float64(score, monkeypatch):
     moved = []
-    monkeypatch.setattr(logit_scores, "double", lambda x: (moved.append(x), x.double())[1])
+    monkeypatch.setattr(tensors, "double", lambda x: (moved.append(x), x.double())[1])
     score(torch.zeros(2, 3))
     assert len(moved) == 1  # which moves what is on an MPS device to the CPU
 
 
 def test_a_suggested_steepness_looks_at_few_samples():
     many = torch.tensor([[2.0, 4.0, 4.0]]).expand(10**13, 3)  # more than any memory holds
-    assert usual_steepness(Reading(many, many), FLAT) == pytest.approx(2.94 / 16)
+    assert typical_steepness(Reading(many, many), FLAT) == pytest.approx(2.94 / 16)

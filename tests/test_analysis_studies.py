@@ -18,7 +18,7 @@ from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.states import PARTS, part_readings, separating_neuron
 from nac_openood.analysis.sweeps import bound_of
 from nac_openood.benchmark.methods.table import Method
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
 from nac_openood.tables import Density

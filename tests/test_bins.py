@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nac_openood import NACError
-from nac_openood.core.bins import bin_index, count_bins, edges
+from nac_openood.core.histogram import bin_index, count_bins, edges
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nac_openood.core import bins
-from nac_openood.core.bins import bin_index, edges
+from nac_openood.core import histogram as bins
+from nac_openood.core.histogram import bin_index, edges
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

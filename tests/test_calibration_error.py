@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from torchmetrics.functional.classification import binary_calibration_error
 
 from nac_openood.analysis.confidence import Bins, LogisticMap, equal_mass_bins, temperature_of
-from nac_openood.core.logit_scores import msp
+from nac_openood.core.tensors import msp
 from nac_openood.errors import NACError
 
 

@@ -12,7 +12,7 @@ import pytest
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.benchmark.paper.published import tables
 from nac_openood.cli import build_parser
-from nac_openood.core.states import STATES
+from nac_openood.core.layer_config import STATES
 from nac_openood.detector.config import read_config
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("table_*.sh"))

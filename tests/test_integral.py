@@ -23,7 +23,7 @@ from nac_openood import (
     Reading,
     coverage_integral,
 )
-from nac_openood.core.integral import CoverageIntegral, LinearHistogram, linear_edges
+from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, linear_edges
 from nac_openood.core.reading import Probed
 from nac_openood.evaluation.integral import count_coverage
 from nac_openood.evaluation.passes import deepest_layer

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
-from nac_openood.core.layouts import LAYOUTS, pooling_for
+from nac_openood.core.reading import LAYOUTS, pooling_for
 from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognize
 from nac_openood.network.probe import read
 

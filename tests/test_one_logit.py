@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector
-from nac_openood.core.logit_scores import energy, msp
+from nac_openood.core.tensors import energy, msp
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.head import Head, head_of, with_features

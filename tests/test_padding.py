@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.core.layouts import pooling_for
+from nac_openood.core.reading import pooling_for
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.probe import read
 

@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 from test_pvalues import oracle_p
 
 from nac_openood import NACError, NotFittedError
-from nac_openood.core.fine_counts import N_CELLS, FineCounts, cell_edges, cell_index
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.layer_evidence import WIDEST, LayerEvidence
-from nac_openood.core.logit_scores import gen
 from nac_openood.core.plus import NACPlus, distance_of
+from nac_openood.core.plus_layer import (
+    MAX_NEURONS,
+    N_CELLS,
+    FineCounts,
+    LayerEvidence,
+    cell_edges,
+    cell_index,
+)
 from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.tensors import gen
 
 LAYERS = {"a": LayoutConfig(), "b": LayoutConfig()}
 CPU = torch.device("cpu")
@@ -170,8 +176,8 @@ def test_how_many_values_lie_below():
     counts.update(z)
     at = torch.tensor([-9.0, -1.0, -0.3, 0.0, 1e-9, 0.5, 2.0, 1e9], dtype=torch.float64)
     exact = (z.double().t()[:, None] < at[:, None]).sum(-1)
-    assert (counts.below(at.expand(4, -1)) - exact).abs().max() < 25
-    assert counts.below(at.expand(4, -1))[3].tolist()[:5] == [
+    assert (counts.count_below(at.expand(4, -1)) - exact).abs().max() < 25
+    assert counts.count_below(at.expand(4, -1))[3].tolist()[:5] == [
         0,
         0,
         0,
@@ -207,7 +213,7 @@ def test_batches_do_not_matter():
         )
     assert torch.equal(one.evidence["a"].counts.counts, many.evidence["a"].counts.counts)
     assert torch.equal(one.evidence["a"].moments.low, many.evidence["a"].moments.low)
-    assert one._aside.n_samples == many._aside.n_samples == 50
+    assert one.held_out.n_samples == many.held_out.n_samples == 50
 
 
 def test_without_calibration_data_it_says_so_and_works():
@@ -286,7 +292,7 @@ def test_what_it_needs():
 
 def test_wide_layers_have_no_distance():
     rule = NACPlus({"a": LayoutConfig()})
-    wide = Probed(torch.randn(40, 3), {"a": Reading(torch.randn(40, WIDEST + 1))})
+    wide = Probed(torch.randn(40, 3), {"a": Reading(torch.randn(40, MAX_NEURONS + 1))})
     rule.update(wide)
     rule.calibrate(map(rule.parts, [wide, wide, wide]))
     assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()

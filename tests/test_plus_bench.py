@@ -10,9 +10,8 @@ from conftest import BENCH_EVERY
 from test_plus import oracle_coverage
 
 from nac_openood import NACDetector, Reading
-from nac_openood.core.fusion import LOGITS, Fusion
-from nac_openood.core.plus import distance_of
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
+from nac_openood.core.plus import LOGITS, Fusion, distance_of
 
 pytestmark = pytest.mark.bench
 SETS = {"test_cifar10": 2, "test_cifar100": 4, "test_texture": 4, "test_mnist": 4}

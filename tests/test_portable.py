@@ -5,10 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nac_openood.core.activation_coverage import ActivationCoverage
-from nac_openood.core.fine_counts import N_CELLS, FineCounts
-from nac_openood.core.portable import Portable, searchsorted
+from nac_openood.core.plus_layer import N_CELLS, ActivationCoverage, FineCounts
 from nac_openood.core.pvalues import PValues
+from nac_openood.core.tensors import Portable, searchsorted
 
 NUMBERS = st.lists(st.sampled_from([-3.0, -1.5, 0.0, 0.1, 0.5, 2.0, float("inf")]), min_size=1)
 

@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from nac_openood import ProbeError
-from nac_openood.core.layouts import pooling_for
+from nac_openood.core.reading import pooling_for
 from nac_openood.network.architectures import Layer, find_layer, known_layers
 from nac_openood.network.probe import classify, read
 

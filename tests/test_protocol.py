@@ -63,7 +63,7 @@ def test_the_two_kinds_of_fpr_can_rank_methods_differently():
 
 
 def test_the_threshold_is_that_of_calibrate():
-    from nac_openood.core.ranking import threshold_at
+    from nac_openood.core.metrics import threshold_at
 
     rng = np.random.default_rng(1)
     inside, outside = rng.normal(1, 1, 211).round(1), rng.normal(0, 1, 97).round(1)

@@ -15,7 +15,7 @@ from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.search.space import grid_points

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_ranking import fpr_at
 
 from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
-from nac_openood.core.ranking import auroc, fpr_in_at
+from nac_openood.core.metrics import auroc, fpr_in_at
 from nac_openood.core.rule import combine
 from nac_openood.detector.presets import preset, presets
 from nac_openood.search import (

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nac_openood.core.states import sigmoid
+from nac_openood.core.layer_config import sigmoid
 
 
 def rounded(x):

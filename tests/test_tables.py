@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nac_openood
 from nac_openood import LayerConfig, NACDetector
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.detector.config import NACConfig
 
 CLASSES = 7

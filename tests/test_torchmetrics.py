@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import (
 from torchmetrics.utilities.compute import auc
 
 from nac_openood.benchmark.run.results import ood_metrics
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 
 
 def drawn(seed, tied):

@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 from nac_openood import LayerConfig, NACDetector
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.layer_evidence import LayerEvidence
+from nac_openood.core.metrics import threshold_at
+from nac_openood.core.plus_layer import LayerEvidence
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.ranking import threshold_at
 from nac_openood.errors import NACError
 
 

@@ -11,7 +11,7 @@ from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings
 from nac_openood.analysis.tabulate import text_heads
-from nac_openood.core.ranking import threshold_at
+from nac_openood.core.metrics import threshold_at
 from nac_openood.errors import NACError
 from nac_openood.evaluation.correlation import rank_correlation
 from nac_openood.search.advice import NAC_TITLE

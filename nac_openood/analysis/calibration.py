@@ -12,7 +12,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
 from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
-from nac_openood.core.logit_scores import msp
+from nac_openood.core.tensors import msp
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE

@@ -25,7 +25,7 @@ from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.results import GROUP_WORDS
 from nac_openood.core.coverage import states_of
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.core.ranking import joined_auroc
+from nac_openood.core.metrics import joined_auroc
 from nac_openood.core.reading import Reading, logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError

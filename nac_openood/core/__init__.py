@@ -1,6 +1,6 @@
 """The method itself, on tensors: it needs torch and NumPy and nothing else.
 
-`layouts` and `layer_config` say what to read of a layer, `reading` is what was read, `states`,
-`bins` and `histogram` count it, the rules (`rule`, `coverage`, `plus`) make scores of the counts,
-and `pvalues` and `ranking` say what the scores are worth.
+`reading` is what was read of a layer and `layer_config` how to use it; `histogram` counts states.
+The rules (`rule`, `rules`, `coverage`, `plus`) make scores of the counts, and `pvalues` and
+`metrics` measure what the scores are worth.
 """

@@ -5,25 +5,24 @@ One histogram per layer counts the states of the training data; see `docs/method
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+import math
+from typing import Any, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.bins import count_bins
-from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import LayerConfig, whole_number
-from nac_openood.core.reading import Reading
-from nac_openood.core.restoring import (
-    check_counts,
-    refuse_other_tensors,
-    stored_layers,
-    stored_tensor,
+from nac_openood.core.histogram import Histogram, count_bins
+from nac_openood.core.layer_config import (
+    STATES,
+    TYPICAL,
+    LayerConfig,
+    refuse_unknown,
+    whole_number,
 )
-from nac_openood.core.rule import Needs, Rule
+from nac_openood.core.reading import Reading
+from nac_openood.core.rule import Needs, Rule, stored_layers
 from nac_openood.core.rules import RULES
-from nac_openood.core.saturation import saturation, usual_steepness
-from nac_openood.core.states import STATES
+from nac_openood.core.tensors import check_counts, stored_tensor
 from nac_openood.errors import NACError
 
 
@@ -95,7 +94,7 @@ class Coverage(Rule):
             found = saturation(histogram, config)
             if found is not None and (found.certain or not certain):
                 reading = None if readings is None else readings.get(name)
-                better = None if reading is None else usual_steepness(reading, config)
+                better = None if reading is None else typical_steepness(reading, config)
                 messages[name] = found.message(name, config, better)
         return messages
 
@@ -127,7 +126,7 @@ class Coverage(Rule):
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coverage:
         """The coverage that `settings` and `tensors` came from."""
         coverage = cls(stored_layers(settings, LayerConfig))
-        refuse_other_tensors(tensors, {f"counts/{name}" for name in coverage.layers})
+        refuse_unknown(tensors, {f"counts/{name}" for name in coverage.layers}, "tensor")
         counted = settings.get("n_samples")
         if not isinstance(counted, Mapping) or set(counted) != set(coverage.layers):
             raise NACError(f"'n_samples' must be a number for each layer, got {counted!r}.")
@@ -150,3 +149,123 @@ def layer_score(hits: Tensor, full_count: int, neurons: int) -> Tensor:
 def states_of(reading: Reading, config: LayerConfig) -> Tensor:
     """States `[batch, neurons]` of a reading under the settings of a layer."""
     return STATES[config.state](*reading, config.steepness)
+
+
+# -- settings with which all samples of a layer get the same score --------------------------
+#
+# If the sigmoid is too flat, all states lie at 0.5; if it is too steep, all lie at 0 and 1. Either
+# way the states of a neuron share two bins. Few bins in use are not wrong by themselves: the
+# published settings of early layers use few. What counts is whether samples get different scores.
+# A flat layer says nothing. A steep one still notices OOD samples whose states vanish, which ID
+# samples never show; whether there are any is not in the counts.
+
+#: A layer is reported if at least this share of new ID samples gets one and the same score ...
+_SAME = 0.9
+#: ... because this share of the states lies in two bins per neuron, or nearly all in empty ones.
+_TWO_BINS = 0.99
+#: Fewer fitting samples say nothing about new ones.
+_MIN_SAMPLES = 20
+#: A typical steepness is estimated on so many samples.
+_MAX_SAMPLES = 1000
+
+
+class Saturation(NamedTuple):
+    """Why ID samples get the same score from a layer.
+
+    Args:
+        same: at least this share of them does.
+        why: "steep", "flat", "bins" (too few) or "empty".
+    """
+
+    same: float
+    why: str
+
+    @property
+    def certain(self) -> bool:
+        """Whether OOD samples get that score, too."""
+        return self.why != "steep"
+
+    def message(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
+        """What is wrong and what to change.
+
+        Args:
+            name: the name of the layer.
+            config: its settings.
+            steepness: what to try instead, if it is known.
+        """
+        setting = "n_bins" if self.why in ("bins", "empty") else "steepness"
+        where, change = {
+            "steep": ("nearly all states are 0 or 1", "lower it"),
+            "flat": ("nearly all states are 0.5", "raise it"),
+            "bins": ("nearly all states share two bins", "raise it"),
+            "empty": ("nearly all new states are in empty bins", "lower it, fit on more data"),
+        }[self.why]
+        if steepness is not None and setting == "steepness":
+            change = f"about {float(f'{steepness:.1g}'):g} spreads its states"
+        same = f"{math.floor(100 * self.same)} % of ID samples get the same score"
+        return (
+            f"layer '{name}' cannot tell samples apart with {setting}={getattr(config, setting):g} "
+            f"({where}, {same}): {change}, or leave the layer out"
+        )
+
+
+def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation]:
+    """Why ID samples get the same score from a layer; None if they do not.
+
+    A sample is scored as if it were new: its own state is left out of the counts.
+
+    Args:
+        histogram: the counts of the fitting samples.
+        config: the settings.
+    """
+    n = histogram.n_samples
+    if n < _MIN_SAMPLES or config.weight == 0:
+        return None
+    counts = histogram.counts
+    share = counts.double() / n
+    coverage = (counts - 1).clamp(min=0, max=config.full_count)
+    # at most as many samples have another score as have another coverage of some neuron
+    typical = _most_frequent(coverage, share)
+    same = 1 - float((share * (coverage != typical[:, None])).sum())
+    if same < _SAME:
+        return None
+    if bool((typical == 0).all()):
+        return Saturation(same, "empty")
+    if float(share.topk(2, dim=1).values.sum(dim=1).mean()) < _TWO_BINS:
+        return None
+    middle = counts.shape[1] // 2
+    flat = float(share[:, middle - 1 : middle + 1].sum(dim=1).mean())
+    ends = float((share[:, 0] + share[:, -1]).mean())
+    if counts.shape[1] < 4:  # a state on the other side of zero must not make a difference
+        equal = bool((coverage[:, 0] == coverage[:, 1]).all())
+        return Saturation(same, "bins") if equal else None
+    return Saturation(same, "steep" if ends > flat else "flat")
+
+
+def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:
+    """The coverage that most of the fitting samples of each neuron have, `[neurons]`."""
+    # equal coverages stand side by side once sorted; the share up to each of them adds up
+    ordered, order = coverage.sort(dim=1)
+    total = share.gather(1, order).cumsum(dim=1)
+    last = torch.ones_like(ordered, dtype=torch.bool)
+    last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
+    until = total.masked_fill(~last, 0.0)
+    before = torch.zeros_like(until)
+    before[:, 1:] = until.cummax(dim=1).values[:, :-1]
+    return ordered.gather(1, (until - before).argmax(dim=1, keepdim=True))[:, 0]
+
+
+def typical_steepness(reading: Reading, config: LayerConfig) -> Optional[float]:
+    """The steepness that puts typical states of a layer between 0.05 and 0.95.
+
+    None if all of them are zero.
+
+    Args:
+        reading: in-distribution readings `[samples, neurons]`.
+        config: the settings; the form of the state matters.
+    """
+    activation, gradient = reading
+    few = activation[:_MAX_SAMPLES], None if gradient is None else gradient[:_MAX_SAMPLES]
+    sizes = STATES[config.state].squashed(*few).abs().double().quantile(0.95, dim=0)
+    sizes = sizes[(sizes > 0) & sizes.isfinite()]
+    return TYPICAL / float(sizes.median()) if len(sizes) else None

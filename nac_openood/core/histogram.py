@@ -1,22 +1,122 @@
-"""Exact counts: how many fitting samples put a neuron into a bin.
+"""Exact counts of neuron states, and NAC-ME, the coverage of a whole network made of them.
 
-All arithmetic is on integers up to the last division, so the result does not depend on batch
-size, order or device, and merging two histograms is one addition.
+All arithmetic is on integers up to the last division, so the result does not depend on batch size,
+order or device, and merging two histograms is one addition.
 """
 
 from __future__ import annotations
 
-from typing import Type, TypeVar
+import copy
+import math
+from functools import lru_cache
+from typing import Mapping, Optional, Tuple, Type, TypeVar, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.bins import bin_index, count_bins
-from nac_openood.errors import NACError
+from nac_openood.core.layer_config import MIN_BINS, IntegralConfig, sigmoid
+from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
+from nac_openood.errors import NACError, NotFittedError
 
+_SPREAD = 1e3
+#: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
+_MAX_CELLS = 2**19
+_BLOCK = 2**17
 #: Counts are int32: half the memory, and more samples than anybody fits with.
-_MOST_SAMPLES = 2**31 - 1
+_MAX_SAMPLES = 2**31 - 1
 _H = TypeVar("_H", bound="Histogram")
+
+
+# -- bins that are dense around 0.5 and coarse at 0 and 1 -----------------------------------
+
+
+def count_bins(n_bins: int) -> int:
+    """The number of bins that `n_bins` (the paper's M) really makes; an odd M counts as M - 1."""
+    return 2 * (n_bins // 2) - 2
+
+
+@lru_cache(maxsize=64)
+def edges(n_bins: int) -> np.ndarray:
+    """The `count_bins + 1` edges in float64, from 0 over exactly 0.5 to 1."""
+    if n_bins < MIN_BINS:
+        raise NACError(
+            f"n_bins must be at least {MIN_BINS}, got {n_bins}: with fewer there is no bin. "
+            "The paper uses 50 to 1000."
+        )
+    # not np.log, whose last bit depends on the version of NumPy and on the processor
+    logs = [math.log(x) for x in np.linspace(1.0, math.sqrt(_SPREAD), n_bins // 2)]
+    left = np.array(logs) / math.log(_SPREAD)
+    left[-1] = 0.5  # a dead neuron's state; log() may miss it by one ulp
+    result = np.concatenate([left[:-1], (1.0 - left)[::-1]])
+    result.setflags(write=False)
+    return result
+
+
+@lru_cache(maxsize=256)
+def _interior_edges(n_bins: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The edges between bins, rounded so that comparing in `dtype` is comparing in float64.
+
+    A float32 state is >= a float64 edge exactly when it is >= the smallest float32 that is not
+    below that edge, so states never have to be widened.
+    """
+    exact = edges(n_bins)[1:-1]
+    if dtype == torch.float64:
+        return torch.tensor(exact, device=device)
+    rounded = exact.astype(np.float32)
+    too_low = rounded.astype(np.float64) < exact
+    rounded[too_low] = np.nextafter(rounded[too_low], np.float32(np.inf))
+    return torch.tensor(rounded, device=device)
+
+
+def bin_index(state: Tensor, n_bins: int) -> Tensor:
+    """The bin of every state, in the shape of `state`.
+
+    Bins are closed on the left and the outermost are open outwards, so every finite state has
+    one; a NaN lands in the last bin, and the caller must check for it.
+    """
+    if state.dtype not in (torch.float32, torch.float64):
+        state = state.float()
+    # `_look_up` splits by size, which a program for batches of any size cannot
+    if state.device.type == "cpu" and state.ndim == 2 and not torch.compiler.is_compiling():
+        cells = _cells(n_bins, state.dtype)
+        if cells is not None:
+            return _look_up(state, *cells)
+    boundaries = _interior_edges(n_bins, state.dtype, state.device)
+    return torch.bucketize(state, boundaries, right=True)
+
+
+@lru_cache(maxsize=64)
+def _cells(n_bins: int, dtype: torch.dtype) -> Optional[Tuple[Tensor, Tensor]]:
+    """Equal cells on [0, 1], so narrow that at most one edge lies inside each.
+
+    Returns:
+        For each cell, and for the state 1 after them, the bin it starts in, int64 `[cells + 1]`,
+        and the next edge, `[cells + 1]`. None where that would take too many cells.
+    """
+    boundaries = _interior_edges(n_bins, dtype, torch.device("cpu"))
+    narrowest = float(boundaries.double().diff().min()) if len(boundaries) > 1 else 1.0
+    n_cells = 2 ** math.ceil(-math.log2(narrowest))
+    if n_cells > _MAX_CELLS:
+        return None
+    # a power of two: where a cell starts, and which cell a state is in, are exact in any float
+    starts = torch.arange(n_cells + 1, dtype=dtype) / n_cells
+    first = torch.bucketize(starts, boundaries, right=True)
+    unreachable = torch.tensor([float("nan")], dtype=dtype)  # also for infinity
+    return first, torch.cat([boundaries, unreachable])[first]
+
+
+def _look_up(state: Tensor, first: Tensor, following: Tensor) -> Tensor:
+    """What `bucketize` gives, without its binary search: several times as fast on a CPU."""
+    n_cells = len(first) - 1
+    index = torch.empty(state.shape, dtype=torch.int64)
+    size = max(1, _BLOCK // max(1, state.shape[1]))  # so that temporary tensors fit in the cache
+    for part, found in zip(state.split(size), index.split(size)):
+        cell = (part * n_cells).nan_to_num_(nan=n_cells).clamp_(0, n_cells).to(torch.int64)
+        rows = part.shape[0]
+        torch.gather(first.expand(rows, -1), 1, cell, out=found)
+        found += part >= following.expand(rows, -1).gather(1, cell)
+    return index
 
 
 class Histogram:
@@ -24,7 +124,7 @@ class Histogram:
 
     Args:
         counts: int32 `[neurons, width(n_bins)]`.
-        n_bins: the paper's M; see `nac_openood.core.bins`.
+        n_bins: the paper's M.
         n_samples: how many samples `counts` holds; each row sums to it.
     """
 
@@ -42,10 +142,9 @@ class Histogram:
     @classmethod
     def of_sums(cls: Type[_H], counts: Tensor, n_bins: int) -> _H:
         """The histogram of counts that were added up over shards, int64 `[neurons, width]`."""
-        n_samples = int(counts[0].sum())
-        if n_samples > _MOST_SAMPLES:
-            raise _too_many()
-        return cls(counts.int(), n_bins=n_bins, n_samples=n_samples)
+        found = cls(counts.int(), n_bins=n_bins)
+        found._add_samples(int(counts[0].sum()))
+        return found
 
     @staticmethod
     def width(n_bins: int) -> int:
@@ -71,10 +170,10 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of `other`, which must have the same neurons and bins."""
-        mine, theirs = (self.neurons, self.n_bins), (other.neurons, other.n_bins)
-        if mine != theirs:
+        sizes = [(each.neurons, each.n_bins) for each in (self, other)]
+        if sizes[0] != sizes[1]:
             raise NACError(
-                f"cannot merge histograms of (neurons, n_bins) {mine} and {theirs}: "
+                f"cannot merge histograms of (neurons, n_bins) {sizes[0]} and {sizes[1]}: "
                 "both must come from the same layer with the same settings."
             )
         self._add_samples(other.n_samples)
@@ -94,7 +193,7 @@ class Histogram:
         return self
 
     def _index(self, states: Tensor) -> Tensor:
-        """Bin of every state as `[neurons, batch]`, the order that scatter and gather run fast."""
+        """Bin of every state as `[neurons, batch]`, where scatter and gather are fast."""
         if states.ndim != 2 or states.shape[1] != self.neurons:
             raise NACError(
                 f"expected states of shape [batch, {self.neurons}], got {list(states.shape)}: "
@@ -103,10 +202,130 @@ class Histogram:
         return self.bins(states.t().contiguous(), self.n_bins)
 
     def _add_samples(self, n: int) -> None:
-        if self.n_samples + n > _MOST_SAMPLES:
-            raise _too_many()
+        if self.n_samples + n > _MAX_SAMPLES:
+            raise NACError(f"a histogram counts at most {_MAX_SAMPLES} samples.")
         self.n_samples += n
 
 
-def _too_many() -> NACError:
-    return NACError(f"a histogram counts at most {_MOST_SAMPLES} samples.")
+# -- NAC-ME ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def linear_edges(n_bins: int) -> Tensor:
+    """The `n_bins` edges of `n_bins - 1` equal bins, float32 from 0 to 1.
+
+    Always computed on the CPU: other devices round `linspace` differently.
+    """
+    return torch.linspace(0.0, 1.0, n_bins, dtype=torch.float32)
+
+
+class LinearHistogram(Histogram):
+    """Counts `[neurons, n_bins]` in equal bins that are closed on the left and open on the right.
+
+    There are `n_bins - 1` bins. A state of exactly 1 is in none of them; the last column counts
+    such states, so that each row still sums to the number of samples.
+    """
+
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return n_bins
+
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The column of every state, int64 in the shape of `states`; the last one for NaN."""
+        if states.dtype not in (torch.float32, torch.float64):
+            states = states.float()
+        edges = linear_edges(n_bins).to(states.device, states.dtype)
+        return torch.bucketize(states, edges[1:], right=True)
+
+    def integral(self, full_count: int) -> float:
+        """G for this O*: one division of two integers."""
+        filled = self.counts[:, :-1].clamp(max=full_count).sum(dtype=torch.int64)
+        return int(filled) / (full_count * self.n_bins * self.neurons)
+
+
+class CoverageIntegral:
+    """NAC-ME: how much of their range the neurons of a layer cover on the training data.
+
+    The states of correctly classified samples are counted in equal bins, batch by batch, and
+
+        G = mean over neurons of (sum over bins of min(count / O*, 1)) / M
+
+    is the coverage, a number from 0 to (M - 1) / M. See `docs/nac_me.md`.
+
+    Args:
+        layer: the name of the layer.
+        config: its settings.
+
+    Attributes:
+        n_samples: how many samples were seen, classified correctly or not.
+    """
+
+    def __init__(self, layer: str, config: IntegralConfig) -> None:
+        self.layer, self.config = layer, config
+        self.histogram: Optional[LinearHistogram] = None
+        self.n_samples = 0
+        self._broken: Union[int, Tensor] = 0
+
+    @property
+    def n_correct(self) -> int:
+        """How many of them were classified correctly, and counted."""
+        return 0 if self.histogram is None else self.histogram.n_samples
+
+    def update(self, readings: Mapping[str, Reading], label: Tensor) -> None:
+        """Count the correctly classified samples of a batch.
+
+        Args:
+            readings: readings of the layer `[batch, neurons]`, with logits `[batch, classes]`.
+            label: int64 `[batch]`.
+        """
+        argument = state_argument(self.layer, reading_in(readings, self.layer))
+        correct = logits_in(readings).argmax(dim=1).cpu() == label.cpu()
+        counted = argument[correct.to(argument.device)]
+        if self.histogram is None:
+            n_bins = self.config.n_bins
+            self.histogram = LinearHistogram.empty(counted.shape[1], n_bins, counted.device)
+        self.histogram.to(counted.device).update(sigmoid(self.config.steepness * counted))
+        self.n_samples += label.shape[0]
+        # added up on the device: reading the number here would stall every batch
+        self._broken = self._broken + not_finite(Reading(counted)).sum()
+
+    def check(self) -> None:
+        """Raise if no sample was seen, or if a counted sample had NaN or Inf readings."""
+        if self.histogram is None or not self.n_samples:
+            raise NotFittedError("nothing was counted: there was no training sample.")
+        if int(self._broken):
+            raise broken_error(int(self._broken), f"{self.n_correct} samples", self.layer)
+
+    def integral(self) -> float:
+        """G(X, theta); 0 where no sample was classified correctly."""
+        self.check()
+        assert self.histogram is not None
+        return self.histogram.integral(self.config.full_count)
+
+    def merge(self, other: CoverageIntegral) -> None:
+        """Add the counts of another shard of the training data."""
+        settings = [(each.layer, each.config) for each in (self, other)]
+        if settings[0] != settings[1]:
+            raise NACError(
+                "cannot merge NAC-ME of different layers or settings: "
+                f"{settings[0]} and {settings[1]}."
+            )
+        if self.histogram is None:
+            self.histogram = copy.deepcopy(other.histogram)
+        elif other.histogram is not None:
+            self.histogram.merge(other.histogram)
+        self.n_samples += other.n_samples
+        self._broken = int(self._broken) + int(other._broken)
+
+
+def state_argument(name: str, reading: Reading) -> Tensor:
+    """What the sigmoid is taken of, `[batch, neurons]`, before multiplication by the steepness."""
+    activation, gradient = reading
+    if gradient is None:
+        raise NACError(
+            f"layer '{name}': NAC-ME needs gradients, but these readings have none. Read the "
+            "network again with gradients."
+        )
+    return activation * gradient

@@ -1,4 +1,4 @@
-"""The settings of one layer, checked where they are made."""
+"""The settings of one layer, checked where they are made, and the neuron states to choose from."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Collection, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Callable, ClassVar, Collection, Mapping, Optional, Type, TypeVar, Union
 
-from nac_openood.core.bins import MIN_BINS
-from nac_openood.core.layouts import LAYOUTS
-from nac_openood.core.states import STATES
+import torch
+from torch import Tensor
+
+from nac_openood.core.reading import LAYOUTS
 from nac_openood.errors import NACError
 
 #: The authors' spellings, which are read too.
@@ -26,7 +27,61 @@ _MOST_BINS, _MOST_COUNT = 10**6, 2**31 - 1
 _STEEPEST = 1e30
 _SMALLEST = 1 / _STEEPEST
 
+#: Fewer than four edges leave no bin at all.
+MIN_BINS = 4
+
 _S = TypeVar("_S", bound="_Settings")
+
+
+@dataclass(frozen=True)
+class State:
+    """A form of the neuron state.
+
+    Args:
+        squashed: what the sigmoid is taken of, `(activation, gradient) -> [batch, neurons]`.
+        uses_gradient: whether it looks at the gradient, which costs a backward pass.
+    """
+
+    squashed: Callable[[Tensor, Optional[Tensor]], Tensor]
+    uses_gradient: bool
+
+    def __call__(self, activation: Tensor, gradient: Optional[Tensor], steepness: float) -> Tensor:
+        """States `[batch, neurons]`."""
+        return sigmoid(steepness * self.squashed(activation, gradient))
+
+
+#: The sigmoid of this is 0.95: where a typical state should be.
+TYPICAL = 2.94
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The sigmoid, to the same bits on every device.
+
+    `torch.sigmoid` rounds differently on CPUs and GPUs, and even inside one tensor, so a state near
+    an edge would be counted in another bin. Here every step is correctly rounded: the exponential
+    by way of double precision, sum and quotient by IEEE 754.
+    """
+    if x.dtype != torch.float32 or x.device.type == "mps":
+        return torch.sigmoid(x)
+    return 1 / (-x).double().exp_().float().add_(1)
+
+
+def _product(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
+    assert gradient is not None
+    return activation * gradient
+
+
+def _gradient(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
+    assert gradient is not None
+    return gradient
+
+
+#: The paper's state, an activation weighted by its influence on the decision, and its ablations.
+STATES: Mapping[str, State] = {
+    "output*gradient": State(_product, uses_gradient=True),
+    "output": State(lambda activation, gradient: activation, uses_gradient=False),
+    "gradient": State(_gradient, uses_gradient=True),
+}
 
 
 class _Settings:
@@ -64,7 +119,7 @@ class LayoutConfig(_Settings):
     """Settings of a layer that has none but how its output is laid out.
 
     Args:
-        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions. Of tokens, those are
             read that the logits depend on: all, the class token, or the last one.
     """
@@ -83,9 +138,9 @@ class LayerConfig(_Settings):
         n_bins: the paper's M. An odd number counts as the even one below it.
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
-        state: one of `nac_openood.core.states.STATES`.
+        state: one of `nac_openood.core.layer_config.STATES`.
         weight: weight of the layer in the mean over layers; 0 leaves it out.
-        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions. Of tokens, those are
             read that the logits depend on: all, the class token, or the last one.
     """
@@ -118,7 +173,7 @@ class IntegralConfig(_Settings):
         n_bins: the paper's M, as it is, odd numbers included: M edges make M - 1 bins.
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
-        layout: one of `nac_openood.core.layouts.LAYOUTS`; None takes the architecture table's,
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
             or for a module of your own goes by the number of dimensions. Of tokens, those are
             read that the logits depend on: all, the class token, or the last one.
     """

@@ -1,8 +1,8 @@
 """NAC+: what early layers and the logits say, fused by p-values. Forward only.
 
-Early and middle layers tell far-OOD inputs by how unusual their activations are, each neuron alone
-(coverage) and all together (distance); the logits tell near-OOD inputs. `docs/nac_plus.md` has the
-formulas and what they are worth.
+Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
+alone (coverage) and all at once (distance); the logits detect near-OOD inputs. `docs/nac_plus.md`
+has the formulas and measurements.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from nac_openood.core.fusion import LOGITS, Fusion
-from nac_openood.core.layer_config import LayoutConfig, finite_number
-from nac_openood.core.layer_evidence import LayerEvidence
-from nac_openood.core.logit_scores import gen
+from nac_openood.core.held_out import HeldOut
+from nac_openood.core.layer_config import LayoutConfig, finite_number, refuse_unknown
+from nac_openood.core.plus_layer import LayerEvidence
+from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
-from nac_openood.core.restoring import below, refuse_other_tensors, stored_layers, stored_values
-from nac_openood.core.rule import Needs, Rule
+from nac_openood.core.rule import Needs, Rule, stored_layers
 from nac_openood.core.rules import RULES
-from nac_openood.core.set_aside import SetAside
+from nac_openood.core.tensors import double, gen, stored_values
 from nac_openood.errors import NACError, NotFittedError
 
-_LOGIT_WEIGHT, _SOFTNESS = 2.0, 0.2
 #: Far from where scores become infinite.
-_MOST_WEIGHT = 1e6
-_FEW = 100
+_MAX_WEIGHT = 1e6
+#: P-values of fewer calibration samples are coarse.
+_ENOUGH_SAMPLES = 100
 #: What the names of the parts of the calibration data begin with in a file.
 _CALIBRATION = "calibration/"
+#: The names of the logits among the parts of a score, and of the sum of all others.
+LOGITS, EARLY = "logits", "early"
 
 
 class NACPlus(Rule):
@@ -37,29 +38,28 @@ class NACPlus(Rule):
 
     Args:
         layers: settings by layer name: the last block of every stage but the last.
-        logit_weight: how much the logits count beside the layers together.
-        softness: the p-value from which on the layers count.
+        logit_weight: the weight of the logits beside all layers.
+        softness: the p-value below which the layers count.
     """
 
     name, title = "nac_plus", RULES["nac_plus"].title
-    layer_settings = LayoutConfig
     needs_calibration = True
 
     def __init__(
         self,
         layers: Mapping[str, LayoutConfig],
         *,
-        logit_weight: float = _LOGIT_WEIGHT,
-        softness: float = _SOFTNESS,
+        logit_weight: float = 2.0,
+        softness: float = 0.2,
     ) -> None:
         super().__init__(layers)
-        self.logit_weight = finite_number("logit_weight", logit_weight, _MOST_WEIGHT)
+        self.logit_weight = finite_number("logit_weight", logit_weight, _MAX_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
         self.calibrated = False
         self.evidence: dict[str, LayerEvidence] = {}
+        self.held_out = HeldOut()
         self._fusion: Optional[Fusion] = None
-        self._aside = SetAside()
-        self._before = 0  # samples of the training set that others count
+        self._before = 0  # samples of the training set that other shards count
 
     @property
     def needs(self) -> Needs:
@@ -68,42 +68,39 @@ class NACPlus(Rule):
 
     @property
     def n_samples(self) -> int:
-        """How many samples were counted or set aside."""
+        """How many samples were counted or held out."""
         counted = min((e.n_samples for e in self.evidence.values()), default=0)
-        return counted + self._aside.n_samples
+        return counted + self.held_out.n_samples
 
     # -- fitting ---------------------------------------------------------------------------
 
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
-        """Count a batch, and set some samples of it aside."""
+        """Count a batch, and hold out some samples of it."""
         checked = self.checked(readings)
         self.count_broken(readings, checked)
         batch = Probed(logits_in(readings), checked)
-        for counted in self._aside.take(batch, self.n_samples + self._before):
-            self._count(counted)
+        self._count(self.held_out.take(batch, self.n_samples + self._before))
 
     def start_at(self, index: int) -> None:
-        """Tell which sample of the training set comes next; see `nac_openood.core.set_aside`."""
+        """Tell which sample of the training set comes next; see `nac_openood.core.held_out`."""
         self._before = index - self.n_samples
 
-    def _count(self, readings: Mapping[str, Reading]) -> None:
-        for name, (activation, _) in readings.items():
-            if name not in self.evidence:
-                self.evidence[name] = LayerEvidence.empty(activation.shape[1], activation.device)
-            self.evidence[name].update(activation)
-        self._uncalibrated()
-
-    def _uncalibrated(self) -> None:
-        """What was calibrated belongs to other counts now."""
-        self._fusion, self.calibrated = None, False
+    def _count(self, batches: Iterable[Mapping[str, Reading]]) -> None:
+        for batch in batches:
+            for name, (activation, _) in batch.items():
+                if name not in self.evidence:
+                    neurons = activation.shape[1]
+                    self.evidence[name] = LayerEvidence.empty(neurons, activation.device)
+                self.evidence[name].update(activation)
+            self._fusion, self.calibrated = None, False
 
     # -- calibration -----------------------------------------------------------------------
 
     def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """As in `Rule`; samples that were set aside are counted first, as they have served."""
-        if self._aside.readings is not None:
-            self._count(self._aside.readings)
-            self._aside = SetAside()
+        """As in `Rule`; held-out training samples are counted first, as they are not needed."""
+        if self.held_out.readings is not None:
+            self._count([self.held_out.readings])
+            self.held_out = HeldOut()
         return super().calibrate(parts)
 
     def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
@@ -111,9 +108,10 @@ class NACPlus(Rule):
         fusion = self._fusion = self._fuse(parts)
         self.calibrated = True
         n = len(fusion.scores)
-        if n < _FEW:
+        if n < _ENOUGH_SAMPLES:
             warnings.warn(
-                f"calibrated on {n} samples only: p-values are coarse. Use {_FEW} or more.",
+                f"calibrated on {n} samples only: p-values are coarse. Use {_ENOUGH_SAMPLES} or "
+                "more.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -123,23 +121,23 @@ class NACPlus(Rule):
         return Fusion(parts, logit_weight=self.logit_weight, softness=self.softness)
 
     def fusion(self) -> Fusion:
-        """From parts to scores. Without calibration data, samples that were set aside must do."""
+        """From parts to scores; calibrated on held-out training samples if on nothing else."""
         if self._fusion is None:
-            if self._aside.readings is None:
+            if self.held_out.readings is None:
                 raise NotFittedError("this rule has no p-values yet: call calibrate(loader) first.")
             warnings.warn(
-                "NAC+ was not calibrated: its p-values rest on training data that was set aside, "
-                "which a network knows better than new data. Call calibrate(loader) with ID "
-                "validation data.",
+                "NAC+ was not calibrated: its p-values rest on held-out training data, which a "
+                "network knows better than new data. Call calibrate(loader) with ID validation "
+                "data.",
                 UserWarning,
                 stacklevel=4,
             )
-            self._fusion = self._fuse(self.parts(self._aside.readings))
+            self._fusion = self._fuse(self.parts(self.held_out.readings))
         return self._fusion
 
     def held_out_scores(self) -> Optional[Tensor]:
         """Of every tenth training sample, before `calibrate`."""
-        return None if self._aside.readings is None else self.fusion().scores
+        return None if self.held_out.readings is None else self.fusion().scores
 
     # -- scoring ---------------------------------------------------------------------------
 
@@ -147,26 +145,26 @@ class NACPlus(Rule):
         """Coverage and distance by layer, GEN of the logits, float64 `[batch]` each."""
         self.check()
         scores = {}
-        found = self.checked(readings)
-        for name, (activation, _) in found.items():
+        checked = self.checked(readings)
+        for name, (activation, _) in checked.items():
             evidence = self._evidence(name)
             scores[name] = evidence.coverage.score(activation)
             if evidence.gaussian is not None:
                 scores[distance_of(name)] = evidence.gaussian.score(activation)
         logits = logits_in(readings)
         scores[LOGITS] = gen(logits)
-        broken = not_finite(Reading(logits), *found.values())
+        broken = not_finite(Reading(logits), *checked.values())
         return {
             name: score.masked_fill(broken.to(score.device), float("nan"))
             for name, score in scores.items()
         }
 
     def combine(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The score of `nac_openood.core.fusion`, float64 `[batch]`."""
+        """The score of `Fusion`, float64 `[batch]`."""
         return self.fusion().score(parts)
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the logits add, and what each layer adds by coverage and distance together."""
+        """What the logits add, and what each layer adds by coverage and distance."""
         added = self.fusion().contributions(parts)
         layers = {
             name: added[name] + added.get(distance_of(name), torch.zeros_like(added[name]))
@@ -190,47 +188,43 @@ class NACPlus(Rule):
         evidence = {
             f"{layer}/{name}": tensor
             for layer, evidence in self.evidence.items()
-            for name, tensor in evidence.addends().items()
+            for name, tensor in evidence.sums().items()
         }
         return {**self.state, **evidence}
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Replace counts and moments by sums over shards; calibrate again afterwards."""
-        own = {layer: below(f"{layer}/", sums) for layer in self.layers}
+        own = {layer: _with_prefix(f"{layer}/", sums) for layer in self.layers}
         self.evidence = {
             layer: LayerEvidence.of_sums(found) for layer, found in own.items() if found
         }
-        self.state = {name: t for name, t in sums.items() if name.startswith("broken/")}
-        self._uncalibrated()
+        self.state = {name: tensor for name, tensor in sums.items() if name.startswith("broken/")}
+        self._fusion, self.calibrated = None, False
 
     def kept_samples(self) -> dict[str, Tensor]:
-        """The samples that were set aside."""
-        return self._aside.tensors()
+        """The held-out samples."""
+        return self.held_out.tensors
 
     def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Set aside what several shards did.
+        """Hold out what several shards did.
 
         Any order gives the same; and the same as one pass if each sample had its index
         (`start_at`). Once calibrated, indices make no difference.
         """
-        self._aside, self._before = SetAside(), 0
+        self.held_out, self._before = HeldOut(), 0
         for samples in shards:
-            for counted in self._aside.merge(SetAside.restore(samples, self.layers)):
-                self._count(counted)
+            self._count(self.held_out.merge(HeldOut.restore(samples, self.layers).tensors))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Evidence by layer, the parts of the calibration data, samples set aside."""
+        """Evidence by layer, the parts of the calibration data, held-out samples."""
         layers = {
             f"layer/{layer}/{name}": tensor
             for layer, evidence in self.evidence.items()
             for name, tensor in evidence.tensors().items()
         }
-        fusion = {} if self._fusion is None else self._fusion.calibration
-        return {
-            **layers,
-            **{f"{_CALIBRATION}{name}": part for name, part in fusion.items()},
-            **self._aside.tensors(),
-        }
+        parts = {} if self._fusion is None else self._fusion.calibration
+        calibration = {f"{_CALIBRATION}{name}": part for name, part in parts.items()}
+        return {**layers, **calibration, **self.held_out.tensors}
 
     def settings(self) -> dict[str, Any]:
         """Everything else that `restore` needs."""
@@ -249,14 +243,14 @@ class NACPlus(Rule):
         rule = cls(layers, **numbers)
         for name in layers:
             try:
-                rule.evidence[name] = LayerEvidence.restore(below(f"layer/{name}/", tensors))
+                rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
             except NACError as error:
                 raise NACError(f"layer '{name}': {error}") from error
-        rule._restore_calibration(settings.get("calibrated"), below(_CALIBRATION, tensors))
-        rule._aside = SetAside.restore(tensors, layers)
+        rule._restore_calibration(settings.get("calibrated"), _with_prefix(_CALIBRATION, tensors))
+        rule.held_out = HeldOut.restore(tensors, layers)
         checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
         others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
-        refuse_other_tensors(others, rule._aside.tensors())
+        refuse_unknown(others, rule.held_out.tensors, "tensor")
         return rule
 
     def _restore_calibration(self, calibrated: Any, parts: Mapping[str, Tensor]) -> None:
@@ -272,10 +266,83 @@ class NACPlus(Rule):
             raise NACError(f"calibrated with {sorted(parts)}, expected {sorted(expected)}.")
         values = {name: stored_values(parts, name, 1) for name in parts}
         if len({len(part) for part in values.values()}) > 1:
-            raise NACError("the calibration data is not as large in every part.")
+            raise NACError("the parts of the calibration data differ in size.")
         self._fusion = self._fuse(values)
 
 
 def distance_of(layer: str) -> str:
-    """The name of the part that a layer's neurons say together."""
+    """The name of the part of the score that is the distance of a layer's neurons."""
     return f"{layer} (distance)"
+
+
+def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+class Fusion:
+    """From parts to scores: as p-values against the same calibration data.
+
+    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
+    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
+    `p(early)` below `s`, they count in full; above that, hardly at all.
+
+    Args:
+        calibration: the parts of held-out in-distribution data by name, `[samples]` each.
+        logit_weight: the weight `w` of the logits.
+        softness: the p-value `s` below which the early layers count.
+
+    Attributes:
+        scores: of the calibration data, each sample calibrated on the others, `[samples]`.
+    """
+
+    def __init__(
+        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
+    ) -> None:
+        self.calibration = {name: double(part).cpu() for name, part in calibration.items()}
+        self.logit_weight, self.softness = logit_weight, softness
+        self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
+        left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
+        self._early = PValues(_sum(_early_parts(left_out)))
+        self.scores = self._fused(left_out[LOGITS], self._early.left_out())
+
+    def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
+        logs = {name: self._pvalues[name].log(part) for name, part in parts.items()}
+        return {**logs, EARLY: self._early.log(_sum(_early_parts(logs)))}
+
+    def score(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The score, float64 `[batch]`."""
+        logs = self.evidence(parts)
+        return self._fused(logs[LOGITS], logs[EARLY])
+
+    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What each part adds to the score; early layers share theirs by their log p-values."""
+        logs = self.evidence(parts)
+        early_parts = _early_parts(logs)
+        early, total = self._softened(logs[EARLY]), _sum(early_parts)
+        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
+        shares = {
+            name: early * torch.where(total == 0, even, log / total)
+            for name, log in early_parts.items()
+        }
+        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
+
+    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
+        return self.logit_weight * logits + self._softened(early)
+
+    def _softened(self, early: Tensor) -> Tensor:
+        """`-log(1 + s / p)` of log p-values."""
+        return -torch.log1p(self.softness * torch.exp(-early))
+
+
+def _sum(parts: Mapping[str, Tensor]) -> Tensor:
+    total, *others = parts.values()
+    for part in others:
+        total = total + part
+    return total
+
+
+def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sorted: sums must not depend on the order of a dict, which a file does not keep."""
+    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nac_openood.core.devices import Placed, double
+from nac_openood.core.tensors import DeviceTensors, double
 from nac_openood.errors import NACError
 
 _TAIL, _TAIL_SAMPLES = 0.05, 10
@@ -53,7 +53,7 @@ class PValues:
         edge = torch.lerp(self.scores[below], self.scores[above], weight)
         tail = self.scores[self.scores < edge]
         scale = (edge - tail).mean() if len(tail) else torch.zeros_like(edge)
-        self._held = Placed(self.scores, edge, scale)
+        self._held = DeviceTensors(self.scores, edge, scale)
 
     def log(self, scores: Tensor) -> Tensor:
         """Logarithms of the p-values, float64 in the shape of `scores`; NaN where those are."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
-from nac_openood.core.restoring import stored_layers, stored_values
+from nac_openood.core.tensors import stored_values
 from nac_openood.errors import NACError, NotFittedError
 
 _BROKEN = "broken/"
@@ -319,3 +319,11 @@ def total_weight(weights: Sequence[float]) -> float:
     for weight in weights:
         total += weight
     return total
+
+
+def stored_layers(settings: Mapping[str, Any], kind: Type[Any]) -> dict[str, Any]:
+    """The settings of each layer, from those of a file; `kind` is the rule's `layer_settings`."""
+    layers = settings.get("layers")
+    if not isinstance(layers, Mapping) or not layers:
+        raise NACError(f"'layers' must be settings by layer name, got {layers!r}.")
+    return {name: kind.from_dict(found) for name, found in layers.items()}

@@ -9,12 +9,12 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Seque
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.devices import double
+from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.ranking import threshold_at
 from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
+from nac_openood.core.tensors import double
 from nac_openood.detector import outcomes
 from nac_openood.detector.batches import Batch, as_batch, check_labels, load_batches
 from nac_openood.detector.config import checked_switch

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
-from nac_openood.core.portable import Portable
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.rule import Rule
+from nac_openood.core.tensors import Portable
 from nac_openood.detector.outcomes import checked_alpha
 from nac_openood.errors import NACError, NotFittedError, first_line
 from nac_openood.network.architectures import Layer

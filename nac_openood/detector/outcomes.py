@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from nac_openood.core.layer_config import whole_number
+from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.ranking import threshold_at
 from nac_openood.core.reading import Probed
 from nac_openood.core.rule import Rule
 from nac_openood.errors import NACError

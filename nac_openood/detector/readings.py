@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import tensor_files
+from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
-from nac_openood.core.restoring import refuse_other_tensors, stored_tensor
 from nac_openood.core.rule import Rule
+from nac_openood.core.tensors import stored_tensor
 from nac_openood.detector.batches import check_labels
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike, damage
@@ -214,7 +215,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], layers: tuple[str, ...]) -> No
         raise NACError(f"'layers' must name each layer once, got {list(layers)}.")
     activations = [f"activation/{name}" for name in layers]
     optional = ["logits", *(f"gradient/{name}" for name in layers)]
-    refuse_other_tensors(tensors, {"prediction", "label", *activations, *optional})
+    refuse_unknown(tensors, {"prediction", "label", *activations, *optional}, "tensor")
     prediction, label = (
         stored_tensor(tensors, name, torch.int64, 1) for name in ("prediction", "label")
     )

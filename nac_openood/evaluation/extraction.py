@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files, tensor_files
-from nac_openood.core.integral import LinearHistogram, state_argument
-from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.histogram import LinearHistogram, state_argument
+from nac_openood.core.layer_config import IntegralConfig, refuse_unknown, sigmoid
 from nac_openood.core.reading import Reading, not_finite
-from nac_openood.core.restoring import refuse_other_tensors, stored_tensor, stored_values
-from nac_openood.core.states import sigmoid
+from nac_openood.core.tensors import stored_tensor, stored_values
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
@@ -91,7 +90,7 @@ class CheckpointReadings:
             }
             product = stored_values(tensors, _STATES, 2)
             named = {f"{role}/{name}" for role, names in noted.domains.items() for name in names}
-            refuse_other_tensors(tensors, {_STATES, *named})
+            refuse_unknown(tensors, {_STATES, *named}, "tensor")
             right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
             if right != len(product) or "val" not in correct:
                 raise NACError("it does not hold all of the training and validation data.")

@@ -6,7 +6,7 @@ from typing import Any, Iterable, Optional
 
 from torch import nn
 
-from nac_openood.core.integral import CoverageIntegral
+from nac_openood.core.histogram import CoverageIntegral
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError

@@ -15,8 +15,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.layouts import Pool, pooling_for
-from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.reading import Pool, Probed, Reading, pooling_for
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.head import HeadGradient

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import numpy as np
 
 from nac_openood.benchmark.run.results import Results
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.report import drawing
 from nac_openood.report.blocks import Block, Heading, Picture, Pictures, Section
 from nac_openood.report.formatting import alt_text, set_title

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.delong import Interval
+from nac_openood.core.metrics import Interval
 from nac_openood.core.plus import NACPlus
 
 #: A detector loses if the 99 % interval of the difference in AUROC lies above this.

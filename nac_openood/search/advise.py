@@ -15,8 +15,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from nac_openood.core.delong import Aurocs
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import Aurocs, auroc
 from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector

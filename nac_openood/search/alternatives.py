@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.logit_scores import energy, msp
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import MIN_SAMPLES
 from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
 from nac_openood.core.rules import rule_named
+from nac_openood.core.tensors import energy, msp
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.network.architectures import Layer

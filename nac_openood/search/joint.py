@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.core.ranking import joined_auroc, joined_fpr_at
+from nac_openood.core.metrics import joined_auroc, joined_fpr_at
 from nac_openood.errors import NACError
 from nac_openood.search.tables import LayerTable
 

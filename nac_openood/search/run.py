@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nac_openood.core.layer_config import LayerConfig, whole_number
-from nac_openood.core.ranking import joined_auroc, joined_fpr_at, joined_fpr_in_at
+from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
 from nac_openood.detector.config import Sweep
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError

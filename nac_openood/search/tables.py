@@ -16,8 +16,7 @@ from torch import Tensor
 
 from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import LayerConfig
-from nac_openood.core.states import STATES
+from nac_openood.core.layer_config import STATES, LayerConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 

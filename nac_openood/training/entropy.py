@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import finite_number, whole_number
-from nac_openood.core.layouts import pooling_for
+from nac_openood.core.reading import pooling_for
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import find_layer
 from nac_openood.training.soft_bins import BinnedNeurons, histogram, soft_probability

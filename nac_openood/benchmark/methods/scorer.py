@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequenc
 import numpy as np
 from torch import nn
 
-from nac_openood.core.ranking import auroc
+from nac_openood.core.metrics import auroc
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.progress import bar

@@ -16,7 +16,7 @@ from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run.cost import Meter, Timing
 from nac_openood.benchmark.run.store import method_folder
-from nac_openood.core.restoring import stored_tensor
+from nac_openood.core.tensors import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
 from nac_openood.distributed import from_main, map_shared
 from nac_openood.errors import FileError, NACError

@@ -27,7 +27,7 @@ import numpy as np
 from nac_openood import files
 from nac_openood.benchmark.paper.published import Against
 from nac_openood.benchmark.run import store
-from nac_openood.core.ranking import fpr_in_at
+from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.files import is_file

@@ -1,14 +1,14 @@
-"""Which training samples NAC+ sets aside, however the training set was dealt out."""
+"""Which training samples NAC+ holds out, however the training set is sharded."""
 
 import pytest
 import torch
 
 from nac_openood import NACError
-from nac_openood.core import set_aside
+from nac_openood.core import held_out
+from nac_openood.core.held_out import MAX_SAMPLES, HeldOut
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.reading import Probed, Reading
-from nac_openood.core.set_aside import MOST, SetAside
 
 LAYERS = {"a": LayoutConfig()}
 
@@ -50,15 +50,15 @@ def merged(rules):
     return total
 
 
-def test_every_tenth_sample_is_set_aside_until_there_are_enough():
-    whole = samples(10 * MOST)
+def test_every_tenth_sample_is_held_out_until_there_are_enough():
+    whole = samples(10 * MAX_SAMPLES)
     rule = fitted(cut(whole, 999), seek=False)
-    assert rule._aside.n_samples == MOST and rule.n_samples == 10 * MOST
-    assert torch.equal(rule._aside.readings.logits, whole.logits[9::10])
-    assert torch.equal(rule.tensors()["held/number"], torch.arange(9, 10 * MOST, 10))
+    assert rule.held_out.n_samples == MAX_SAMPLES and rule.n_samples == 10 * MAX_SAMPLES
+    assert torch.equal(rule.held_out.readings.logits, whole.logits[9::10])
+    assert torch.equal(rule.tensors()["held/number"], torch.arange(9, 10 * MAX_SAMPLES, 10))
 
 
-@pytest.mark.parametrize("n", [95, 10 * MOST + 30, 23_456])
+@pytest.mark.parametrize("n", [95, 10 * MAX_SAMPLES + 30, 23_456])
 @pytest.mark.parametrize("world", [2, 5])
 def test_dealt_out_equals_one_pass(n, world):
     batches = cut(samples(n), 37 if n < 1000 else 1500)
@@ -66,24 +66,24 @@ def test_dealt_out_equals_one_pass(n, world):
     ranks = [fitted(batches[rank::world]) for rank in range(world)]
     assert same(merged(ranks), one) and same(merged(ranks[::-1]), one)
     assert same(fitted(batches[::-1]), one)
-    assert one.n_samples == n and one._aside.n_samples == min(n // 10, MOST)
+    assert one.n_samples == n and one.held_out.n_samples == min(n // 10, MAX_SAMPLES)
 
 
 def test_many_samples_are_chosen_from_all_over_the_training_set(monkeypatch):
-    monkeypatch.setattr(set_aside, "MOST", 50)
+    monkeypatch.setattr(held_out, "MAX_SAMPLES", 50)
     number = fitted(cut(samples(5000), 250)).tensors()["held/number"]
     per_fifth = torch.histc(number.double(), 5, 0, 5000)
     assert len(number) == 50 and (number % 10 == 9).all() and (per_fifth >= 4).all()
 
 
 def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
-    monkeypatch.setattr(set_aside, "MOST", 30)
+    monkeypatch.setattr(held_out, "MAX_SAMPLES", 30)
     shards = [fitted(cut(samples(200, seed), 64), seek=False) for seed in range(4)]
     one, other = merged(shards), merged(shards[::-1])
     first, second = merged(shards[:2]), merged(shards[2:])
     first.merge(second)
     assert same(one, other) and same(one, first)
-    assert one._aside.n_samples == 30 and one.n_samples == 800
+    assert one.held_out.n_samples == 30 and one.n_samples == 800
 
 
 def test_merged_shards_go_on_counting():
@@ -112,11 +112,9 @@ def test_broken_samples_of_a_shard_are_not_lost():
 
 
 def test_files_without_numbers_and_damaged_ones():
-    tensors = fitted(cut(samples(100), 100))._aside.tensors()
+    tensors = fitted(cut(samples(100), 100)).held_out.tensors
     old = {name: tensor for name, tensor in tensors.items() if name != "held/number"}
-    assert torch.equal(
-        SetAside.restore(old, LAYERS).tensors()["held/number"], tensors["held/number"]
-    )
+    assert torch.equal(HeldOut.restore(old, LAYERS).tensors["held/number"], tensors["held/number"])
     for name in tensors:
         with pytest.raises(NACError, match="do not fit together"):
-            SetAside.restore({**tensors, name: tensors[name][1:]}, LAYERS)
+            HeldOut.restore({**tensors, name: tensors[name][1:]}, LAYERS)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics
+from sklearn import metrics as sklearn_metrics
 
 from nac_openood import NACError
-from nac_openood.core import ranking
-from nac_openood.core.ranking import auroc, fpr_in_at, joined_fpr_at
+from nac_openood.core import metrics
+from nac_openood.core.metrics import auroc, fpr_in_at, joined_fpr_at
 
 
 def fpr_at(id_scores, ood_scores, tpr=0.95):
     """`joined_fpr_at` of scores that are not joined."""
-    joined, n_id, shape = ranking._join(id_scores, ood_scores)
+    joined, n_id, shape = metrics._join(id_scores, ood_scores)
     return joined_fpr_at(joined, n_id, tpr).reshape(shape)
 
 
@@ -26,8 +26,8 @@ def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[floa
     """AUROC and FPR@95 as OpenOOD's evaluators/metrics.py words them."""
     conf = np.concatenate([id_scores, ood_scores])
     ood_indicator = np.concatenate([np.zeros(len(id_scores)), np.ones(len(ood_scores))])
-    fpr_list, tpr_list, _ = metrics.roc_curve(ood_indicator, -conf)
-    return metrics.auc(fpr_list, tpr_list), fpr_list[np.argmax(tpr_list >= 0.95)]
+    fpr_list, tpr_list, _ = sklearn_metrics.roc_curve(ood_indicator, -conf)
+    return sklearn_metrics.auc(fpr_list, tpr_list), fpr_list[np.argmax(tpr_list >= 0.95)]
 
 
 def accepted_ood(inside: np.ndarray, outside: np.ndarray) -> float:
@@ -42,7 +42,7 @@ def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
     assert aurocs.dtype == fprs.dtype == torch.float64
     for row, (inside, outside) in enumerate(zip(id_scores, ood_scores)):
         labels = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
-        expected = metrics.roc_auc_score(labels, np.r_[inside, outside])
+        expected = sklearn_metrics.roc_auc_score(labels, np.r_[inside, outside])
         assert abs(float(aurocs[row]) - expected) <= 1e-12
         area, fpr = openood_metrics(inside, outside)
         assert abs(float(aurocs[row]) - area) <= 1e-12
@@ -77,7 +77,7 @@ def test_more_candidates_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(1)
     inside, outside = draw.integers(0, 9, (50, 20)) / 9, draw.integers(0, 9, (50, 30)) / 9
     whole = auroc(inside, outside), fpr_at(inside, outside)
-    monkeypatch.setattr(ranking, "_CPU_CHUNK", 100)
+    monkeypatch.setattr(metrics, "_CPU_CHUNK", 100)
     assert auroc(inside, outside).equal(whole[0])
     assert fpr_at(inside, outside).equal(whole[1])
 

@@ -1,0 +1,375 @@
+"""What NAC+ learns about one layer: counts for the coverage, moments for the distance.
+
+Both add up exactly, so that shards of the training data give the same as one pass:
+
+- Activations are counted on a fixed fine grid, that of floating-point numbers with few mantissa
+  bits. It does not depend on the data; quantiles and histograms are made of it afterwards.
+- Activations are rounded to multiples of 2**-28, and multiplied and added as integers.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from nac_openood.core.histogram import Histogram
+from nac_openood.core.layer_config import TYPICAL, refuse_unknown
+from nac_openood.core.tensors import DeviceTensors, check_counts, double, stored_tensor
+from nac_openood.errors import NACError
+
+#: Wider layers have no distance: their covariance would take too much memory.
+MAX_NEURONS = 2048
+_TENSORS = ("counts", "first_cell", "n_samples", "moments/high", "moments/low")
+
+
+class LayerEvidence:
+    """Activations of the training data, summed up.
+
+    Args:
+        counts: how often each neuron was in which range.
+        moments: means and covariances; None for layers wider than `MAX_NEURONS`.
+    """
+
+    def __init__(self, counts: FineCounts, moments: Optional[Moments]) -> None:
+        self.counts, self.moments = counts, moments
+
+    @classmethod
+    def empty(cls, neurons: int, device: torch.device) -> LayerEvidence:
+        """No samples yet."""
+        moments = Moments.empty(neurons, device) if neurons <= MAX_NEURONS else None
+        return cls(FineCounts.empty(neurons, N_CELLS, device), moments)
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were counted."""
+        return self.counts.n_samples
+
+    def update(self, activation: Tensor) -> None:
+        """Add activations `[batch, neurons]`, on their device."""
+        self.counts.to(activation.device).update(activation)
+        if self.moments is not None:
+            self.moments.to(activation.device).update(activation)
+        for made_of_sums in ("coverage", "gaussian"):
+            vars(self).pop(made_of_sums, None)
+
+    @cached_property
+    def coverage(self) -> ActivationCoverage:
+        """Of each neuron alone."""
+        return ActivationCoverage(self.counts)
+
+    @cached_property
+    def gaussian(self) -> Optional[Gaussian]:
+        """Of all neurons at once; None for a wide layer."""
+        return None if self.moments is None else Gaussian(self.moments)
+
+    def sums(self) -> dict[str, Tensor]:
+        """What merging adds up."""
+        named = {"counts": self.counts.counts}
+        if self.moments is not None:
+            named.update(high=self.moments.high, low=self.moments.low)
+        return named
+
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
+        """The evidence whose `sums` these are."""
+        counts = FineCounts.of_sums(sums["counts"], N_CELLS)
+        moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
+        return cls(counts, moments)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file: counts without empty cells at both ends, half of the symmetric moments."""
+        used = self.counts.counts.any(dim=0).nonzero()[:, 0]
+        first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
+        named = {
+            "counts": self.counts.counts[:, first:end].contiguous(),
+            "first_cell": torch.tensor(first),
+            "n_samples": torch.tensor(self.n_samples),
+        }
+        if self.moments is not None:
+            upper = _upper(self.moments.neurons)
+            named["moments/high"] = self.moments.high.cpu()[upper]
+            named["moments/low"] = self.moments.low.cpu()[upper]
+        return named
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor]) -> LayerEvidence:
+        """What `tensors` came from.
+
+        Raises:
+            NACError: where the tensors contradict each other.
+        """
+        refuse_unknown(tensors, _TENSORS, "tensor")
+        kept = stored_tensor(tensors, "counts", torch.int32, 2)
+        first = int(stored_tensor(tensors, "first_cell", torch.int64, 0))
+        n = int(stored_tensor(tensors, "n_samples", torch.int64, 0))
+        if not 0 <= first <= N_CELLS - kept.shape[1] or not kept.shape[1]:
+            raise NACError("the counts have the wrong shape.")
+        check_counts("its activations", kept, n)
+        found = cls.empty(kept.shape[0], kept.device)
+        found.counts.counts[:, first : first + kept.shape[1]] = kept
+        found.counts.n_samples = n
+        if found.moments is not None:
+            rows, columns = _upper(found.moments.neurons)
+            for name, part in (("high", found.moments.high), ("low", found.moments.low)):
+                stored = stored_tensor(tensors, f"moments/{name}", part.dtype, 1)
+                if stored.shape != rows.shape:
+                    raise NACError("the moments have the wrong shape.")
+                part[rows, columns] = part[columns, rows] = stored
+            if round(float(found.moments.products()[0, 0])) != n:
+                raise NACError("the moments are of another number of samples than the counts.")
+        return found
+
+
+def _upper(neurons: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(neurons + 1, neurons + 1)
+    return rows, columns
+
+
+# -- coverage of each neuron ----------------------------------------------------------------
+
+#: 64 cells per power of two: a cell is 1 to 2 % of the value wide.
+_MANTISSA_BITS = 6
+#: Magnitudes from 2**-16 to 2**16; smaller ones are zero, larger ones the largest.
+_LOWEST, _HIGHEST = -16, 16
+_PER_SIGN = (_HIGHEST - _LOWEST) << _MANTISSA_BITS
+#: Negative cells (most negative first), zero, positive cells.
+N_CELLS = 2 * _PER_SIGN + 1
+
+
+def cell_index(values: Tensor) -> Tensor:
+    """The cell of every value, int64 in the shape of `values`; NaN counts as zero."""
+    values = values.float()
+    bits = values.abs().contiguous().view(torch.int32).to(torch.int64)
+    # IEEE 754: shifting out mantissa bits leaves exponent and leading mantissa as one number
+    magnitude = (bits >> (23 - _MANTISSA_BITS)) - ((_LOWEST + 127) << _MANTISSA_BITS) + 1
+    magnitude = magnitude.clamp(0, _PER_SIGN).masked_fill(values.isnan(), 0)
+    return _PER_SIGN + torch.where(values < 0, -magnitude, magnitude)
+
+
+@lru_cache(maxsize=8)
+def cell_edges(device: torch.device) -> Tensor:
+    """The lower edge of every cell, and the upper edge of the last, float64 `[N_CELLS + 1]`.
+
+    The cell around zero begins and ends at zero: what is in it counts as zero.
+    """
+    index = torch.arange(_PER_SIGN + 1, dtype=torch.float64)
+    per_octave = 2**_MANTISSA_BITS
+    octave, step = index.div(per_octave, rounding_mode="floor"), index % per_octave
+    edges = torch.exp2(octave + _LOWEST) * (1 + step / per_octave)
+    edges[0] = 0.0
+    return torch.cat([-edges.flip(0), edges]).to(device)
+
+
+class FineCounts(Histogram):
+    """How often each neuron was in each cell: `n_bins` is `N_CELLS`, the number of columns."""
+
+    @staticmethod
+    def width(n_bins: int) -> int:
+        """How many columns the counts have."""
+        return n_bins
+
+    @staticmethod
+    def bins(states: Tensor, n_bins: int) -> Tensor:
+        """The cell of every value, int64 in the shape of `states`."""
+        return cell_index(states)
+
+    def magnitude_quantile(self, share: float) -> Tensor:
+        """The `share` quantile of the absolute values, float64 `[neurons]`.
+
+        Values are taken to be evenly spread over their cell.
+        """
+        folded = self.counts[:, : _PER_SIGN + 1].flip(1).long()
+        folded[:, 1:] += self.counts[:, _PER_SIGN + 1 :]
+        position = share * (self.n_samples - 1)
+        rank = int(position)
+        low = self._ranked(folded, rank)
+        high = self._ranked(folded, min(rank + 1, self.n_samples - 1))
+        return torch.lerp(low, high, position - rank)
+
+    @staticmethod
+    def _ranked(folded: Tensor, rank: int) -> Tensor:
+        """The magnitude `[neurons]` that `rank` others are smaller than."""
+        reached = folded.cumsum(dim=1)
+        cell = (reached > rank).int().argmax(dim=1, keepdim=True)
+        inside = folded.gather(1, cell)
+        before = reached.gather(1, cell) - inside
+        edges = cell_edges(folded.device)[_PER_SIGN:]
+        low, high = edges[cell], edges[cell + 1]
+        return (low + (rank - before + 0.5) / inside * (high - low)).squeeze(1)
+
+    def count_below(self, values: Tensor) -> Tensor:
+        """How many counted values are smaller than `values` `[neurons, k]`, in that shape.
+
+        Values are taken to be evenly spread over their cell, so this is not a whole number.
+        """
+        edges = cell_edges(values.device)
+        cell = (torch.searchsorted(edges, values.contiguous(), right=True) - 1).clamp(
+            0, N_CELLS - 1
+        )
+        # the cell around zero has no width: nothing in it is below a value of zero
+        zero = values == 0
+        cell = cell.masked_fill(zero, _PER_SIGN)
+        inside = self.counts.gather(1, cell)
+        before = self.counts.cumsum(dim=1).gather(1, cell) - inside
+        low, high = edges[cell], edges[cell + 1]
+        share = ((values - low) / (high - low)).clamp(0, 1).masked_fill(zero, 0.0)
+        return before + share * inside
+
+
+_N_BINS = 50
+_SIZE, _SIZE_FLOOR = 0.95, 0.10  # quantiles: of |z| per neuron, and of the sizes per layer
+_SMOOTHING = 0.5
+
+
+class ActivationCoverage:
+    """The log coverage of every neuron and bin of a layer.
+
+    A neuron's activation is measured against its own typical size, squashed by a sigmoid and put
+    into one of 50 equal bins; the logarithm of how full the bin is, relative to an even spread, is
+    the evidence. See `docs/nac_plus.md`.
+
+    Args:
+        counts: counts of the training data.
+    """
+
+    def __init__(self, counts: FineCounts) -> None:
+        sizes = counts.magnitude_quantile(_SIZE)
+        sizes = sizes.clamp(min=float(sizes.quantile(_SIZE_FLOOR)) + 1e-12)
+        slope = TYPICAL / sizes
+        inner = torch.arange(1, _N_BINS, dtype=torch.float64, device=sizes.device) / _N_BINS
+        below = counts.count_below(inner.logit() / slope[:, None])
+        everything = below.new_full((len(sizes), 1), counts.n_samples)
+        filled = torch.cat([torch.zeros_like(everything), below, everything], dim=1).diff(dim=1)
+        share = (filled + _SMOOTHING) * _N_BINS / counts.n_samples
+        self._learned = DeviceTensors(slope, share.log().clamp(max=0.0))
+
+    def neurons(self, activation: Tensor) -> Tensor:
+        """Log coverage of activations `[batch, neurons]`, in that shape; 0 is fully covered."""
+        z = double(activation)
+        slope, table = self._learned.on(z.device)
+        states = torch.sigmoid(z * slope)
+        bins = (states * _N_BINS).nan_to_num(0.0, 0.0, 0.0).long().clamp_(max=_N_BINS - 1)
+        return table.gather(1, bins.t()).t()
+
+    def score(self, activation: Tensor) -> Tensor:
+        """Mean log coverage over neurons, float64 `[batch]`."""
+        return self.neurons(activation).mean(dim=1)
+
+
+# -- distance of all neurons at once --------------------------------------------------------
+
+_STEP = 2.0**-28
+#: Larger activations count as this one. Room for the sums of four million such samples.
+_LARGEST = 2.0**15
+#: A value has three digits of 15 bits; a sum of products is `high * 2**45 + low`.
+_DIGIT, _LOW = 15, 45
+_SHRINKAGE = 0.01
+
+
+class Moments:
+    """The sum of `x x^T` over samples, where `x` is a constant 1 followed by the activations.
+
+    So it holds the number of samples, the sum of the activations and the sum of their products.
+
+    Args:
+        high, low: int64 `[neurons + 1, neurons + 1]`, symmetric.
+    """
+
+    def __init__(self, high: Tensor, low: Tensor) -> None:
+        self.high, self.low = high, low
+
+    @classmethod
+    def empty(cls, neurons: int, device: torch.device) -> Moments:
+        """No samples yet."""
+        zeros = torch.zeros((neurons + 1, neurons + 1), dtype=torch.int64, device=device)
+        return cls(zeros, zeros.clone())
+
+    @classmethod
+    def of_sums(cls, high: Tensor, low: Tensor) -> Moments:
+        """Moments whose low parts, added up over shards, may have grown too large."""
+        found = cls(torch.zeros_like(high), torch.zeros_like(low))
+        found._add(high, low)
+        return found
+
+    @property
+    def neurons(self) -> int:
+        """How many there are."""
+        return self.high.shape[0] - 1
+
+    def update(self, values: Tensor) -> None:
+        """Add activations `[batch, neurons]`; NaN counts as zero."""
+        x = double(values).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
+        x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
+        first, second, third = _digits((x / _STEP).round())
+        # every product of digits and every sum of them is exact in float64
+        cross = [a.t() @ b for a, b in ((first, second), (first, third), (second, third))]
+        ones, tens, hundreds, thousands, most = (
+            part.long().to(self.low.device)
+            for part in (
+                first.t() @ first,
+                cross[0] + cross[0].t(),
+                cross[1] + cross[1].t() + second.t() @ second,
+                cross[2] + cross[2].t(),
+                third.t() @ third,
+            )
+        )
+        carried = hundreds >> _DIGIT
+        rest = hundreds - (carried << _DIGIT)
+        self._add(
+            thousands + (most << _DIGIT) + carried,
+            ones + (tens << _DIGIT) + (rest << (2 * _DIGIT)),
+        )
+
+    def to(self, device: torch.device) -> Moments:
+        """Move the sums; returns itself."""
+        self.high, self.low = self.high.to(device), self.low.to(device)
+        return self
+
+    def _add(self, high: Tensor, low: Tensor) -> None:
+        low = self.low + low
+        carried = low >> _LOW
+        self.high, self.low = self.high + high + carried, low - (carried << _LOW)
+
+    def products(self) -> Tensor:
+        """The sum of `x x^T`, float64 `[neurons + 1, neurons + 1]`."""
+        return (double(self.high) * 2.0**_LOW + double(self.low)) * _STEP**2
+
+
+class Gaussian:
+    """One Gaussian for the activations of a layer; no labels are needed.
+
+    Args:
+        moments: of the training data.
+    """
+
+    def __init__(self, moments: Moments) -> None:
+        products = moments.products()
+        products = products / products[0, 0]
+        mean = products[0, 1:].clone()  # not a view, which would keep all products
+        covariance = products[1:, 1:] - torch.outer(mean, mean)
+        # neurons that never vary, and fewer samples than neurons, would make it singular
+        ridge = _SHRINKAGE * covariance.diagonal().mean() + 1e-12
+        eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+        root, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
+        if int(failed):
+            raise NACError("the moments of a layer are no covariances of any data: fit again.")
+        whiten = torch.linalg.solve_triangular(root, eye, upper=False).t().contiguous()
+        self._learned = DeviceTensors(mean, whiten)
+
+    def score(self, activation: Tensor) -> Tensor:
+        """The negative squared Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
+        z = double(activation)
+        mean, whiten = self._learned.on(z.device)
+        return -((z - mean) @ whiten).square().sum(dim=1)
+
+
+def _digits(integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers as three digits of 15 bits, lowest first; the last one has the sign."""
+    base = 2.0**_DIGIT
+    third = (integers / base**2).floor()
+    rest = integers - third * base**2
+    second = (rest / base).floor()
+    return rest - second * base, second, third
