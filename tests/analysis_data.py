@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from nac_openood.analysis.api import prepare_analysis
-from nac_openood.analysis.data import AnalysisData
+from nac_openood.analysis.api import analyze, prepare_analysis
+from nac_openood.analysis.data import AnalysisData, Options
+from nac_openood.analysis.finding import Finding
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.demo.embedded import EmbeddedImages, embedded_sets
 from nac_openood.demo.trained import trained
 from nac_openood.detector.config import NACConfig
+from nac_openood.errors import NACError
 from nac_openood.sources.sets import Datasets
 
 ARCH = "resnet_embedded"
@@ -51,22 +53,18 @@ def few_sets() -> Datasets:
     """A training set of 250 images, and small test sets."""
     sets = embedded_sets()
     return replace(
-        sets,
-        train=some(sets.train, 4),
-        test=some(sets.test, 2),
+        sets, train=some(sets.train, 4), test=some(sets.test, 2),
         near={"digits_8_9": some(sets.near["digits_8_9"], 5)},
-        far={name: some(sets.far[name], 4) for name in ("photos", "portrait")},
-        shifted={},
-    )
+        far={name: some(sets.far[name], 4) for name in ("photos", "portrait")}, shifted={},
+    )  # fmt: skip
 
 
-def even_sets(*, wrong_labels: int = 0) -> Datasets:
-    """About 100 images of each set; some validation and test labels may be made wrong."""
+def even_sets() -> Datasets:
+    """About 100 images of each set; some validation and test labels are wrong."""
     sets = embedded_sets()
     kept = {"id_val": some(sets.id_val, 1), "test": some(sets.test, 1)}
     for images in kept.values():
-        labels = images.labels
-        labels[:wrong_labels] = (labels[:wrong_labels] + 1) % sets.n_classes
+        images.labels[:12] = (images.labels[:12] + 1) % sets.n_classes
     return replace(
         sets, train=some(sets.train, 4), ood_val=some(sets.ood_val, 4), **kept,
         near={"digits_8_9": some(sets.near["digits_8_9"], 3)},
@@ -80,12 +78,15 @@ def small_net(cache: Path) -> Any:
 
 
 def prepared(net: Any, out: Path, **options: Any) -> AnalysisData:
-    """Readings of `few_sets`, made once per test run."""
+    """Readings of `few_sets`, or what was read before."""
     given = {"sets": few_sets(), "arch": ARCH, "config": CONFIG, "progress": False, **options}
     return prepare_analysis(net, given.pop("sets"), out, **given)
 
 
-def with_four_layers(cache: Path, out: Path, *, wrong_labels: int = 0) -> AnalysisData:
-    """Readings of `even_sets`."""
-    sets = even_sets(wrong_labels=wrong_labels)
-    return prepared(small_net(cache), out, sets=sets, config=FOUR_LAYERS)
+def finding(data: AnalysisData, kind: str, **options: Any) -> Finding:
+    """What a study finds; its error is raised."""
+    ((name, found),) = analyze(data, [kind], Options(**{"progress": False, **options}))
+    assert name == kind
+    if isinstance(found, NACError):
+        raise found
+    return found

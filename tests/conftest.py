@@ -84,6 +84,24 @@ def shared(tmp_path_factory, request):
 
 
 @pytest.fixture(scope="session")
+def few_readings(shared, embedded_cache):
+    """Readings for analyses: `few_sets` and three layers whose settings are searched."""
+    from analysis_data import prepared, small_net
+
+    net = small_net(embedded_cache)
+    return prepared(net, shared("few", lambda out: prepared(net, out)))
+
+
+@pytest.fixture(scope="session")
+def even_readings(shared, embedded_cache):
+    """Readings for analyses: `even_sets` and four layers with fixed settings."""
+    from analysis_data import FOUR_LAYERS, even_sets, prepared, small_net
+
+    net, options = small_net(embedded_cache), {"sets": even_sets(), "config": FOUR_LAYERS}
+    return prepared(net, shared("even", lambda out: prepared(net, out, **options)), **options)
+
+
+@pytest.fixture(scope="session")
 def bench(shared):
     """The miniature CIFAR-10 benchmark: (its folder, its unpacked data root)."""
     folder = bench_folder()

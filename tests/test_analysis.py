@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from analysis_data import ARCH, CONFIG, few_sets, prepared, small_net
+from analysis_data import ARCH, CONFIG, few_sets, finding, prepared
 
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.data import Options
@@ -20,47 +20,38 @@ from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
 from nac_openood.records import from_values
 from nac_openood.report.write import write_analysis_page, write_finding
 from nac_openood.tables import BarGroups, Column, Densities, Density, Lines, Series, Table
 
-QUIET = Options(progress=False)
+
+@pytest.fixture
+def data(few_readings):
+    return few_readings
+
+
+@pytest.fixture
+def net(data):
+    return data.bench.net
+
+
+@pytest.fixture
+def folder(data):
+    return data.bench.study.out.parent
 
 
 @pytest.fixture(scope="module")
-def net(embedded_cache):
-    return small_net(embedded_cache)
-
-
-@pytest.fixture(scope="module")
-def folder(shared, net):
-    return shared("analysis", lambda out: prepared(net, out))
-
-
-@pytest.fixture(scope="module")
-def data(folder, net):
-    return prepared(net, folder)
-
-
-@pytest.fixture(scope="module")
-def compared(net, tmp_path_factory):
+def compared(few_readings, tmp_path_factory):
     """NAC's row of a comparison on the same data."""
     out = tmp_path_factory.mktemp("compared")
     found = compare(
-        net, **vars(few_sets()), methods=["nac"], nac_config=CONFIG, arch=ARCH, out=out,
+        few_readings.bench.net, **vars(few_sets()), methods=["nac"], nac_config=CONFIG, arch=ARCH, out=out,
         progress=False,
     )  # fmt: skip
     return found.rows[0]
-
-
-def finding(data, kind, **options):
-    ((name, found),) = analyze(data, [kind], replace(QUIET, **options))
-    assert name == kind
-    if isinstance(found, NACError):
-        raise found
-    return found
 
 
 # ---- numbers tie out
@@ -96,17 +87,14 @@ def test_scores_are_those_of_a_detector(data, net):
     assert np.array_equal(TestScores(data).scores(chosen)["photos"], expected)
 
 
-def test_every_subset_of_layers_is_there(data):
+def test_every_subset_of_few_layers_is_there(data):
     found = finding(data, "layers")
     assert {r["layers"] for r in found.records} == {"+".join(s) for s in subsets(data.layers)}
     assert len(subsets(data.layers)) == 2**3 - 1
     assert found.tables[0].rows[-1][0] == "avgpool+layer3+layer2"
-
-
-def test_of_many_layers_not_every_subset():
-    found = subsets([str(n) for n in range(10)])
-    assert len(found) == 10 + 10 + 8  # singles, all but one, and the deepest 2 to 8 and 10
-    assert found[-1] == tuple(map(str, range(10)))
+    many = subsets([str(n) for n in range(10)])
+    assert len(many) == 10 + 10 + 8  # singles, all but one, and the deepest 2 to 8 and 10
+    assert many[-1] == tuple(map(str, range(10)))
 
 
 # ---- one pass
@@ -120,98 +108,67 @@ def test_training_data_is_read_once_and_in_order(data):
 
 
 def test_a_second_time_nothing_is_read(folder, net, monkeypatch):
-    monkeypatch.setattr(NACDetector, "read_loader", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr(Readings, "save_parts", lambda *a, **k: pytest.fail("read again"))
     said: list[str] = []
-    prepared(net, folder, say=said.append)
+    data = prepared(net, folder, say=said.append, search=False)
     assert "readings of the fitting and validation data: made before" in said
+    assert data.settings == CONFIG.layers and data.found is None  # as they are, without a search
 
 
 def test_what_was_not_finished_is_read(folder, net, data):
-    note = folder / "readings" / "test" / "photos.json"
     before = data.scored["photos"]["layer2"].gradient.clone()
-    note.unlink()
+    (folder / "readings" / "test" / "photos.json").unlink()
     said: list[str] = []
     again = prepared(net, folder, say=said.append)
     assert [line for line in said if line.startswith("reading ")] == ["reading test set photos"]
     assert torch.equal(again.scored["photos"]["layer2"].gradient, before)
 
 
-def test_another_network_is_read_again(net, tmp_path, monkeypatch):
-    few = replace(few_sets(), far={}, near={"digits_8_9": few_sets().near["digits_8_9"]})
+def test_another_network_is_read_again_and_surrogates_are_labelled(net, tmp_path):
+    few = replace(few_sets(), far={}, ood_val=None)
+    data = prepared(net, tmp_path, sets=few)
+    assert data.fitting.surrogate and "surrogates" in data.about().ood_val.name
     said: list[str] = []
-    prepared(net, tmp_path, sets=few)
-    other = type(net)(8).eval()
-    prepared(other, tmp_path, sets=few, say=said.append)
+    prepared(type(net)(8).eval(), tmp_path, sets=few, say=said.append)
     assert "reading the fitting subset" in said and "reading test set test" in said
 
 
-def test_surrogates_are_labelled(net, tmp_path):
-    few = replace(few_sets(), far={}, ood_val=None)
-    data = prepared(net, tmp_path, sets=few)
-    assert data.fitting.surrogate
-    assert "surrogates" in data.about().ood_val.name
-
-
-def test_without_settings_layers_are_found_and_searched(net, tmp_path):
+@pytest.mark.parametrize("search", [True, False])
+def test_without_settings_layers_are_found(net, tmp_path, search):
     few = replace(few_sets(), id_name="mine", far={})
-    data = prepared(net, tmp_path, sets=few, config=None)
+    data = prepared(net, tmp_path, sets=few, config=None, search=search)
     assert data.layers[0] == "avgpool" and len(data.layers) >= 3
-    assert data.found is not None and data.found.strategy == "layerwise"
-
-
-def test_without_a_search_the_settings_stay(folder, net):
-    data = prepared(net, folder, search=False)
-    assert data.settings == CONFIG.layers and data.found is None
-
-
-def test_without_settings_and_search_layers_have_default_settings(net, tmp_path):
-    few = replace(few_sets(), id_name="mine", far={})
-    data = prepared(net, tmp_path, sets=few, config=None, search=False)
-    assert data.found is None and len(data.layers) >= 3
-    assert set(data.settings.values()) == {LayerConfig()}
+    if search:
+        assert data.found.strategy == "layerwise"
+    else:
+        assert data.found is None and set(data.settings.values()) == {LayerConfig()}
 
 
 # ---- kinds
 
 
-def test_unknown_kinds():
+def test_chosen_kinds():
+    assert [k.name for k in chosen_kinds(["all"])] == [k for k, row in KINDS.items() if row.in_all]
+    assert [k.name for k in chosen_kinds(["params", "layers"])] == ["layers", "params"]
     with pytest.raises(NACError, match=r"unknown kind of analysis \['layerz'\].*states, layers"):
         chosen_kinds(["layers", "layerz"])
     with pytest.raises(NACError, match="expected a kind of analysis"):
         chosen_kinds([])
 
 
-def test_all_is_every_kind_that_needs_no_other_network():
-    assert [k.name for k in chosen_kinds(["all"])] == [k for k, row in KINDS.items() if row.in_all]
-    assert [k.name for k in chosen_kinds(["params", "layers"])] == ["layers", "params"]
-
-
-@pytest.mark.parametrize("name", list(KINDS))
-def test_every_kind_has_a_function(name):
-    assert callable(KINDS[name].function())
-
-
 def test_one_that_cannot_be_done_does_not_stop_the_others(data):
     few = replace(data.bench.study, sets=replace(data.bench.study.sets, near={}))
     far_only = replace(data, bench=NetworkRun(few, data.bench.checkpoint, data.bench.net))
-    outcome = dict(analyze(far_only, ["near", "layers"], QUIET))
+    outcome = dict(analyze(far_only, ["near", "layers"], Options(progress=False)))
     assert isinstance(outcome["layers"], Finding)
     with pytest.raises(NACError, match="there is no near-OOD set: pass `near`"):
         raise outcome["near"]
 
 
-def test_against_must_be_the_paper(data):
-    with pytest.raises(NACError, match="`against` must be 'paper' or None"):
-        list(analyze(data, ["layers"], Options(against="mine")))
-
-
-def test_the_papers_numbers_stand_beside(data):
+def test_the_papers_numbers_are_beside(data):
     found = finding(data, "layers", against="paper")
-    assert [row[-2:] for row in found.tables[0].rows] == [
-        [93.21, 23.5],
-        [94.35, 21.32],
-        [94.46, 18.5],
-    ]
+    printed = [[93.21, 23.5], [94.35, 21.32], [94.46, 18.5]]
+    assert [row[-2:] for row in found.tables[0].rows] == printed
     assert "another benchmark, so only trends can be compared" in found.notes[-1]
 
 
@@ -263,14 +220,11 @@ def test_csv_and_page(tmp_path):
 
 
 def test_the_page_is_about_one_network(tmp_path):
+    with pytest.raises(FileError, match="holds no findings"):
+        write_analysis_page(tmp_path)
     pytest.importorskip("matplotlib")
     old = example(kind="params", sentence="Of another network.")
     write_finding(replace(old, about=replace(old.about, accuracy=1.0)), tmp_path)
     write_finding(example(), tmp_path)
     text = write_analysis_page(tmp_path).read_text()
     assert "It is so." in text and "Of another network." not in text
-
-
-def test_no_findings_no_page(tmp_path):
-    with pytest.raises(FileError, match="holds no findings"):
-        write_analysis_page(tmp_path)

@@ -7,14 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from analysis_data import FOUR_LAYERS, with_four_layers
+from analysis_data import FOUR_LAYERS
 from scipy.stats import spearmanr
 from sklearn.calibration import calibration_curve
-from test_calibration_error import equal_width_bins
-from torchmetrics.functional.classification import binary_calibration_error
 
 from nac_openood.analysis.agreement import agreement
-from nac_openood.analysis.calibration import ALL_SAMPLES, FIFTH, MSP_TITLE, calibration, confidences
+from nac_openood.analysis.calibration import ALL_SAMPLES, FIFTH, MSP_TITLE, calibration
 from nac_openood.analysis.confidence import typicality
 from nac_openood.analysis.data import Options
 from nac_openood.analysis.finding import Finding
@@ -29,8 +27,8 @@ OPTIONS = Options(progress=False, repeats=3, against="paper")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, embedded_cache):
-    return with_four_layers(embedded_cache, tmp_path_factory.mktemp("analysis"), wrong_labels=12)
+def data(even_readings):
+    return even_readings
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +55,16 @@ def mixture(data, name):
 
 
 @pytest.mark.parametrize("name", ["digits_8_9", "textures"])
-def test_msp_equals_torchmetrics(data, name):
-    confidence, right = mixture(data, name)
-    known = confidences(data)
-    ours = known.mixed(known.by_method[MSP_TITLE], name), known.mixed(known.correct, name)
-    found = equal_width_bins(*ours).errors()
-    for norm, metric in (("l1", "MAD"), ("l2", "RMS")):
-        expected = binary_calibration_error(confidence, right, n_bins=15, norm=norm)
-        assert found[metric] == pytest.approx(float(expected), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["digits_8_9", "textures"])
 def test_the_table_equals_scikit_learn(data, calibrated, name):
     """The printed error: bins of 100 samples, which are quantiles where there is no rest."""
     confidence, right = (part.numpy() for part in mixture(data, name))
     n_bins = len(right) // 100
-    order = np.argsort(confidence, kind="stable")[: 100 * n_bins]
-    rest = np.argsort(confidence, kind="stable")[100 * n_bins :]
+    order = np.argsort(confidence, kind="stable")
+    whole, last = order[: 100 * n_bins], order[100 * (n_bins - 1) :]  # which takes the rest
     accuracy, mean = calibration_curve(
-        right[order], confidence[order], n_bins=n_bins, strategy="quantile"
+        right[whole], confidence[whole], n_bins=n_bins, strategy="quantile"
     )
     sizes = np.full(n_bins, 100.0)
-    last = np.append(order[-100:], rest)  # the last bin takes the rest
     sizes[-1] = len(last)
     accuracy[-1], mean[-1] = right[last].mean(), confidence[last].mean()
     gaps = np.abs(mean - accuracy)
@@ -149,13 +135,6 @@ def test_the_gallery_shows_disputed_samples(data, agreed):
     sections = analysis_document([agreed], data.about()).sections
     cards = [b for s in sections for b in s.blocks if isinstance(b, Examples)]
     assert [card.title for card in cards] == list(groups)
-
-
-def agreed_about(data, found):
-    """As `analyze` returns it."""
-    from dataclasses import replace
-
-    return replace(found, about=replace(data.about(), command="nac-openood analyze"))
 
 
 @pytest.mark.parametrize("kind", ["calibrated", "agreed"])

@@ -8,39 +8,30 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from analysis_data import prepared, small_net
+from analysis_data import few_sets, finding
 from compare_toy import Toy
 from sklearn.metrics import roc_auc_score
 
-from nac_openood.analysis.api import analyze
-from nac_openood.analysis.data import Options
+from nac_openood.analysis import states as state_study
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.analysis.states import PARTS, part_readings, separating_neuron
 from nac_openood.analysis.sweeps import bound_of
+from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.core.metrics import auroc
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
 from nac_openood.tables import Density
 
-QUIET = Options(progress=False)
+
+@pytest.fixture
+def data(few_readings):
+    return few_readings
 
 
-@pytest.fixture(scope="module")
-def net(embedded_cache):
-    return small_net(embedded_cache)
-
-
-@pytest.fixture(scope="module")
-def data(shared, net):
-    return prepared(net, shared("analysis", lambda out: prepared(net, out)))
-
-
-def finding(data, kind, **options):
-    ((_, found),) = analyze(data, [kind], replace(QUIET, **options))
-    if isinstance(found, NACError):
-        raise found
-    return found
+@pytest.fixture
+def net(data):
+    return data.bench.net
 
 
 def numbers(found, **at):
@@ -79,19 +70,6 @@ def test_r_is_varied_through_the_full_count(data):
     assert counts == {0.5: 2, 5.0: 16, bound_of(used, 160): used.full_count}
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"bounds": [0.0]}, "`bounds` must be above 0, got 0"),
-        ({"n_bins": [2]}, "`n_bins` must be at least"),
-        ({"steepness": [0.0]}, "steepness must be above 0"),
-    ],
-)
-def test_parameters_that_cannot_be(data, options, told):
-    with pytest.raises(NACError, match=told):
-        finding(data, "params", **options)
-
-
 # ---- samples
 
 
@@ -115,19 +93,6 @@ def test_draws_differ_and_repeat_with_the_seed(data):
     assert two[0] != two[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"shares": [0.5, 0.0]}, r"`shares` must be above 0 and at most 1, got \[0.0\]"),
-        ({"shares": [2.0]}, "`shares` must be"),
-        ({"repeats": 0}, "`repeats` must be at least 1"),
-    ],
-)
-def test_shares_that_cannot_be(data, options, told):
-    with pytest.raises(NACError, match=told):
-        finding(data, "samples", **options)
-
-
 # ---- weighted
 
 
@@ -147,10 +112,26 @@ def test_no_other_weights_are_better_on_validation_data(data):
     assert found.values["candidates"] == 125
 
 
-def test_one_layer_has_no_weights(data):
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("params", {"bounds": [0.0]}, "`bounds` must be above 0, got 0"),
+        ("params", {"n_bins": [2]}, "`n_bins` must be at least"),
+        ("params", {"steepness": [0.0]}, "steepness must be above 0"),
+        ("samples", {"shares": [0.5, 0.0]}, r"`shares` must be above 0 and at most 1, got \[0.0\]"),
+        ("samples", {"shares": [2.0]}, "`shares` must be"),
+        ("samples", {"repeats": 0}, "`repeats` must be at least 1"),
+        ("states", {"neuron": 10**6}, "`neuron` must be in 0.."),
+        ("states", {"ood_set": "svhn"}, "`ood_set` must be one of digits_8_9, photos, portrait"),
+        ("weighted", {}, "weights need at least two layers"),
+        ("layers", {"against": "mine"}, "`against` must be 'paper' or None"),
+    ],
+)
+def test_options_that_cannot_be(data, kind, options, message, monkeypatch):
     single = replace(data, settings={"avgpool": data.settings["avgpool"]})
-    with pytest.raises(NACError, match="weights need at least two layers"):
-        finding(single, "weighted")
+    monkeypatch.setattr(state_study, "chosen_settings", lambda *_: data.settings["avgpool"])
+    with pytest.raises(NACError, match=message):
+        finding(single if kind == "weighted" else data, kind, **options)
 
 
 # ---- near
@@ -189,10 +170,6 @@ def test_msp_is_that_of_the_logits(data):
 
 def test_baselines_are_those_of_compare(data, net, tmp_path):
     pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
-    from analysis_data import few_sets
-
-    from nac_openood.benchmark.api import compare
-
     options = {"methods": ["knn", "react"], "backend": "pytorch-ood"}
     found = finding(data, "near", **options)
     row = compare(net, **vars(few_sets()), **options, out=tmp_path, progress=False)
@@ -205,8 +182,8 @@ def test_baselines_are_those_of_compare(data, net, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def states(data):
-    return finding(data, "states", steepness=[10.0, 100.0], against="paper")
+def states(few_readings):
+    return finding(few_readings, "states", steepness=[10.0, 100.0], against="paper")
 
 
 def test_the_parts_of_the_state_make_the_gradient(data):
@@ -242,34 +219,15 @@ def test_distributions_of_states(data, states):
             assert 0 <= panel.edges[0] < panel.edges[-1] <= 1.02
 
 
-def test_the_neuron_that_tells_most(data):
+def test_the_neuron_that_separates_best(data):
     config = data.settings["avgpool"]
-    chosen = separating_neuron(data, "avgpool", config)
-    values = []
-    for column in range(data.fitting.fit["avgpool"].activation.shape[1]):
-        inside, outside = (
-            torch.sigmoid(
-                config.steepness * (read["avgpool"].activation * read["avgpool"].gradient)
-            )
-            for read in (data.fitting.id_val, data.fitting.ood_val)
-        )
-        values.append(abs(float(auroc(inside[:, column], outside[:, column])) - 0.5))
-    assert values[chosen] == max(values)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"neuron": 10**6}, "`neuron` must be in 0.."),
-        ({"ood_set": "svhn"}, "`ood_set` must be one of digits_8_9, photos, portrait"),
-    ],
-)
-def test_what_cannot_be_shown(data, options, told, monkeypatch):
-    from nac_openood.analysis import states as module
-
-    monkeypatch.setattr(module, "chosen_settings", lambda *_: data.settings["avgpool"])
-    with pytest.raises(NACError, match=told):
-        finding(data, "states", **options)
+    inside, outside = (
+        torch.sigmoid(config.steepness * (read["avgpool"].activation * read["avgpool"].gradient))
+        for read in (data.fitting.id_val, data.fitting.ood_val)
+    )
+    pairs = zip(inside.t(), outside.t())
+    values = [abs(float(auroc(*pair)) - 0.5) for pair in pairs]
+    assert values[separating_neuron(data, "avgpool", config)] == max(values)
 
 
 def test_densities_of_equal_values():

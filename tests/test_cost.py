@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from analysis_data import with_four_layers
 
 from nac_openood.analysis.cost import FORWARD, cost, method_runners, workload
 from nac_openood.analysis.data import Options
@@ -17,8 +16,8 @@ OPTIONS = Options(
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, embedded_cache):
-    return with_four_layers(embedded_cache, tmp_path_factory.mktemp("cost"))
+def data(even_readings):
+    return even_readings
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from analysis_data import with_four_layers
 
 from nac_openood.analysis.data import Options
 from nac_openood.analysis.schemes import SCHEMES, Backbone, schemes
@@ -14,8 +13,8 @@ from nac_openood.sources.networks import build
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, embedded_cache):
-    return with_four_layers(embedded_cache, tmp_path_factory.mktemp("schemes"))
+def data(even_readings):
+    return even_readings
 
 
 def test_a_backbone_returns_what_the_head_was_given():
