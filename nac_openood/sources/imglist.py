@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from nac_openood.errors import NACError
 from nac_openood.sources.images import Transform
-from nac_openood.sources.readers import Listed, listed_images, unlabelled_samples
+from nac_openood.sources.readers import listed_images, unlabelled_samples
 from nac_openood.sources.samples import FileImages
-from nac_openood.sources.sets import NO_OOD, Datasets, check_names, is_file_name
+from nac_openood.sources.sets import NO_OOD, Datasets, named_sets
 from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 
 
@@ -136,17 +136,11 @@ def listed_sets(
     def listed(part: str) -> FileImages:
         return benchmark.images(data_root, part, transform)
 
-    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, Listed]:
-        found: dict[str, Listed] = {}
-        for entry in entries:
-            name, equals, folder = entry.partition("=")
-            if not is_file_name(name) or (equals and not folder):
-                raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
-            check_names([*found, name])
-            found[name] = (
-                unlabelled_samples(folder, transform) if equals else listed(f"{prefix}_{name}")
-            )
-        return found
+    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, Any]:
+        def read(name: str, folder: str) -> Any:
+            return unlabelled_samples(folder, transform) if folder else listed(f"{prefix}_{name}")
+
+        return named_sets(entries, read)
 
     near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
     ood_val = ood_val or benchmark.ood_val

@@ -25,6 +25,7 @@ _PACKAGE: dict[str, Callable[[int], nn.Module]] = {
     "vit_embedded": small_vit,
 }
 _MAX_TOKENS = 512
+_PASS_FILE = "Pass a checkpoint file."
 
 
 class NetworkKind:
@@ -32,13 +33,14 @@ class NetworkKind:
 
     Attributes:
         form: how to write it, for errors.
+        has_weights: whether `build` makes it with weights of its own.
         by_name: whether the name alone says which network it is, without code or files of the
             user's.
         benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
     """
 
     form = prefix = ""
-    by_name = False
+    by_name = has_weights = False
     benchmarks: tuple[str, ...] = ()
 
     def matches(self, arch: str) -> bool:
@@ -51,8 +53,8 @@ class NetworkKind:
 
     def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
         """Make the network with published weights; None takes its own, if it comes with any."""
-        if weights is not None:
-            raise NACError(f"expected a checkpoint file for {arch}, got '{weights}'.")
+        if weights is not None or not self.has_weights:
+            raise NACError(f"there are no published weights of '{arch}'. {_PASS_FILE}")
         return self.build(arch, n_classes)
 
     def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
@@ -75,9 +77,6 @@ class _PackageNetworks(NetworkKind):
 
     def build(self, arch: str, n_classes: int) -> nn.Module:
         return _PACKAGE[arch](n_classes)
-
-    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        raise NACError(f"there are no published weights of '{arch}'. Pass a checkpoint file.")
 
     def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
         from nac_openood.sources.imglist import BENCHMARKS
@@ -174,6 +173,7 @@ class _HuggingFace(NetworkKind):
     """Classifiers of images or texts in a folder or on the Hugging Face Hub."""
 
     form, prefix = "hf:NAME-OR-FOLDER of a Hugging Face classifier", "hf:"
+    has_weights = True
     benchmarks = ("cifar10", "cifar100", "imagenet200", "imagenet", "embedded")
 
     def build(self, arch: str, n_classes: int) -> nn.Module:
@@ -274,6 +274,7 @@ class _UserNetworks(NetworkKind):
     """Networks that the user's code makes."""
 
     form = "your own code, package.module:factory or path/to/file.py:factory"
+    has_weights = True
 
     def matches(self, arch: str) -> bool:
         return is_code(arch)
@@ -297,7 +298,6 @@ _KINDS: tuple[NetworkKind, ...] = (
     _PackageNetworks(), _TimmNetworks(), _HuggingFace(), _Programs(), _UserNetworks(),
     _TorchvisionNetworks(),
 )  # fmt: skip
-_PASS_FILE = "Pass a checkpoint file."
 
 
 def kind_of(arch: str) -> NetworkKind:

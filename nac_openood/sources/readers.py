@@ -208,26 +208,19 @@ class DomainFolder(FileImages):
         classes: Optional[Sequence[str]] = None,
         transform: Optional[Transform] = None,
     ) -> None:
-        _, names, found = _read(Path(path), labelled=True)
-        expected = tuple(sorted(set(found)) if classes is None else classes)
-        missing, unknown = sorted({*expected} - {*found}), sorted({*found} - {*expected})
-        problems = [
-            *(f"no images of class {c}, which another domain has" for c in missing),
-            *(f"images of class {c}, expected only {', '.join(expected)}" for c in unknown),
-        ]
-        if problems or len(expected) < 2:
-            problems = problems or [f"images of one class only, {expected[0]}"]
+        data: Any = labelled_samples(path, transform or domainbed_transform(), classes)
+        missing = [c for number, c in enumerate(data.classes) if number not in data.labels]
+        if missing or len(data.classes) < 2:
+            lacking = f"no images of class {', '.join(missing)}, which another domain has"
+            problem = lacking if missing else f"images of one class only, {data.classes[0]}"
             raise NACError(
-                f"the domain {path} has {' and '.join(problems)}. Every domain needs images of the "
-                "same two or more classes: add some, or leave out a class or the domain."
+                f"the domain {path} has {problem}. Every domain needs images of the same two or "
+                "more classes: add them, or leave out the class or the domain."
             )
-        labels = np.array([expected.index(name) for name in found])
-        order = np.argsort(labels, kind="stable")
-        transform = transform or domainbed_transform()
-        super().__init__(
-            [names[i] for i in order], labels[order], Path(path), transform, f"the folder {path}",
-            expected,
-        )  # fmt: skip
+        order = np.argsort(data.labels, kind="stable")
+        names = [data.names[i] for i in order]
+        rest = (data.root, data.transform, data.origin, data.classes)
+        super().__init__(names, data.labels[order], *rest)
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.picture(index)), int(self.labels[index])

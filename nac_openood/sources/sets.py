@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 from torch.utils.data import DataLoader, Subset
@@ -122,21 +122,18 @@ def own_sets(
         return data
 
     def ood_sets(role: str, entries: Sequence[str]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for entry in entries:
-            name, _, path = entry.partition("=")
-            if not name or not path:
+        def read(name: str, path: str) -> Any:
+            if not path:
                 raise NACError(
-                    f"expected NAME=FOLDER for a set of images of your own, got '{entry}': there "
+                    f"expected NAME=FOLDER for a set of images of your own, got '{name}': there "
                     "are no lists to look a name up in."
                 )
-            check_names([*found, name])
-            coded = is_code(path)
-            read = (
-                _run_code(role, path, transform) if coded else unlabelled_samples(path, transform)
+            is_data = not is_code(path)
+            return (
+                unlabelled_samples(path, transform) if is_data else _run_code(role, path, transform)
             )
-            found[name] = read
-        return found
+
+        return named_sets(entries, read)
 
     made = labelled("train", train)
     found = dict(made) if isinstance(made, Mapping) else {"train": made}
@@ -158,6 +155,18 @@ def own_sets(
         {**found.get("near", {}), **ood_sets("near", near)},
         {**found.get("far", {}), **ood_sets("far", far)},
     )  # fmt: skip
+
+
+def named_sets(entries: Sequence[str], read: Callable[[str, str], Any]) -> dict[str, Any]:
+    """Read OOD sets that are written as `NAME` or `NAME=FOLDER`; `read` gets name and folder."""
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not is_file_name(name) or (equals and not path):
+            raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
+        check_names([*found, name])
+        found[name] = read(name, path)
+    return found
 
 
 def needs_transform(*paths: Any, **more: Any) -> bool:

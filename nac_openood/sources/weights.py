@@ -10,10 +10,11 @@ from typing import Any, Collection, Mapping, Union
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError, some
-from nac_openood.files import check_encoding, is_file
+from nac_openood.files import is_file
 
 #: Prefixes of the keys of a wrapped network.
 _PREFIXES = ("module.", "_orig_mod.")
@@ -89,7 +90,7 @@ def check_archive(path: Union[str, Path]) -> None:
 def _read_state(path: Path) -> Mapping[str, Tensor]:
     if not is_file(path):
         raise NACError(f"there is no checkpoint {path}.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pytorch(path)
+    content = _read_file(path)
     for key in _ENTRIES:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -104,9 +105,11 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
     )
 
 
-def _read_pytorch(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     check_archive(path)
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         with path.open("rb") as file:
             start = file.read(30)
         if not start.startswith(_STARTS):
@@ -117,21 +120,9 @@ def _read_pytorch(path: Path) -> Any:
     except pickle.UnpicklingError as error:  # its own message advises to run the code
         raise NACError(
             f"{path} holds more than tensors and is not loaded, because it could run code. Save "
-            "net.state_dict() instead; of a DomainBed checkpoint that you trust, its 'model_dict' "
-            "alone."
+            "net.state_dict() instead; of a DomainBed checkpoint that you trust, its 'model_dict'."
         ) from error
     except Exception as error:  # torch may raise anything on a broken file
-        raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
-
-
-def _read_safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    check_encoding(path)
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
 
 
