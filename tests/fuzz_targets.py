@@ -1,7 +1,7 @@
 """Everything that is fuzzed: files of ours, inputs, results, command lines.
 
 `scripts/fuzz.py` runs it long, `test_fuzz.py` short. A target is a function that makes in a folder
-what all of its cases share, and returns the case; `TARGETS` is the table of them.
+what all of its cases share, and returns the case; `TARGETS`, at the end, is the table of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import os
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, Callable
@@ -20,18 +22,7 @@ import numpy as np
 import torch
 import yaml
 from compare_toy import Toy, nac, study, write_data
-from conftest import SmallNet
-from fuzz_case import (
-    FOREIGN,
-    HEALED,
-    IDENTICAL,
-    REFUSED,
-    SILENT,
-    VALID,
-    Case,
-    Outcome,
-    Target,
-)
+from fuzz_case import FOREIGN, HEALED, IDENTICAL, REFUSED, SILENT, VALID, Case, Outcome, Target
 from mutations import (
     ODD,
     bytes_mutated,
@@ -42,18 +33,17 @@ from mutations import (
     text_mutated,
     value_mutated,
 )
-from own_place import fill
 from PIL import Image
 from safetensors.torch import save_file
 from small_programs import write_programs
-from test_analysis import example
 from test_rank import SPACE, domain, load, make
 
 from nac_openood import NACDetector, Ranking, rank_checkpoints
+from nac_openood.analysis.finding import Finding
 from nac_openood.benchmark.run.compare import run_study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser, main
-from nac_openood.detector.checked_fit import ShardNotes, merge_shards, write_shard
+from nac_openood.detector.checked_fit import merge_shards
 from nac_openood.detector.config import read_config
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
@@ -62,57 +52,31 @@ from nac_openood.network.probe import classify
 from nac_openood.report.checkpoints import ranked_summary
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table
 from nac_openood.report.render import render_markdown, render_page
-from nac_openood.report.write import (
-    write_analysis_page,
-    write_finding,
-    write_ranked_page,
-    write_ranked_tables,
-)
+from nac_openood.report.write import write_analysis_page, write_ranked_page, write_ranked_tables
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.images import ImageError, rgb_image
-from nac_openood.sources.networks import network_of
+from nac_openood.sources.networks import build, network_of
 from nac_openood.sources.readers import labelled_samples, listed_images, unlabelled_samples
 from nac_openood.sources.samples import bad_images
 from nac_openood.sources.transforms import read_settings
 from nac_openood.sources.weights import load_checkpoint
 
+OLD = Path(__file__).parent / "data" / "v0.1"
+X = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 CONFIGS = Path(__file__).parents[1] / "configs/postprocessors"
 TRANSFORM = "resize: 36\ncrop: 32\nmean: [0.5, 0.4, 0.3]\nstd: [0.25, 0.2, 0.3]\ngray: false\n"
-TARGETS: list[Target] = []
-
-
-def target(name: str, tried: str, weight: int = 1, **options: Any) -> Callable[..., Any]:
-    """Add the decorated function to the table; it is called with a folder and the options."""
-
-    def add(prepare: Callable[..., Case]) -> Callable[..., Case]:
-        TARGETS.append(Target(name, tried, weight, lambda folder: prepare(folder, **options)))
-        return prepare
-
-    return add
+#: Changes one of several files; whether on purpose.
+Change = Callable[[Random, Path, list[Path]], bool]
 
 
 def judged(found: Any, expected: Any, *, changed: bool = False, same: str = IDENTICAL) -> Outcome:
     """Damage must be noticed; a file that was changed on purpose may say something else."""
     if found == expected:
         return Outcome(same)
-    return Outcome(VALID) if changed else Outcome(SILENT, f"other answers: {str(found)[:500]}")
-
-
-def finite(*answers: Any) -> bool:
-    return all(torch.tensor(each).isfinite().all() for each in answers)
-
-
-def network(seed: int = 0) -> SmallNet:
-    torch.manual_seed(seed)
-    return SmallNet().eval()
-
-
-def pictures(n: int = 24, seed: int = 1) -> torch.Tensor:
-    return torch.randn(n, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
-
-
-def labelled(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return pictures(n, seed), torch.arange(n) % 4
+    with contextlib.suppress(ValueError):  # NaN and Inf are never all right
+        json.dumps(found, default=str, allow_nan=False)
+        return Outcome(VALID) if changed else Outcome(SILENT, f"other answers: {str(found)[:500]}")
+    return Outcome(SILENT, f"not finite: {str(found)[:500]}")
 
 
 # ---- what people write
@@ -124,12 +88,7 @@ def read_transform(path: Path) -> Any:
     return settings
 
 
-@target("config", "YAML of NAC's settings: text, bytes, values, keys", 3,
-        read=lambda path: read_config(path).to_dict(),
-        texts=[path.read_text() for path in sorted(CONFIGS.glob("*.yml"))])  # fmt: skip
-@target("transform", "YAML of a transform: text, bytes, values, keys", read=read_transform,
-        texts=[TRANSFORM])  # fmt: skip
-def settings(folder: Path, read: Callable[[Path], Any], texts: list[str]) -> Case:
+def settings(folder: Path, texts: list[str], read: Callable[[Path], Any]) -> Case:
     """A change of the document must change the settings, or be refused."""
 
     def case(rng: Random, place: Path) -> Any:
@@ -180,15 +139,7 @@ def csv_table(path: Path, content: bytes) -> tuple[Any, Any]:
     return [len(found.labels), len(names)], [n, n]
 
 
-@target("image list", "text and bytes of OpenOOD's image lists", read=image_list,
-        texts=["".join(f"cifar10/train/{n:04d}.png {n % 10}\n" for n in range(12))])  # fmt: skip
-@target("CSV", "text and bytes of CSV files with paths and labels, or texts", read=csv_table,
-        texts=[
-            "path,label\n" + "".join(f"a/{n}.png,{'ab'[n % 2]}\n" for n in range(9)),
-            "path,label\n" + "".join(f"a/{n}.png,{n % 3}\n" for n in range(9)),
-            "text,label\n" + "".join(f'"one, {n}",{n % 3}\n' for n in range(9)),
-        ])  # fmt: skip
-def lists(folder: Path, read: Callable[..., tuple[Any, Any]], texts: list[str]) -> Case:
+def lists(folder: Path, texts: list[str], read: Callable[..., tuple[Any, Any]]) -> Case:
     """What is accepted must be what the lines say."""
 
     def case(rng: Random, place: Path) -> Any:
@@ -204,7 +155,6 @@ def lists(folder: Path, read: Callable[..., tuple[Any, Any]], texts: list[str]) 
     return case
 
 
-@target("image folder", "names, links, empty and damaged files in folders of images")
 def image_folder(folder: Path) -> Case:
     """What is there is read, or named as unreadable."""
     for kind in "abc":
@@ -254,7 +204,6 @@ def image_folder(folder: Path) -> Case:
     return case
 
 
-@target("image", "bytes of PNG, JPEG, GIF, WEBP, BMP, TIFF, ICO, PPM and EPS files", 3)
 def image(folder: Path) -> Case:
     """Opened in RGB, or a reason why not."""
     pixels = np.random.default_rng(0).integers(0, 255, (20, 24, 3), dtype=np.uint8)
@@ -274,179 +223,93 @@ def image(folder: Path) -> Case:
     return case
 
 
-# ---- files of ours
+# ---- files of ours, those of `tests/data/v0.1`
 
 
-@target("detector, bytes", "flipped, lost, repeated and foreign bytes in detector files", 3,
-        mutate=mutate_bytes)  # fmt: skip
-@target("detector, content", "tensors and metadata of detector files of the wrong type, shape or "
-        "size; missing; new", 3, mutate=mutate_tensors)  # fmt: skip
-def detectors(folder: Path, mutate: Callable[[Random, Path], None]) -> Case:
-    """Every answer must be the one of the whole file, unless it was changed on purpose."""
-    net, x, rules = network(), pictures(), ("nac", "nac_plus")
-
-    def answers(path: Path) -> list[Any]:
-        detector = NACDetector.load(path, net)
-        values = detector.score(x), detector.p_value(x), detector.predict(x)
-        noted = detector.classes_, detector.notes_, detector.fit_summary_, detector.layers
-        return [*(each.tolist() for each in values), *noted]
-
-    for rule in rules:
-        detector = NACDetector(net, ["layer1", "layer2"], rule=rule)
-        detector.fit([labelled(60, 2)]).calibrate([pictures(100, 3)])
-        detector.classes_, detector.notes_ = ("a", "b", "c", "d"), {"arch": "small"}
-        detector.save(folder / rule)
-    expected = {rule: answers(folder / rule) for rule in rules}
-
-    def case(rng: Random, place: Path) -> Any:
-        rule = rng.choice(rules)
-        path = Path(shutil.copy(folder / rule, place / "detector.nac"))
-        mutate(rng, path)
-        found = answers(path)
-        return judged(
-            found, expected[rule], changed=mutate is mutate_tensors and finite(*found[:2])
-        )
-
-    return case
+def network() -> torch.nn.Module:
+    return load_checkpoint(build(f"{OLD}/net.py:make", 4), OLD / "net.pt")
 
 
-@target("readings, bytes", "bytes in files and manifests of readings", 2)
-@target("readings, content", "tensors, metadata and manifests of readings; files swapped, missing, "
-        "of other networks", 2, on_purpose=True)  # fmt: skip
-def readings(folder: Path, on_purpose: bool = False) -> Case:
-    """A folder of readings, one file or the manifest of which is damaged."""
-    detector, sizes = (
-        NACDetector(network(), ["avgpool", "layer2"]),
-        dict(fit=60, id_val=40, ood_val=30),
-    )
-    parts = {role: detector.read_loader([labelled(n, n)]) for role, n in sizes.items()}
-    about = {
-        "ood_val": {"name": "x", "surrogate": False}, "samples": sizes, "accuracy": 0.5,
-        "known": {"head_input": "avgpool", "early": {}}, "id_data": "own",
-    }  # fmt: skip
-    ReadingSet(**parts, about=about).save(folder / "set")
-    other = NACDetector(network(7), ["avgpool", "layer2"])
-    other.read_loader([pictures(60, 60)], save_to=folder / "other.safetensors")
-
-    def answers(path: Path) -> list[Any]:
-        """Scores and what is noted, as a search would use them."""
-        found = ReadingSet.load(path)
-        fitted = NACDetector(detector.net, detector.layers).fit_readings(found.fit)
-        found.id_val.check_finite("ID validation")
-        scores = [fitted.score_readings(each).tolist() for each in found.roles.values()]
-        return [*scores, dict(found.about), found.surrogate, found.id_val.accuracy]
-
-    expected = answers(folder / "set")
-
-    def case(rng: Random, place: Path) -> Any:
-        copy = shutil.copytree(folder / "set", place / "set")
-        tensors = sorted(copy.glob("*.safetensors"))
-        path, how = rng.choice(tensors), rng.randrange(6)
-        if not on_purpose:
-            mutate_bytes(rng, rng.choice(sorted(copy.iterdir())))
-        elif how <= 1:
-            path.write_bytes(rng.choice((*tensors, folder / "other.safetensors")).read_bytes())
-        elif how == 2:
-            path.unlink()
-        elif how == 3:
-            mutate_document(rng, copy / "readings.json")
-        else:
-            mutate_tensors(rng, path)
-        found = answers(copy)
-        # without the checksums of an early version, or with new ones, it is another valid set
-        return judged(found, expected, changed=on_purpose and finite(*found[:3]))
-
-    return case
+def detector_answers(path: Path) -> list[Any]:
+    detector = NACDetector.load(path, network())
+    values = detector.score(X), detector.p_value(X), detector.predict(X)
+    noted = detector.classes_, detector.notes_, detector.fit_summary_, repr(detector.layers)
+    return [*(each.tolist() for each in values), *noted]
 
 
-@target("readings, one file", "bytes, tensors and metadata of a single file of readings")
-def one_file_of_readings(folder: Path) -> Case:
-    detector = NACDetector(network(), ["avgpool", "layer2"])
-    detector.read_loader([pictures()], save_to=folder / "x")
-    detector.fit([pictures(60, 2)])
-    expected = detector.score_readings(Readings.load(folder / "x")).tolist()
-
-    def case(rng: Random, place: Path) -> Any:
-        path = Path(shutil.copy(folder / "x", place / "x"))
-        changed = damage(rng, path)
-        return judged(
-            detector.score_readings(Readings.load(path)).tolist(), expected, changed=changed
-        )
-
-    return case
+def readings_answers(folder: Path) -> list[Any]:
+    """Scores and what is noted, as a search would use them."""
+    found = ReadingSet.load(folder)
+    fitted = NACDetector(network(), list(found.fit)).fit_readings(found.fit)
+    found.id_val.check_finite("ID validation")
+    scores = [fitted.score_readings(each).tolist() for each in found.roles.values()]
+    return [*scores, dict(found.about), found.surrogate, found.id_val.accuracy]
 
 
-@target("checkpoint", "bytes in checkpoints (PyTorch and safetensors), then the detector", 2)
-def checkpoint(folder: Path) -> Case:
+def one_file_answers(path: Path) -> list[Any]:
+    detector = NACDetector.load(OLD / "nac_readings.nac", network())
+    return detector.score_readings(Readings.load(path)).tolist()
+
+
+def checkpoint_answers(path: Path) -> list[Any]:
     """Somebody's weights: refused, or noticed by the detector that was fitted on others."""
-    net, x, names = network(), pictures(8), ("net.pt", "net.safetensors")
-    torch.save({"state_dict": net.state_dict(), "epoch": 3}, folder / names[0])
-    save_file(net.state_dict(), folder / names[1])
-    fitted = NACDetector(net, ["avgpool"]).fit([pictures(60, 2)])
-    fitted.save(folder / "detector")
-    expected = fitted.score(x).tolist()
-
-    def case(rng: Random, place: Path) -> Any:
-        path = Path(shutil.copy(folder / rng.choice(names), place))
-        mutate_bytes(rng, path)
-        loaded = load_checkpoint(network(5), path)
-        try:
-            detector = NACDetector.load(folder / "detector", loaded)
-        except NACError as error:
-            return REFUSED if "another network" in str(error) else Outcome(SILENT, str(error))
-        return judged(detector.score(x).tolist(), expected)
-
-    return case
+    net = load_checkpoint(build(f"{OLD}/net.py:make", 4), path)
+    try:
+        return NACDetector.load(OLD / "plus.nac", net).score(X).tolist()
+    except NACError as error:
+        assert "another network" in str(error)
+        raise
 
 
-@target("programs", "bytes in programs of torch.export and TorchScript")
-def programs(folder: Path) -> Case:
-    """A network in one file; damage is noticed by PyTorch's checksums, or by what fails."""
-    x = write_programs(folder)
-
-    def logits(path: Path) -> list[list[float]]:
-        return classify(network_of(str(path), 3, None), x).tolist()
-
-    expected = {path: logits(path) for path in sorted(folder.iterdir())}
-
-    def case(rng: Random, place: Path) -> Any:
-        whole = rng.choice(list(expected))
-        path = Path(shutil.copy(whole, place))
-        mutate_bytes(rng, path)
-        return judged(logits(path), expected[whole])
-
-    return case
-
-
-@target("shards", "bytes and notes of the shards of a fit; files swapped and missing")
-def shards(folder: Path) -> Case:
+def shards_answers(folder: Path) -> list[Any]:
     """Shards of a fit that are merged: all of them as they were written, or nothing."""
-    train, val = ([labelled(10, seed) for seed in seeds] for seeds in (range(6), range(6, 12)))
-    for number in (1, 2):
-        notes = ShardNotes(number, 2, 10, 0.05, 4, {"train": 60, "val": 60})
-        detector = NACDetector(network(), ["avgpool", "layer2"])
-        write_shard(folder / str(number), notes, detector, train, val, progress=False)
+    fitted = merge_shards([folder / "fit_part2", folder / "fit_part1"]).fitted
+    counts = [tensor.tolist() for tensor in fitted.rule.tensors().values()]
+    return [fitted.threshold, fitted.pvalues.scores.tolist(), *counts]
 
-    def answers(root: Path) -> list[Any]:
-        fitted = merge_shards([root / "2", root / "1"]).fitted
-        counts = [tensor.tolist() for tensor in fitted.rule.tensors().values()]
-        return [fitted.threshold, fitted.pvalues.scores.tolist(), *counts]
 
-    expected = answers(folder)
+def program_answers(path: Path) -> list[Any]:
+    """A network in one file; damage is noticed by PyTorch's checksums, or by what fails."""
+    return classify(network_of(str(path), 3, None), X).tolist()
+
+
+def by_accident(rng: Random, path: Path, others: list[Path]) -> bool:
+    mutate_bytes(rng, path)
+    return False
+
+
+def on_purpose(rng: Random, path: Path, others: list[Path]) -> bool:
+    (mutate_document if path.suffix == ".json" else mutate_tensors)(rng, path)
+    return True
+
+
+def in_any_way(rng: Random, path: Path, others: list[Path]) -> bool:
+    how = rng.randrange(6)
+    if how == 0:
+        path.unlink()
+    elif how == 1:
+        path.write_bytes(rng.choice(others).read_bytes())
+    else:
+        return damage(rng, path)
+    return False
+
+
+def stored(folder: Path, names: list[str], answers: Callable[[Path], Any], change: Change) -> Case:
+    """Every answer must be the one of the whole file, unless it was changed on purpose."""
+    shutil.copytree(OLD, folder, dirs_exist_ok=True)
+    for part in ("fit_part1", "fit_part2"):
+        shutil.copytree(OLD / part, folder / "shards" / part)
+    save_file(network().state_dict(), folder / "net.safetensors")
+    write_programs(folder, X)
+    expected = {name: answers(folder / name) for name in names}
 
     def case(rng: Random, place: Path) -> Any:
-        copy = shutil.copytree(folder, place / "shards")
-        files = sorted(path for path in copy.rglob("*") if path.is_file())
-        path, how = rng.choice(files), rng.randrange(8)
-        if how == 0:
-            path.unlink()
-        elif how == 1:
-            path.write_bytes(rng.choice(files).read_bytes())
-        elif how <= 3 and path.suffix == ".json":
-            mutate_document(rng, path)
-        else:
-            mutate_bytes(rng, path)
-        return judged(answers(copy), expected, changed=path.suffix == ".json")
+        name = rng.choice(names)
+        copy = place / Path(name).name
+        (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, copy)
+        files = sorted(path for path in (copy, *copy.rglob("*")) if path.is_file())
+        changed = change(rng, rng.choice(files), files)
+        return judged(answers(copy), expected[name], changed=changed)
 
     return case
 
@@ -465,8 +328,6 @@ def stable(results: Results) -> str:
     return repr((rows, results.sets, results.runs, results.gallery, kept))
 
 
-@target("comparison, resumed", "scores, features, notes and results of a comparison, damaged or "
-        "removed; it is resumed")  # fmt: skip
 def comparison_resumed(folder: Path) -> Case:
     """What a comparison says must not change where files in its folder were damaged."""
     data = write_data(folder / "data")
@@ -489,11 +350,8 @@ def comparison_resumed(folder: Path) -> Case:
     return case
 
 
-@target("comparison, reported", "entries and bytes of results.json and of the scores beside it; "
-        "tables are made of them", 2)  # fmt: skip
 def comparison_reported(folder: Path) -> Case:
     """`results.json` of a comparison, as `nac-openood report` reads it."""
-    run_study(study(write_data(folder / "data"), folder / "out", {"toy": Toy, "nac": nac}))
 
     def tables(out: Path, page: bool) -> tuple[str, ...]:
         results = Results.load(out)
@@ -502,10 +360,10 @@ def comparison_reported(folder: Path) -> Case:
         text = render_markdown(comparison_document(results))
         return summary_table(results), results_csv(results), text, stable(results)
 
-    expected = tables(folder / "out", page=True)  # matplotlib makes its caches
+    expected = tables(OLD / "compare", page=True)  # matplotlib makes its caches
 
     def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(folder / "out", place / "out")
+        out = shutil.copytree(OLD / "compare", place / "out")
         scores = sorted((out / "runs").rglob("*.safetensors"))
         path = out / "results.json" if rng.random() < 0.8 else rng.choice(scores)
         changed = damage(rng, path)
@@ -517,8 +375,6 @@ def comparison_reported(folder: Path) -> Case:
     return case
 
 
-@target("ranking", "readings of checkpoints (the ranking is resumed), ranking.json and "
-        "results.json (shown)", 2)  # fmt: skip
 def ranking(folder: Path) -> Case:
     """Readings and rankings of checkpoints: loaded, shown, and resumed."""
     domains = {
@@ -558,17 +414,14 @@ def ranking(folder: Path) -> Case:
     return case
 
 
-@target("analysis", "entries and bytes of the JSON of analyses; the page is made of them")
 def analysis(folder: Path) -> Case:
     """What analyses found, as the page is made of it: a damaged one is left out."""
-    found = [example(), example(kind="params", title="Another title", figures=[])]
-    for each in found:
-        write_finding(each, folder)
-    write_analysis_page(folder)
+    found = [Finding.load(OLD / "analyze" / f"{kind}.json") for kind in ("layers", "calibration")]
+    write_analysis_page(shutil.copytree(OLD / "analyze", folder / "out"))
 
     def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(folder, place / "out")
-        changed = damage(rng, out / rng.choice(("layers.json", "params.json", "params.json")))
+        out = shutil.copytree(OLD / "analyze", place / "out")
+        changed = damage(rng, rng.choice(sorted(out.iterdir())))
         text = write_analysis_page(out).read_text()
         shown = [each.title in text and each.sentence in text for each in found]
         if any(shown) and not all(shown):
@@ -584,34 +437,27 @@ def analysis(folder: Path) -> Case:
 _LEFT_OUT = ("--open", "--workers", "--demo", "--embedded")
 
 
-@target("command line",
-        "options of fit, score, search, report, rank, compare, analyze, export and serve",
-        4)  # fmt: skip
 def commands(folder: Path) -> Case:
     """`nac-openood COMMAND ...` with options that are odd, missing, repeated, unknown."""
-    fill(folder)
-    net = ["--arch", f"{folder}/net.py:make", "--checkpoint", f"{folder}/net.pt"]
-    data = ["--train", f"{folder}/birds/train", "--val", f"{folder}/birds/val"]
-    given = [*net, "--transform", f"{folder}/transform.yml", "--device", "cpu"]
-    detector, kept = f"{folder}/birds.nac", f"{folder}/readings"
-    searched = ["--save-readings", kept, "--out", f"{folder}/search", "--restarts", "1"]
-    for arguments in (
-        ["fit", *given, *data, "--n-samples", "80", "--out", detector],
-        ["search", *given, *data, *searched, "--n-samples", "80", "--held-out", "40"],
-    ):
-        assert _run(arguments, folder)[0] == 0, arguments
-    images = [f"{folder}/stripes/{n}.png" for n in range(3)]
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 10, 32, 32, 3), dtype=np.uint8)
+    for kind, row in product(range(4), range(10)):
+        (folder / "birds" / str(kind)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[kind, row]).save(folder / "birds" / str(kind) / f"{row}.png")
+    net = ["--arch", f"{OLD}/net.py:make", "--checkpoint", f"{OLD}/net.pt"]
+    data = ["--train", f"{folder}/birds", "--val", f"{folder}/birds"]
+    given = [*net, "--transform", f"{OLD}/transform.yml", "--device", "cpu"]
+    detector, kept, images = f"{OLD}/plus.nac", f"{OLD}/readings", sorted(OLD.glob("images/*"))
     lines = {
-        ("score", "--detector", detector, *net, "--device", "cpu", *images): 6,
+        ("score", "--detector", detector, *net, "--device", "cpu", *map(str, images)): 6,
         ("fit", *given, *data, "--n-samples", "40", "--out", "x.nac"): 3,
         ("search", "--readings", kept, "--strategy", "random", "--budget-points", "20",
          "--out", "found"): 4,
-        ("report", f"{folder}/search"): 1,
+        ("report", f"{folder}/birds"): 1,
         ("export", "--detector", detector, *net, "--out", "x.txt"): 1,
-        ("serve", "--detector", f"{folder}/net.pt", *net): 1,
+        ("serve", "--detector", f"{OLD}/net.pt", *net): 1,
         ("compare", *given, *data, "--out", "compared"): 1,
         ("analyze", "layers", *given, "--train", f"{folder}/nowhere", "--out", "analyzed"): 1,
-        ("rank", f"{folder}/net.pt", *net, "--train", f"{folder}/birds", "--out", "ranked"): 1,
+        ("rank", f"{OLD}/net.pt", *net, "--train", f"{folder}/birds", "--out", "ranked"): 1,
     }  # fmt: skip
     options = {
         name: [
@@ -664,3 +510,52 @@ def _run(arguments: list[str], folder: Path) -> tuple[Any, str]:
             return stop.code, errors.getvalue()
         finally:
             os.chdir(before)
+
+
+def row(name: str, tried: str, weight: int, prepare: Callable[..., Case], *options: Any) -> Target:
+    return Target(name, tried, weight, lambda folder: prepare(folder, *options))
+
+
+TARGETS = (
+    row("config", "YAML of NAC's settings: text, bytes, values, keys", 3, settings,
+        [path.read_text() for path in sorted(CONFIGS.glob("*.yml"))],
+        lambda path: read_config(path).to_dict()),
+    row("transform", "YAML of a transform: text, bytes, values, keys", 1, settings,
+        [TRANSFORM], read_transform),
+    row("detector, bytes", "flipped, lost, repeated and foreign bytes in detector files", 3,
+        stored, ["nac.nac", "plus.nac"], detector_answers, by_accident),
+    row("detector, content", "tensors and metadata of detector files of the wrong type, shape or "
+        "size; missing; new", 3, stored, ["nac.nac", "plus.nac"], detector_answers, on_purpose),
+    row("readings, bytes", "bytes in files and manifests of readings", 2,
+        stored, ["readings"], readings_answers, by_accident),
+    row("readings, content", "tensors, metadata and manifests of readings; files swapped, missing",
+        2, stored, ["readings"], readings_answers, in_any_way),
+    row("readings, one file", "bytes, tensors and metadata of a single file of readings", 1,
+        stored, ["readings/id_val.safetensors"], one_file_answers, in_any_way),
+    row("checkpoint", "bytes in checkpoints (PyTorch and safetensors), then the detector", 2,
+        stored, ["net.pt", "net.safetensors"], checkpoint_answers, by_accident),
+    row("programs", "bytes in programs of torch.export and TorchScript", 1,
+        stored, ["net.pt2", "traced.pt"], program_answers, by_accident),
+    row("shards", "bytes and notes of the shards of a fit; files swapped and missing", 1,
+        stored, ["shards"], shards_answers, in_any_way),
+    row("comparison, resumed", "scores, features, notes and results of a comparison, damaged or "
+        "removed; it is resumed", 1, comparison_resumed),
+    row("comparison, reported", "entries and bytes of results.json and of the scores beside it; "
+        "tables are made of them", 2, comparison_reported),
+    row("ranking", "readings of checkpoints (the ranking is resumed), ranking.json and "
+        "results.json (shown)", 2, ranking),
+    row("analysis", "entries and bytes of the JSON of analyses; the page is made of them", 1,
+        analysis),
+    row("image list", "text and bytes of OpenOOD's image lists", 1, lists,
+        ["".join(f"cifar10/train/{n:04d}.png {n % 10}\n" for n in range(12))], image_list),
+    row("CSV", "text and bytes of CSV files with paths and labels, or texts", 1, lists, [
+        "path,label\n" + "".join(f"a/{n}.png,{'ab'[n % 2]}\n" for n in range(9)),
+        "path,label\n" + "".join(f"a/{n}.png,{n % 3}\n" for n in range(9)),
+        "text,label\n" + "".join(f'"one, {n}",{n % 3}\n' for n in range(9)),
+    ], csv_table),
+    row("image folder", "names, links, empty and damaged files in folders of images", 1,
+        image_folder),
+    row("image", "bytes of PNG, JPEG, GIF, WEBP, BMP, TIFF, ICO, PPM and EPS files", 3, image),
+    row("command line", "options of fit, score, search, report, rank, compare, analyze, export and "
+        "serve", 4, commands),
+)  # fmt: skip

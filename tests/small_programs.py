@@ -25,12 +25,11 @@ def small() -> Small:
     return Small().eval()
 
 
-def write_programs(folder: Path) -> torch.Tensor:
-    """Write `net.pt2` and `net.pt`; returns a batch for them."""
-    net, x = small(), torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+def write_programs(folder: Path, x: torch.Tensor) -> None:
+    """Write `net.pt2` and `traced.pt`, which take batches like `x`."""
+    net = small()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = ({0: torch.export.Dim("batch")},)
         torch.export.save(torch.export.export(net, (x,), dynamic_shapes=shapes), folder / "net.pt2")
-        torch.jit.save(torch.jit.trace(net, x), str(folder / "net.pt"))
-    return x
+        torch.jit.save(torch.jit.trace(net, x), str(folder / "traced.pt"))
