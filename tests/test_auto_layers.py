@@ -387,11 +387,11 @@ def test_errors_say_what_can_be_named():
 
     with pytest.raises(
         ProbeError,
-        match=r"in Recurrent by running it: no module returns what its head is given. Name layers "
+        match=r"in Recurrent by running it: no module returns what its head is applied to. Name layers "
         r"by module path, e.g. `layers=\['embed'\]`. Modules .*: embed \[3, 5, 6\], fc \[3, 3\]",
     ):
         auto_layers(Recurrent(), torch.randn(2, 5, 4))
-    with pytest.raises(ProbeError, match="no module returns what its head is given"):
+    with pytest.raises(ProbeError, match="no module returns what its head is applied to"):
         auto_layers(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4))
     with pytest.raises(ProbeError, match="no layer with weights is applied to its input"):
         auto_layers(nn.Softmax(-1), torch.randn(2, 4))

@@ -1,8 +1,9 @@
 """`layers="auto"`: which layers to read in any classifier, found by running it once.
 
-A ResNet's are its avgpool, which the head is given, and the ends of its stages: layer1 to layer3,
-which come early, and layer4, the last. Nothing is known of an architecture beforehand: `flow.py`
-records what is computed from what, `stages.py` finds the blocks and where their size changes.
+A ResNet's are its avgpool, which is the input of its head, and the ends of its stages: layer1 to
+layer3, which come early, and layer4, the last. Nothing is known of an architecture beforehand:
+`flow.py` records what is computed from what, `stages.py` finds the blocks and where their size
+changes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, known_layers
-from nac_openood.network.flow import Call, Look, record
+from nac_openood.network.flow import Call, Value, record
 from nac_openood.network.inputs import (
     Inputs,
     logits_of,
@@ -30,7 +31,7 @@ from nac_openood.network.inputs import (
 )
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import run, unwrap
-from nac_openood.network.stages import STREAMS, Place, Survey, layout_of
+from nac_openood.network.stages import Block, Structure, layout_of
 
 #: How many samples are passed. Windows and heads come in twos and fours, so three rows are samples.
 _SAMPLES = 3
@@ -43,8 +44,8 @@ class AutoLayers:
     """The layers of a network that are worth reading.
 
     Attributes:
-        head_input: what the head is given, pooled to `[batch, D]`; where no module returns
-            exactly that, the nearest module before it.
+        head_input: the input of the head, pooled to `[batch, D]`; where no module returns exactly
+            that, the nearest module before it.
         early: what NAC+ reads, in forward order: the last block of each stage but the last. If all
             blocks have one size, as in a transformer, the blocks at a quarter, half and three
             quarters of the depth. If the network has no such blocks, the head's input.
@@ -79,103 +80,58 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     with torch.inference_mode(False):  # whose tensors nothing may overwrite outside of it
         x = prepare(inner, x)
         few = rows(x, torch.arange(_SAMPLES) % sample_count(x))
-    flow = record(inner, few)
-    logits = logits_of(flow.output, few)
-    returned = returned_logits(flow.output)
-    sink = None if returned is None else flow.look(returned)
-    if sink is None:
-        raise _nothing_found(net, "its logits do not depend on its input", flow.calls)
-    found = _Choice(net, Survey(flow, sink.node, logits.shape[0])).layers()
-    if found.head_input.layout != "tokens":
-        return found
-    # the code between a layer and the head may take some of its tokens in ways that make no view
-    module = {"": net.get_submodule(found.head_input.path)}
-    layout = token_layouts(inner, few, module).get("")
-    return replace(found, head_input=replace(found.head_input, layout=layout or "tokens"))
+    recorded = record(inner, few)
+    batch = logits_of(recorded.output, few).shape[0]
+    returned = returned_logits(recorded.output)
+    logits = None if returned is None else recorded.value(returned)
+    if logits is None:
+        raise _nothing_found(net, "its logits do not depend on its input", recorded.calls)
+    structure = Structure(recorded, logits.node, batch)
+    cuts = [call for call in structure.readable if call.outputs[0].node in structure.cuts]
+    nothing_found = partial(_nothing_found, net, calls=cuts or structure.readable)
+    if not structure.products:
+        raise nothing_found("no layer with weights is applied to its input")
+    operand = structure.head_operand()
+    near = None if operand is None else structure.nearest(operand.node)
+    if operand is None or near is None:
+        raise nothing_found("no module returns what its head is applied to")
+
+    prefix = next(path for path, module in net.named_modules() if module is inner)
+    prefix = f"{prefix}." if prefix else ""
+    calls = {call.path: call for call in recorded.calls}
+    known = [row for row in known_layers(inner) if row.path in calls]
+
+    def layer(block: Block, inside: bool) -> Layer:
+        """A layer as the table has it, if it knows the module or one inside."""
+        path = block.reader.path
+        for row in known:
+            same = calls[row.path].outputs[0].node == block.node
+            if same or (inside and row.path.startswith(f"{path}.")):
+                return replace(row, path=prefix + row.path)
+        return Layer(path, prefix + path, layout_of(block.reader.outputs[0]))
+
+    exact = [call for call in structure.readable if call.outputs[0].node == operand.node]
+    head_input = _head_input(exact[0] if exact else near, operand if exact else None, batch)
+    for row in known_layers(inner)[:1]:
+        if row in known and structure.is_after_products(calls[row.path], operand.node):
+            head_input = row
+    head_input = replace(head_input, path=prefix + head_input.path)
+    if head_input.layout == "tokens":
+        # the code between a layer and the head may take some of its tokens
+        module = {"": net.get_submodule(head_input.path)}
+        layout = token_layouts(inner, few, module).get("")
+        head_input = replace(head_input, layout=layout or "tokens")
+    blocks, last = structure.stages(operand.node)
+    early = tuple(layer(block, inside=last is None) for block in blocks)
+    return AutoLayers(head_input, early or (head_input,), last and layer(last, inside=False))
 
 
-class _Choice:
-    """What of a survey to read, as layers of `net`."""
-
-    def __init__(self, net: nn.Module, survey: Survey) -> None:
-        self.net, self.survey = net, survey
-        self.stream, self.flow = survey.stream, survey.flow
-        inner = unwrap(net)
-        path = next(path for path, module in net.named_modules() if module is inner)
-        self.prefix = f"{path}." if path else ""
-        self.known = known_layers(inner)
-        self.calls = {call.path: call for call in self.flow.calls}
-
-    def layers(self) -> AutoLayers:
-        if not self.stream.products:
-            raise self.nothing_found("no layer with weights is applied to its input")
-        given = self.given_to_head()
-        head_input = self.head_input(given)
-        found, end = self.survey.stages(given.node)
-        early = tuple(self.layer(place, inside=end is None) for place in found)
-        last = None if end is None else self.layer(end)
-        return AutoLayers(head_input, early or (head_input,), last)
-
-    def given_to_head(self) -> Look:
-        """What the last product is given; for several heads, what they have in common."""
-        last = self.stream.products[-1]
-        operand = self.flow.nodes[last].operand
-        if self.stream.is_cut(last) and operand is not None:
-            return operand
-        for streams in STREAMS:
-            before = [n for n in self.stream.waiting if n < last and n not in self.stream.products]
-            cut = max(n for n in before if self.stream.is_cut(n, streams))
-            if self.nearest(cut, streams):
-                return self.flow.nodes[cut].made
-        raise self.nothing_found("no module makes what its heads are given")
-
-    def head_input(self, given: Look) -> Layer:
-        same = [c for c in self.survey.readable if c.outputs[0].node == given.node]
-        near = next(filter(None, (self.nearest(given.node, s) for s in STREAMS)), None)
-        if near is None:
-            raise self.nothing_found("no module returns what its head is given")
-        for row in self.known[:1]:
-            if row.path in self.calls and self.is_behind_products(self.calls[row.path], given.node):
-                return replace(row, path=self.prefix + row.path)
-        exact = [(call, _layout_given(call.outputs[0], given, self.survey.batch)) for call in same]
-        call, layout = next(((c, found) for c, found in exact if found), (near, None))
-        return Layer(call.path, self.prefix + call.path, layout or layout_of(call.outputs[0]))
-
-    def nearest(self, node: int, streams: int) -> Optional[Call]:
-        """The last module at or before a node, with no product between them."""
-        calls = [c for c in self.survey.readable if self.is_behind_products(c, node)]
-        cuts = [c for c in calls if self.stream.is_cut(c.outputs[0].node, streams)]
-        return max(cuts, key=lambda call: call.outputs[0].node, default=None)
-
-    def is_behind_products(self, call: Call, node: int) -> bool:
-        product = max((n for n in self.stream.products if n <= node), default=0)
-        return product <= call.outputs[0].node <= node
-
-    def layer(self, place: Place, *, inside: bool = False) -> Layer:
-        """A place as a layer: as the table has it, where it knows the place or one inside."""
-        path = place.read.path
-        for row in self.known:
-            call = self.calls.get(row.path)
-            if call and (
-                call.outputs[0].node == place.node or (inside and row.path.startswith(f"{path}."))
-            ):
-                return replace(row, path=self.prefix + row.path)
-        return Layer(path, self.prefix + path, layout_of(place.read.outputs[0]))
-
-    def nothing_found(self, why: str) -> ProbeError:
-        cuts = [c for c in self.survey.readable if self.stream.is_cut(c.outputs[0].node)]
-        return _nothing_found(self.net, why, cuts or self.survey.readable)
-
-
-def _layout_given(output: Look, given: Look, batch: int) -> Optional[str]:
-    """The layout that makes what the head is given of a module's output; None if none does."""
-    if given.shape[0] != batch or len(given.shape) != 2:  # a head on every position
-        return layout_of(output) if math.prod(given.shape) == math.prod(output.shape) else None
-    if math.prod(given.shape) == math.prod(output.shape):
-        return "flat"
-    first = (output.stride[0], output.stride[-1])
-    is_first = given.offset == output.offset and given.stride == first
-    return "class_token" if is_first and len(output.shape) == 3 else None
+def _head_input(call: Call, operand: Optional[Value], batch: int) -> Layer:
+    """A module as the head's input; `operand` is given if the module returns it."""
+    output = call.outputs[0]
+    if operand is not None and operand.shape == (batch, math.prod(output.shape) // batch):
+        return Layer(call.path, call.path, "flat")
+    return Layer(call.path, call.path, layout_of(output))
 
 
 def _nothing_found(net: nn.Module, why: str, calls: Iterable[Call]) -> ProbeError:

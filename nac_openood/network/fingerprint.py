@@ -167,11 +167,12 @@ def _names(code: types.CodeType) -> set[str]:
 def _settings(module: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if isinstance(module, torch.jit.ScriptModule):
         return
-    kind = type(module)
+    kind: Any = type(module)
+    changing = _assigned(kind)
     is_torchs = kind.__module__.startswith("torch.")
     of_library = not is_torchs and _is_library(kind.__module__)
     for name, value in sorted(values.items()):
-        if name.startswith("_") or name in _IGNORED or name in _assigned(kind):
+        if name.startswith("_") or name in _IGNORED or name in changing:
             continue
         if not is_torchs and _OF_THE_MACHINE.search(name):
             continue

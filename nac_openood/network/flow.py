@@ -1,16 +1,20 @@
-"""What flows where in a network: one forward pass, recorded.
+"""A recorded forward pass of a network: which values are computed from which.
 
 Every operation that makes new values out of the network's input is a node, with edges from the
-nodes it reads. A view (reshape, permute, slice) belongs to the node it looks at, an operation in
-place makes a new node. So a module's output is known by its node, whatever the code around it
-does: a stage and its last block, a pooling layer and the dropout after it are one place.
+nodes it reads. A view (reshape, permute, slice) belongs to the node of its values, an operation in
+place makes a new node. So the output of a module is identified by its node, whatever the code
+around it does: a stage and its last block, a pooling layer and the dropout after it have the same.
+
+The recording also follows the dimension on which the neurons lie. A convolution puts them on
+dimension 1, a linear layer on the last; reshapes and transposes move them. So `[batch, channels,
+length]` is told from `[batch, tokens, width]`, whatever the sizes are.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,38 +33,28 @@ _STATIC, _INTEGERS = -1, -2
 
 
 #: Products of data with weights, and the axis on which the neurons that they make lie.
-PRODUCTS = {
-    "convolution": 1,
-    "mkldnn_convolution": 1,
-    "linear": -1,
-    "mkldnn_linear": -1,
-    "addmm": -1,
-    "mm": -1,
-    "bmm": -1,
-    "baddbmm": -1,
-    "mkldnn_rnn_layer": -1,
-    "_cudnn_rnn": -1,
-    "miopen_rnn": -1,
+_PRODUCTS = {
+    **dict.fromkeys(("convolution", "mkldnn_convolution"), 1),
+    **dict.fromkeys(("linear", "mkldnn_linear", "addmm", "mm", "bmm", "baddbmm"), -1),
+    **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"), -1),
 }
 _REDUCTIONS = ("mean", "sum", "amax", "amin", "max", "min", "var", "logsumexp")
 
 
-class Look(NamedTuple):
-    """How a tensor looks at the values of its node; `axis` is the one of the neurons, if known."""
+class Value(NamedTuple):
+    """A tensor that comes from the input: its node and shape, and the axis of its neurons."""
 
     node: int
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
     axis: Optional[int]
 
 
 class Node(NamedTuple):
-    """An operation: the nodes it reads and what it makes; `operand` if it multiplies by weights."""
+    """An operation: the nodes it reads and its result; `operand` if it multiplies by weights."""
 
     parents: tuple[int, ...]
-    made: Look
-    operand: Optional[Look]
+    value: Value
+    operand: Optional[Value]
 
 
 class Call(NamedTuple):
@@ -72,89 +66,85 @@ class Call(NamedTuple):
     path: str
     module: nn.Module
     nodes: range
-    outputs: tuple[Look, ...]
+    outputs: tuple[Value, ...]
     readable: bool
 
 
-class Flow(NamedTuple):
-    """A recorded pass; `calls` are those of modules that ran once, in the order of their start."""
+class Recorder(TorchDispatchMode):
+    """Follows float tensors from the network's input through every operation.
 
-    nodes: list[Node]
-    calls: list[Call]
-    output: Any
-    look: Callable[[Tensor], Optional[Look]]
-
-
-class _Recorder(TorchDispatchMode):
-    """Follows float tensors from the network's input through every operation."""
+    Attributes:
+        nodes: the operations, in the order in which they ran.
+        calls: those of modules that ran once, in the order of their start.
+        output: what the network returned.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.nodes: list[Node] = []
+        self.calls: list[Call] = []
+        self.output: Any = None
         self._axes: Any = WeakIdKeyDictionary()
         # a weak reference keeps the address of a storage, not its memory, from being used again
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         for tensor in [*net.parameters(), *net.buffers()]:
-            self._place(tensor, _STATIC)
+            self._note(tensor, _STATIC)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        taken = [(t, self._where(t)) for t in _tensors((args, kwargs))]
-        addresses = {_address(t) for t, _ in taken}
-        taken = [(t, place) for t, place in taken if place != _STATIC]
-        looks = [self._look(t, place) for t, place in taken if place >= 0]
+        read = [(t, self._node_of(t)) for t in _tensors((args, kwargs))]
+        addresses = {_address(t) for t, _ in read}
+        read = [(t, node) for t, node in read if node != _STATIC]
+        values = [self._value(t, node) for t, node in read if node >= 0]
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         for made in _tensors(result):
             is_view = _address(made) in addresses and not func._schema.is_mutable
-            if is_view and looks:
-                self._axes[made] = axis_after(name, args, looks, made.shape)
-            elif not is_view and not taken:
-                self._place(made, _STATIC)
+            if is_view and values:
+                self._axes[made] = _axis_after(name, args, values, made.shape)
+            elif not is_view and not read:
+                self._note(made, _STATIC)
             elif not is_view:
-                self._add(name, args, looks, made)
+                self._add(name, args, values, made)
         return result
 
-    def _add(self, name: str, args: Sequence[Any], looks: list[Look], made: Tensor) -> None:
+    def _add(self, name: str, args: Sequence[Any], values: list[Value], made: Tensor) -> None:
         if not made.is_floating_point() and not made.is_complex():
-            self._place(made, _INTEGERS)
+            self._note(made, _INTEGERS)
             return
-        self._axes[made] = axis_after(name, args, looks, made.shape)
-        self._place(made, len(self.nodes))
+        self._axes[made] = _axis_after(name, args, values, made.shape)
+        self._note(made, len(self.nodes))
         # a product of two activations, as in attention, has no weights
-        operand = looks[0] if name in PRODUCTS and len(looks) == 1 else None
-        parents = tuple(sorted({look.node for look in looks}))
-        self.nodes.append(Node(parents, self._look(made, len(self.nodes)), operand))
+        operand = values[0] if name in _PRODUCTS and len(values) == 1 else None
+        parents = tuple(sorted({value.node for value in values}))
+        self.nodes.append(Node(parents, self._value(made, len(self.nodes)), operand))
 
-    def _where(self, tensor: Tensor) -> int:
-        found = self._storages.get(_address(tensor))
-        if found is None:  # not a weight and not made by an operation: this is an input
+    def _node_of(self, tensor: Tensor) -> int:
+        if _address(tensor) not in self._storages:  # no weight and no result: this is an input
             self._add("input", (), [], tensor)
-            found = self._storages[_address(tensor)]
-        return found[1]
+        return self._storages[_address(tensor)][1]
 
-    def _place(self, tensor: Tensor, place: int) -> None:
-        self._storages[_address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), place)
+    def _note(self, tensor: Tensor, node: int) -> None:
+        self._storages[_address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), node)
 
-    def _look(self, tensor: Tensor, node: int) -> Look:
-        axis = self._axes.get(tensor)
-        return Look(node, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), axis)
+    def _value(self, tensor: Tensor, node: int) -> Value:
+        return Value(node, tuple(tensor.shape), self._axes.get(tensor))
 
-    def look(self, tensor: Tensor) -> Optional[Look]:
-        """The node of a float tensor that comes from the input, else None."""
-        place = self._storages.get(_address(tensor), (None, _STATIC))[1]
-        return self._look(tensor, place) if place >= 0 else None
+    def value(self, tensor: Tensor) -> Optional[Value]:
+        """The value of a float tensor that comes from the input, else None."""
+        node = self._storages.get(_address(tensor), (None, _STATIC))[1]
+        return self._value(tensor, node) if node >= 0 else None
 
 
-def record(net: nn.Module, x: Inputs) -> Flow:
-    """Run `net` once, in evaluation mode and without gradients, and record what flows where.
+def record(net: nn.Module, x: Inputs) -> Recorder:
+    """Run `net` once, in evaluation mode and without gradients, and record what is computed.
 
     Args:
         net: the network, without wrappers.
         x: a batch as it takes it.
     """
-    recorder = _Recorder(net)
+    recorder = Recorder(net)
     calls: dict[str, list[Optional[Call]]] = {}
     starts: dict[str, int] = {}
 
@@ -164,14 +154,13 @@ def record(net: nn.Module, x: Inputs) -> Flow:
 
     def after(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         nodes = range(starts[path], len(recorder.nodes))
-        looks = [recorder.look(tensor) for tensor in _tensors(output)]
-        found = tuple(look for look in looks if look is not None)
+        found = tuple(filter(None, map(recorder.value, _tensors(output))))
         readable = bool(found) and isinstance(output, Tensor)
         calls[path][-1] = Call(path, module, nodes, found, readable)
 
     modules = [(path, module) for path, module in net.named_modules() if path]
     with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
-        output = run(
+        recorder.output = run(
             net,
             x,
             on_input=[(module, partial(before, path)) for path, module in modules],
@@ -179,21 +168,21 @@ def record(net: nn.Module, x: Inputs) -> Flow:
             adapt=_layer_by_layer,
         )
     once = [found[0] for found in calls.values() if len(found) == 1]
-    found = [one for one in once if one is not None and one.outputs]
-    return Flow(recorder.nodes, found, output, recorder.look)
+    recorder.calls = [one for one in once if one is not None and one.outputs]
+    return recorder
 
 
-def axis_after(
-    name: str, args: Sequence[Any], looks: list[Look], shape: Sequence[int]
+def _axis_after(
+    name: str, args: Sequence[Any], values: list[Value], shape: Sequence[int]
 ) -> Optional[int]:
-    """The axis of `shape` on which the neurons lie, after an operation on `looks`."""
-    if name in PRODUCTS:  # of two activations (attention) it is not known
-        return PRODUCTS[name] % len(shape) if len(looks) == 1 else None
+    """The axis of `shape` on which the neurons lie, after an operation on `values`."""
+    if name in _PRODUCTS:  # of two activations (attention) it is not known
+        return _PRODUCTS[name] % len(shape) if len(values) == 1 else None
     if name == "embedding":
         return len(shape) - 1
     # in a sum of branches the one that began first is the residual stream
-    for look in sorted(looks, key=lambda look: look.node):
-        axis = _moved(name, args, look, shape)
+    for value in sorted(values, key=lambda value: value.node):
+        axis = _moved(name, args, value, shape)
         if axis is not None:
             return axis
     if name.endswith("layer_norm"):
@@ -201,9 +190,9 @@ def axis_after(
     return 1 if "batch_norm" in name else None
 
 
-def _moved(name: str, args: Sequence[Any], look: Look, shape: Sequence[int]) -> Optional[int]:
+def _moved(name: str, args: Sequence[Any], value: Value, shape: Sequence[int]) -> Optional[int]:
     """Where an operation puts the neurons of one of its inputs."""
-    axis, dims = look.axis, len(look.shape)
+    axis, dims = value.axis, len(value.shape)
     if axis is None:
         return None
     if name == "permute":
@@ -215,11 +204,11 @@ def _moved(name: str, args: Sequence[Any], look: Look, shape: Sequence[int]) -> 
         gone = args[1] if len(args) > 1 and args[1] is not None else range(dims)
         gone = {d % dims for d in ([gone] if isinstance(gone, int) else gone)}
         return None if axis in gone else axis - sum(d < axis for d in gone)
-    if math.prod(shape) == math.prod(look.shape):  # reshapes, operations on each element
-        before, width = math.prod(look.shape[:axis]), look.shape[axis]
+    if math.prod(shape) == math.prod(value.shape):  # reshapes, operations on each element
+        before, width = math.prod(value.shape[:axis]), value.shape[axis]
         axes = [i for i, n in enumerate(shape) if n == width and math.prod(shape[:i]) == before]
         return axes[0] if axes else None
-    fits = len(shape) == dims and (name == "cat" or shape[axis] == look.shape[axis])
+    fits = len(shape) == dims and (name == "cat" or shape[axis] == value.shape[axis])
     return axis if fits else None
 
 

@@ -1,4 +1,4 @@
-"""The stages of a network, found in a recorded pass.
+"""The structure of a network, found in a recorded pass: its head, its blocks, its stages.
 
 A node is a *cut* if all that reaches the logits passes through it: the sum that ends a residual
 block is one, the convolutions inside are not. A *block* is a module with branches inside that ends
@@ -15,26 +15,24 @@ from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
 from torch import nn
 
-from nac_openood.network.flow import Call, Flow, Look
+from nac_openood.network.flow import Call, Node, Recorder, Value
 
 #: With more stages than this, the width grows from block to block and says nothing.
 _MOST_STAGES = 8
-#: Networks such as HRNet keep up to four streams side by side, so that no node is a cut.
-STREAMS = (1, 2, 3, 4)
 
 
-def axis_of(look: Look) -> int:
+def axis_of(value: Value) -> int:
     """The dimension of the neurons; a guess by the shape where the pass did not show it."""
-    shape, dims = look.shape, len(look.shape)
-    if look.axis is not None and look.axis > 0:
-        return look.axis
+    shape, dims = value.shape, len(value.shape)
+    if value.axis is not None and value.axis > 0:
+        return value.axis
     is_square_before_last = dims > 3 and shape[1] == shape[2] != shape[-1]
     return dims - 1 if dims == 3 or is_square_before_last else 1
 
 
-def layout_of(look: Look) -> Optional[str]:
+def layout_of(value: Value) -> Optional[str]:
     """One of `LAYOUTS`; None where the neurons lie on a dimension in the middle."""
-    dims, axis = len(look.shape), axis_of(look)
+    dims, axis = len(value.shape), axis_of(value)
     if dims == 2 or axis == 1:
         return "flat" if dims == 2 else "maps"
     if axis == dims - 1:
@@ -49,10 +47,10 @@ class Size(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, look: Look) -> Size:
+    def of(cls, value: Value) -> Size:
         """The size of one sample of a tensor `[batch, ...]`."""
-        width = look.shape[axis_of(look)]
-        return cls(math.prod(look.shape[1:]) // max(width, 1), width)
+        width = value.shape[axis_of(value)]
+        return cls(math.prod(value.shape[1:]) // max(width, 1), width)
 
     def same_resolution(self, other: Size) -> bool:
         """Nearly as many positions: unpadded convolutions crop, and class tokens are added."""
@@ -64,282 +62,260 @@ class Size(NamedTuple):
         return self.width == other.width and self.same_resolution(other)
 
 
-class Place(NamedTuple):
-    """The end of a block: its node, and the module to read there."""
+class Block(NamedTuple):
+    """A module that ends in a cut: its call, the node of the cut, and the module to read there."""
 
-    block: Call
+    call: Call
     node: int
-    read: Call
+    reader: Call
     size: Size
 
-    def is_inside(self, other: Place) -> bool:
-        """Whether its block is a smaller part of the other's."""
-        inner, outer = self.block.nodes, other.block.nodes
+    def is_inside(self, other: Block) -> bool:
+        """Whether it is a smaller part of the other."""
+        inner, outer = self.call.nodes, other.call.nodes
         return outer.start <= inner.start and inner.stop <= outer.stop and len(inner) < len(outer)
 
 
-def reached_from(flow: Flow, source: int, last: int) -> list[int]:
-    """The nodes up to `last` that depend on `source`, which is the first of them, in order."""
-    reached = {source: None}
-    for node in range(source + 1, last + 1):
-        if not reached.keys().isdisjoint(flow.nodes[node].parents):
-            reached[node] = None
-    return list(reached)
-
-
-class Stream:
-    """The nodes between one of the network's inputs and its logits.
+class Structure:
+    """A recorded pass, seen along the way from the network's main input to its logits.
 
     Args:
-        flow: from `record`.
-        source: the node of the input.
-        sink: the node of the logits.
-
-    Attributes:
-        source: the node of the input.
-        waiting: by node, how many older values are still to be read when it is made; 0 at a cut.
-        products: the nodes that multiply by weights.
-    """
-
-    def __init__(self, flow: Flow, source: int, sink: int) -> None:
-        reached = set(reached_from(flow, source, sink))
-        last_reader = {sink: sink}
-        for node in range(sink, source, -1):
-            if node in reached and node in last_reader:
-                for parent in reached.intersection(flow.nodes[node].parents):
-                    last_reader.setdefault(parent, node)
-        steps = [0] * (sink + 2)
-        for node, reader in last_reader.items():
-            steps[node + 1] += 1
-            steps[max(reader, node + 1)] -= 1
-        waiting = list(accumulate(steps))
-        self.source = source
-        self.waiting = {n: waiting[n] for n in sorted(last_reader)} if sink in reached else {}
-        self.products = [n for n in self.waiting if flow.nodes[n].operand is not None]
-
-    def is_cut(self, node: int, streams: int = 1) -> bool:
-        """Whether no more than `streams - 1` values pass the node by."""
-        return self.waiting.get(node, streams) < streams
-
-
-class Stages(NamedTuple):
-    """The ends of stages in forward order; `last` is None if all blocks have one size."""
-
-    early: list[Place]
-    last: Optional[Place]
-
-
-class Survey:
-    """A recorded pass, seen along the stream that most of it depends on.
-
-    Args:
-        flow: from `record`.
-        sink: the node of the logits.
+        recorded: from `record`.
+        logits: the node of the logits.
         batch: how many samples were passed.
 
     Attributes:
-        stream: the nodes from the main input to the logits.
+        cuts: the nodes that all that reaches the logits passes through.
+        products: the nodes that multiply by weights.
         readable: calls of modules that return one tensor with a row for each sample.
     """
 
-    def __init__(self, flow: Flow, sink: int, batch: int) -> None:
-        self.flow, self.batch = flow, batch
-        starts = [n for n in range(sink + 1) if not flow.nodes[n].parents]
+    def __init__(self, recorded: Recorder, logits: int, batch: int) -> None:
+        self.nodes, self.calls, self.batch = recorded.nodes, recorded.calls, batch
+        inputs = [n for n in range(logits + 1) if not self.nodes[n].parents]
         # masks are inputs, too, but fewer weights are applied to them
-        self.stream = max((Stream(flow, s, sink) for s in starts), key=lambda s: len(s.products))
-        looks = [(call, call.outputs[0]) for call in flow.calls if call.readable]
-        rows = [(call, look) for call, look in looks if look.shape[:1] == (batch,)]
-        self.readable = [call for call, look in rows if len(look.shape) > 1 and layout_of(look)]
-        self._readable_paths = {call.path for call in self.readable}
+        ways = [_pending(self.nodes, source, logits) for source in inputs]
+        self._pending = max(ways, key=lambda way: len(self._products(way)))
+        self.products = self._products(self._pending)
+        self.cuts = {node for node, pending in self._pending.items() if not pending}
+        self.readable = [
+            call
+            for call in self.calls
+            if call.readable and self._has_rows(call.outputs[0]) and layout_of(call.outputs[0])
+        ]
 
-    def stages(self, end: int) -> Stages:
-        """The stages up to the node `end`, which is what the head is given."""
-        products = [n for n in self.stream.products if n <= end]
-        some: list[Place] = []
-        for streams in STREAMS:
-            blocks = self._blocks(end, streams)
-            inside = [n for n in products if any(n in place.block.nodes for place in blocks)]
-            if blocks and 2 * len(inside) >= len(products):
-                return self._of_blocks(blocks)
-            cuts = [n for n in products if self.stream.is_cut(n)]
-            if streams == 1 and 2 * len(cuts) >= len(products):
-                return self._of_links(end)
-            some = some or blocks
-        return self._of_blocks(some)
+    def _products(self, way: Iterable[int]) -> list[int]:
+        return [node for node in way if self.nodes[node].operand is not None]
 
-    def _of_blocks(self, blocks: list[Place]) -> Stages:
+    def _has_rows(self, value: Value) -> bool:
+        return len(value.shape) > 1 and value.shape[0] == self.batch
+
+    # -- the head --------------------------------------------------------------------------
+
+    def head_operand(self) -> Optional[Value]:
+        """What the last product is applied to; for several heads, what they have in common."""
+        last = self.products[-1]
+        if last in self.cuts:
+            return self.nodes[last].operand
+        cut = max(n for n in self.cuts if n < last and n not in self.products)
+        return self.nodes[cut].value if self.nearest(cut) else None
+
+    def nearest(self, node: int) -> Optional[Call]:
+        """The last module at or before a node, with no product between them."""
+        calls = [c for c in self.readable if self.is_after_products(c, node)]
+        cuts = [c for c in calls if c.outputs[0].node in self.cuts]
+        return max(cuts, key=lambda call: call.outputs[0].node, default=None)
+
+    def is_after_products(self, call: Call, node: int) -> bool:
+        """Whether a module ends at or before a node, with no product between them."""
+        product = max((n for n in self.products if n <= node), default=0)
+        return product <= call.outputs[0].node <= node
+
+    # -- stages ----------------------------------------------------------------------------
+
+    def stages(self, end: int) -> tuple[list[Block], Optional[Block]]:
+        """The ends of the stages up to the node `end`, in forward order; the last one apart.
+
+        It is None if all blocks have one size.
+        """
+        products = [n for n in self.products if n <= end]
+        blocks = self._blocks(end)
+        inside = [n for n in products if any(n in block.call.nodes for block in blocks)]
+        is_chain = 2 * len(self.cuts.intersection(products)) >= len(products)
+        is_chain &= not blocks or 2 * len(inside) < len(products)
+        if is_chain:
+            # fully connected layers on top of feature maps belong to the head
+            links = self._links(end)
+            blocks = [link for link in links if link.size.positions > 1] or links
         runs = _runs(blocks)
         if len(runs) < 2:
-            return Stages(_quarters(_most_frequent_kind(blocks)), None)
-        if len(runs) == 2:
-            runs = [*self._plain_beginning(blocks), *runs]
+            return _quarters(blocks if is_chain else _most_frequent_kind(blocks)), None
+        if len(runs) == 2 and not is_chain:
+            runs = [*self._links_before(blocks), *runs]
         *early, last = self._outermost([run[-1] for run in runs])
-        return Stages(early, last)
+        return early, None if is_chain and last.node == end else last
 
-    def _of_links(self, end: int) -> Stages:
-        links = self._links(end)
-        # fully connected layers on top of feature maps belong to the head
-        links = [p for p in links if p.size.positions > 1] or links
-        runs = _runs(links)
-        if len(runs) < 2:
-            return Stages(_quarters(links), None)
-        *early, last = self._outermost([run[-1] for run in runs])
-        return Stages(early, None if last.node == end else last)
+    def _outermost(self, blocks: Sequence[Block]) -> list[Block]:
+        """Blocks read at the largest module that ends there and begins in the same stage."""
+        found, before = [], self.products[0]
+        for block in blocks:
+            calls = [c for c in self.readable if c.outputs[0].node == block.node]
+            stage = next((c for c in calls if c.nodes.start > before), block.reader)
+            found.append(block._replace(reader=stage))
+            before = block.node
+        return found
 
-    def _outermost(self, places: Sequence[Place]) -> list[Place]:
-        """Places read at the largest module that ends there and begins in the same stage."""
-        named, before = [], self.stream.products[0]
-        for place in places:
-            calls = [c for c in self.readable if c.outputs[0].node == place.node]
-            stage = next((c for c in calls if c.nodes.start > before), place.read)
-            named.append(place._replace(read=stage))
-            before = place.node
-        return named
-
-    # -- blocks ----------------------------------------------------------------------------
-
-    def _blocks(self, end: int, streams: int) -> list[Place]:
+    def _blocks(self, end: int) -> list[Block]:
         """The blocks up to the node `end`, in forward order."""
-        ends = self._branch_ends(end, streams)
-        found = [self._place(call, streams) for call in self.flow.calls]
-        places = [place for place in found if place is not None and place.node <= end]
-        blocks = _not_inside_others([p for p in places if self._is_block(p, ends)])
+        ends = self._branch_ends(end)
+        modules = [b for b in map(self._block, self.calls) if b is not None and b.node <= end]
+        blocks = _not_inside_others([b for b in modules if self._has_branches(b, ends)])
         # one without branches, because it changes the width, is known by its class
-        kinds = {type(place.block.module) for place in blocks} - {nn.Sequential}
-        alike = [p for p in places if type(p.block.module) in kinds and _ends_well(p, ends)]
-        both = {place.block.path: place for place in [*blocks, *alike]}
+        kinds = {type(block.call.module) for block in blocks} - {nn.Sequential}
+        alike = [b for b in modules if type(b.call.module) in kinds]
+        both = {block.call.path: block for block in [*blocks, *alike]}
         blocks = self._without_stem(_not_inside_others(list(both.values())))
-        return sorted(blocks, key=lambda place: (place.node, place.block.nodes.start))
+        return sorted(blocks, key=lambda block: (block.node, block.call.nodes.start))
 
-    def _place(self, block: Call, streams: int = 1) -> Optional[Place]:
-        """The cut that a module ends in, if it can be read."""
-        ends = [
-            look
-            for look in block.outputs
-            if look.node in block.nodes and self.stream.is_cut(look.node, streams)
-        ]
-        end = max(ends, key=lambda look: look.node, default=None)
-        read = self._reader(block, end) if end else None
-        return Place(block, end.node, read, Size.of(read.outputs[0])) if end and read else None
+    def _block(self, call: Call) -> Optional[Block]:
+        """A module that ends in a cut, if it can be read there."""
+        ends = [v for v in call.outputs if v.node in call.nodes and v.node in self.cuts]
+        end = max(ends, key=lambda value: value.node, default=None)
+        reader = self._reader(call, end) if end else None
+        return Block(call, end.node, reader, Size.of(reader.outputs[0])) if end and reader else None
 
-    def _reader(self, block: Call, end: Look) -> Optional[Call]:
-        """The block itself; if it returns a tuple, the next module with a tensor like it."""
-        if block.readable:
-            return block if block.path in self._readable_paths else None
-        looks = [(call, call.outputs[0]) for call in reversed(self.readable)]
-        alike = {o.node: c for c, o in looks if o.node == end.node or o.shape == end.shape}
-        reached = reached_from(self.flow, end.node, len(self.flow.nodes) - 1)
+    def _reader(self, call: Call, end: Value) -> Optional[Call]:
+        """The module itself; if it returns a tuple, the next module with a tensor like it."""
+        if call.readable:
+            return call if call in self.readable else None
+        alike = {
+            c.outputs[0].node: c
+            for c in reversed(self.readable)
+            if c.outputs[0].node == end.node or c.outputs[0].shape == end.shape
+        }
+        reached = _reached_from(self.nodes, end.node, len(self.nodes) - 1)
         return next((alike[node] for node in reached if node in alike), None)
 
-    def _branch_ends(self, end: int, streams: int) -> list[tuple[int, Size]]:
+    def _branch_ends(self, end: int) -> list[tuple[int, Size]]:
         """The nodes in which branches end, with their sizes."""
-        nodes = [n for n in self.stream.waiting if n <= end]
-        cuts = [self.stream.is_cut(n, streams) for n in nodes]
-        joins = [n for n, was, now in zip(nodes[1:], cuts, cuts[1:]) if now and not was]
-        made = [self.flow.nodes[n].made for n in joins]
-        return [(look.node, Size.of(look)) for look in made if look.shape[:1] == (self.batch,)]
+        nodes = [n for n in self._pending if n <= end]
+        joins = [b for a, b in zip(nodes, nodes[1:]) if b in self.cuts and a not in self.cuts]
+        made = [self.nodes[n].value for n in joins]
+        return [(v.node, Size.of(v)) for v in made if v.shape[:1] == (self.batch,)]
 
-    def _is_block(self, place: Place, ends: Iterable[tuple[int, Size]]) -> bool:
+    def _has_branches(self, block: Block, ends: Iterable[tuple[int, Size]]) -> bool:
         """Whether branches end inside, and nothing inside belongs to another stage."""
-        nodes = place.block.nodes
-        held = [size for node, size in ends if node in nodes]
-        if not held or not all(map(place.size.same_resolution, held)):
+        nodes = block.call.nodes
+        inside = [size for node, size in ends if node in nodes]
+        if not inside or not all(map(block.size.same_resolution, inside)):
             return False
-        products = [n for n in self.stream.products if n in nodes and self.stream.is_cut(n)]
-        sizes = [Size.of(self.flow.nodes[n].made) for n in products]
+        sizes = [
+            Size.of(self.nodes[n].value) for n in self.products if n in nodes and n in self.cuts
+        ]
         return sum(not one.same_resolution(two) for one, two in zip(sizes, sizes[1:])) < 2
 
     def _is_stem(self, call: Call) -> bool:
         """Whether a module holds the network's first weights and changes the size."""
-        made = self.flow.nodes[self.stream.source].made
-        first = self.stream.products[0] if made.axis is None else made.node  # else an embedding
+        made = self.nodes[next(iter(self._pending))].value
+        first = self.products[0] if made.axis is None else made.node  # else an embedding
         return first in call.nodes and call.outputs[0].shape != made.shape
 
-    def _without_stem(self, blocks: list[Place]) -> list[Place]:
+    def _without_stem(self, blocks: list[Block]) -> list[Block]:
         """Without blocks in the stem. A stage that holds the first weights is no stem."""
-        others = [p for p in blocks if not self._is_stem(p.block)]
-        stages = {type(p.block.module) for p in others if _is_made_of(p, others)} - {nn.Sequential}
-        for call in filter(self._is_stem, self.flow.calls):
-            inner = [p for p in blocks if p.node in call.nodes]
+        others = [b for b in blocks if not self._is_stem(b.call)]
+        stages = {type(b.call.module) for b in others if _is_made_of(b, others)} - {nn.Sequential}
+        for call in filter(self._is_stem, self.calls):
+            inner = [b for b in blocks if b.node in call.nodes]
             is_stem = type(call.module) not in stages and len(_runs(inner)) == 1
             if is_stem and len(inner) < len(blocks):
-                return [p for p in blocks if p not in inner]
+                return [b for b in blocks if b not in inner]
         return blocks
 
-    # -- links -----------------------------------------------------------------------------
-
-    def _links(self, end: int) -> list[Place]:
-        """In a chain of products: the last module behind each that keeps its size."""
-        places = [p for p in map(self._place, self.flow.calls) if p is not None and p.node <= end]
+    def _links(self, end: int) -> list[Block]:
+        """In a chain of products: the last module after each that keeps its size."""
+        modules = [b for b in map(self._block, self.calls) if b is not None and b.node <= end]
         links = []
-        for start, stop in zip(self.stream.products, [*self.stream.products[1:], end + 1]):
-            size = Size.of(self.flow.nodes[start].made)
-            mine = [p for p in places if start <= p.node < stop and p.size == size]
-            links.extend(sorted(mine, key=lambda place: place.node)[-1:])
+        for start, stop in zip(self.products, [*self.products[1:], end + 1]):
+            size = Size.of(self.nodes[start].value)
+            mine = [b for b in modules if start <= b.node < stop and b.size == size]
+            links.extend(sorted(mine, key=lambda block: block.node)[-1:])
         return links
 
-    def _plain_beginning(self, blocks: list[Place]) -> list[list[Place]]:
+    def _links_before(self, blocks: list[Block]) -> list[list[Block]]:
         """Stages without branches between the stem and the first block."""
-        first = min(place.block.nodes.start for place in blocks)
-        stems = [c for c in self.flow.calls if self._is_stem(c) and c.nodes.stop <= first]
-        links = [p for p in self._links(first - 1) if not any(p.node in c.nodes for c in stems)]
-        stem = Size.of(self.flow.nodes[self.stream.products[0]].made)
+        first = min(block.call.nodes.start for block in blocks)
+        stems = [c for c in self.calls if self._is_stem(c) and c.nodes.stop <= first]
+        links = [b for b in self._links(first - 1) if not any(b.node in c.nodes for c in stems)]
+        sizes = (Size.of(self.nodes[self.products[0]].value), blocks[0].size)
         runs = _grouped(links, Size.same_resolution)
-        known = (stem, blocks[0].size)
-        return [run for run in runs if not any(map(run[0].size.same_resolution, known))]
+        return [run for run in runs if not any(map(run[0].size.same_resolution, sizes))]
 
 
-def _ends_well(place: Place, ends: Iterable[tuple[int, Size]]) -> bool:
-    """Whether most branches inside end at the resolution of the output."""
-    held = [size for node, size in ends if node in place.block.nodes]
-    return 2 * sum(map(place.size.same_resolution, held)) >= len(held)
+def _reached_from(nodes: Sequence[Node], source: int, last: int) -> list[int]:
+    """The nodes up to `last` that depend on `source`, which is the first of them, in order."""
+    reached = {source: None}
+    for node in range(source + 1, last + 1):
+        if not reached.keys().isdisjoint(nodes[node].parents):
+            reached[node] = None
+    return list(reached)
 
 
-def _is_made_of(place: Place, blocks: Iterable[Place]) -> bool:
+def _pending(nodes: Sequence[Node], source: int, sink: int) -> dict[int, int]:
+    """The nodes between two: how many older values are still to be read when each is made."""
+    reached = set(_reached_from(nodes, source, sink))
+    last_reader = {sink: sink}
+    for node in range(sink, source, -1):
+        if node in reached and node in last_reader:
+            for parent in reached.intersection(nodes[node].parents):
+                last_reader.setdefault(parent, node)
+    steps = [0] * (sink + 2)
+    for node, reader in last_reader.items():
+        steps[node + 1] += 1
+        steps[max(reader, node + 1)] -= 1
+    pending = list(accumulate(steps))
+    return {n: pending[n] for n in sorted(last_reader)} if sink in reached else {}
+
+
+def _is_made_of(block: Block, blocks: Iterable[Block]) -> bool:
     """Whether a block consists of others, and is not one with squeeze-and-excitation inside."""
-    inner = sum(len(p.block.nodes) for p in blocks if p.is_inside(place))
-    return 2 * inner >= len(place.block.nodes)
+    inner = sum(len(b.call.nodes) for b in blocks if b.is_inside(block))
+    return 2 * inner >= len(block.call.nodes)
 
 
-def _not_inside_others(places: list[Place]) -> list[Place]:
+def _not_inside_others(blocks: list[Block]) -> list[Block]:
     """Without what lies inside a block of another size."""
     return [
-        p for p in places if not any(p.is_inside(q) and not p.size.same(q.size) for q in places)
+        b for b in blocks if not any(b.is_inside(c) and not b.size.same(c.size) for c in blocks)
     ]
 
 
-def _runs(places: Sequence[Place]) -> list[list[Place]]:
+def _runs(blocks: Sequence[Block]) -> list[list[Block]]:
     """Neighbors of one size; of one resolution, if the width changes too often."""
-    runs = _grouped(places, Size.same)
-    if len(runs) > _MOST_STAGES:
-        runs = _grouped(places, Size.same_resolution)
-    if len(runs) > _MOST_STAGES:  # streams of several resolutions take turns
-        lasts = {place.size: place for place in places}
-        runs = [[place] for place in places if lasts[place.size] is place]
-    return runs
+    runs = _grouped(blocks, Size.same)
+    return runs if len(runs) <= _MOST_STAGES else _grouped(blocks, Size.same_resolution)
 
 
-def _grouped(places: Sequence[Place], same: Callable[[Size, Size], bool]) -> list[list[Place]]:
-    runs: list[list[Place]] = []
-    for place in places:
-        if runs and same(runs[-1][-1].size, place.size):
-            runs[-1].append(place)
+def _grouped(blocks: Sequence[Block], same: Callable[[Size, Size], bool]) -> list[list[Block]]:
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and same(runs[-1][-1].size, block.size):
+            runs[-1].append(block)
         else:
-            runs.append([place])
+            runs.append([block])
     return runs
 
 
-def _most_frequent_kind(blocks: Sequence[Place]) -> list[Place]:
+def _most_frequent_kind(blocks: Sequence[Block]) -> list[Block]:
     """The blocks of one class; if two are equally frequent, of the one around the other."""
-    counts = Counter(kind for kind, _ in {(type(p.block.module), p.node) for p in blocks})
+    counts = Counter(kind for kind, _ in {(type(b.call.module), b.node) for b in blocks})
     lengths: Counter[type] = Counter()
-    for place in blocks:
-        lengths[type(place.block.module)] += len(place.block.nodes)
+    for block in blocks:
+        lengths[type(block.call.module)] += len(block.call.nodes)
     kind = max(counts, key=lambda k: (counts[k], lengths[k]), default=None)
-    return list({p.node: p for p in blocks if type(p.block.module) is kind}.values())
+    return list({b.node: b for b in blocks if type(b.call.module) is kind}.values())
 
 
-def _quarters(blocks: Sequence[Place]) -> list[Place]:
+def _quarters(blocks: Sequence[Block]) -> list[Block]:
     """The blocks at a quarter, half and three quarters of the depth."""
     indices = {math.ceil(len(blocks) * quarter / 4) - 1 for quarter in (1, 2, 3)}
     return [blocks[i] for i in sorted(indices) if i >= 0]
