@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs a timer that interrupts the main thread",
 )
 #: Interrupts to try, for how long, and how many must hit, however long that takes.
-TRIES, SECONDS, HITS = 300, 4.0, 21
+TRIES, SECONDS, HITS = 120, 2.0, 21
 
 
 @pytest.fixture
