@@ -41,10 +41,10 @@ def install(monkeypatch):
         module = types.ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("postprocessor", "loaders"):  # they must be imported against the stand-in
-        # set, then deleted: at the end of the test it is put back or, if it was not there, removed
-        monkeypatch.setitem(sys.modules, f"nac_openood.plugin.{name}", types.ModuleType(name))
-        del sys.modules[f"nac_openood.plugin.{name}"]
+    # it must be imported against the stand-in. Set, then deleted: at the end of the test it is put
+    # back or, if it was not there, removed
+    monkeypatch.setitem(sys.modules, "nac_openood.plugin.postprocessor", types.ModuleType("none"))
+    del sys.modules["nac_openood.plugin.postprocessor"]
     from nac_openood.plugin.postprocessor import NACPostprocessor
 
     return NACPostprocessor

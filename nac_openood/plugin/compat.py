@@ -1,44 +1,28 @@
 """Patches that let OpenOOD run on NumPy 2, on new Pythons and without a GPU.
 
-Nothing is patched on import. `apply_compat()` applies those of `PATCHES` that this machine needs,
+Nothing is patched on import. `apply_compat()` applies the patches that this machine needs,
 `remove_compat()` removes them, and `compat()` does both around a block. OpenOOD's files are not
-changed: the patches restore names that NumPy dropped, and redirect to the CPU what OpenOOD sends
-to a GPU that does not exist.
+changed. Only the calls that OpenOOD makes are patched, so that all others cost what they did.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import sys
+import warnings
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterable, Iterator, Optional
 
+import numpy as np
 import torch
 
-from nac_openood.errors import NACError
-from nac_openood.plugin import patches
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One change, why it is made and when it is needed.
-
-    Attributes:
-        name: its name in `apply_compat` and `remove_compat`.
-        reason: what fails without it.
-        needed: whether this machine needs it; called when patches are applied.
-        apply: makes the change, and registers with the stack it is given how to undo it.
-    """
-
-    name: str
-    reason: str
-    needed: Callable[[], bool]
-    apply: Callable[[ExitStack], None]
+#: The patches that are applied now, and what undoes each of them.
+applied: dict[str, ExitStack] = {}
 
 
 def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
-    """Apply the patches that are needed and not applied yet, either all of them or none.
+    """Apply the patches that are needed and not applied yet.
 
     Args:
         on_cpu: keep OpenOOD on the CPU even if there is a GPU.
@@ -47,32 +31,23 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
         The names of the patches applied by this call; pass them to `remove_compat` to remove
         exactly these. A second call applies nothing and returns `()`.
     """
-    new: list[str] = []
-    try:
-        for patch in PATCHES:
-            wanted = patch.needed() or (on_cpu and patch.needed is _no_gpu)
-            if patch.name not in applied and wanted:
-                applied[patch.name] = ExitStack()
-                new.append(patch.name)
-                patch.apply(applied[patch.name])
-    except BaseException:
-        remove_compat(new)
-        raise
-    return tuple(new)
+    needed = {
+        "numpy-names": bool(_missing_in_numpy()),
+        "fork-workers": sys.platform == "linux" and _start_method() != "fork",
+        "cuda-to-cpu": on_cpu or not torch.cuda.is_available(),
+    }
+    new = tuple(name for name in needed if needed[name] and name not in applied)
+    for name in new:
+        applied[name] = ExitStack()
+        _PATCHES[name](applied[name])
+    return new
 
 
 def remove_compat(names: Optional[Iterable[str]] = None) -> None:
-    """Remove the patches `names` (default: all), the latest first."""
-    known = [patch.name for patch in PATCHES]
-    wanted = set(known if names is None else names)
-    if wanted - set(known):
-        raise NACError(
-            f"Expected names of compat patches, {', '.join(known)}, but got "
-            f"{', '.join(sorted(wanted - set(known)))}. Pass what apply_compat() returned."
-        )
-    for patch in reversed(PATCHES):
-        if patch.name in wanted and patch.name in applied:
-            applied.pop(patch.name).close()
+    """Remove the patches `names` (default: all)."""
+    for name in list(applied if names is None else names):
+        if name in applied:
+            applied.pop(name).close()
 
 
 @contextmanager
@@ -85,48 +60,107 @@ def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
         remove_compat(names)
 
 
-def _no_gpu() -> bool:
-    return not torch.cuda.is_available()
+def replace_attribute(owner: Any, name: str, value: Any, undo: ExitStack) -> None:
+    """Set an attribute until `undo` is closed."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, value)
 
 
-PATCHES: tuple[Patch, ...] = (
-    Patch(
-        "numpy-sctypes",
-        "imgaug 0.4.0, which OpenOOD imports, reads np.sctypes; NumPy 2 dropped it",
-        lambda: bool(patches.missing_in_numpy(["sctypes"])),
-        partial(patches.add_to_numpy, {"sctypes": patches.NUMPY_SCTYPES}),
-    ),
-    Patch(
-        "numpy-aliases",
-        "OpenOOD uses np.float (ECE evaluator), np.int (CutMix) and np.product (PatchCore)",
-        lambda: bool(patches.missing_in_numpy(patches.NUMPY_ALIASES)),
-        partial(patches.add_to_numpy, patches.NUMPY_ALIASES),
-    ),
-    Patch(
-        "fork-workers",
-        "OpenOOD's scripts have no __main__ guard: workers that are not forked run them again",
-        lambda: sys.platform == "linux" and patches.workers_are_spawned(),
-        patches.fork_workers,
-    ),
-    Patch(
-        "cuda-to-cpu",
-        "OpenOOD calls .cuda() and allocates on 'cuda' even if there is no GPU",
-        _no_gpu,
-        patches.redirect_cuda,
-    ),
-    Patch(
-        "cuda-float-tensor",
-        "MDSEns and GMM use torch.cuda.FloatTensor, a type, which 'cuda-to-cpu' cannot redirect",
-        _no_gpu,
-        partial(patches.replace_attribute, torch.cuda, "FloatTensor", patches.CpuFloatTensor),
-    ),
-    Patch(
-        "load-on-cpu",
-        "checkpoints and pickled postprocessors saved on a GPU are loaded to that GPU",
-        _no_gpu,
-        patches.load_on_cpu,
-    ),
-)
+# ---- names that NumPy dropped: imgaug, which OpenOOD imports, reads np.sctypes; OpenOOD itself
+# uses np.float (ECE evaluator), np.int (CutMix) and np.product (PatchCore)
 
-#: The patches that are applied now, and what undoes each of them.
-applied: dict[str, ExitStack] = {}
+_NUMPY_NAMES = {
+    "sctypes": {
+        "int": [np.int8, np.int16, np.int32, np.int64],
+        "uint": [np.uint8, np.uint16, np.uint32, np.uint64],
+        "float": [np.float16, np.float32, np.float64, np.longdouble],
+        "complex": [np.complex64, np.complex128, np.clongdouble],
+        "others": [bool, object, bytes, str, np.void],
+    },
+    "float": float,
+    "int": int,
+    "product": np.prod,
+}
+
+
+def _missing_in_numpy() -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy 1.20 to 1.23 warn when asked
+        return [name for name in _NUMPY_NAMES if not hasattr(np, name)]
+
+
+def _add_numpy_names(undo: ExitStack) -> None:
+    for name in _missing_in_numpy():
+        replace_attribute(np, name, _NUMPY_NAMES[name], undo)
+
+
+# ---- OpenOOD's scripts have no __main__ guard: workers that are not forked run them again
+
+
+def _start_method() -> str:
+    # the first of the list is Python's default
+    method = multiprocessing.get_start_method(allow_none=True)
+    return method or multiprocessing.get_all_start_methods()[0]
+
+
+def _fork_workers(undo: ExitStack) -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    undo.callback(multiprocessing.set_start_method, before, force=True)
+    multiprocessing.set_start_method("fork", force=True)
+
+
+# ---- OpenOOD calls .cuda() and allocates on 'cuda' even if there is no GPU
+
+
+def _use_cpu(undo: ExitStack) -> None:
+    for owner in (torch.Tensor, torch.nn.Module):
+        replace_attribute(owner, "cuda", lambda self, *args, **kwargs: self, undo)
+    for owner, name in ((torch.Tensor, "to"), (torch, "ones"), (torch, "eye")):
+        replace_attribute(owner, name, _without_cuda(getattr(owner, name)), undo)
+    # MDSEns and GMM use this type
+    replace_attribute(torch.cuda, "FloatTensor", _CpuFloatTensor, undo)
+    replace_attribute(torch, "load", _load_on_cpu(torch.load), undo)
+
+
+def _on_cpu(device: Any) -> Any:
+    """The CPU for a CUDA device, however it is spelled; anything else unchanged."""
+    is_device = isinstance(device, (str, torch.device))
+    return "cpu" if is_device and torch.device(device).type == "cuda" else device
+
+
+def _without_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"])
+        return function(*map(_on_cpu, args), **kwargs)
+
+    return call
+
+
+class _CpuFloatTensor:
+    """Makes CPU tensors; no tensor is an instance of it, which OpenOOD's networks ask."""
+
+    def __new__(cls, *args: Any) -> Any:
+        return torch.FloatTensor(*args)
+
+
+def _load_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.load` that puts on the CPU what was saved on a GPU."""
+
+    @functools.wraps(original)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        location = "cpu" if map_location is None else _on_cpu(map_location)
+        return original(f, location, *args, **kwargs)
+
+    return load
+
+
+_PATCHES: dict[str, Callable[[ExitStack], None]] = {
+    "numpy-names": _add_numpy_names,
+    "fork-workers": _fork_workers,
+    "cuda-to-cpu": _use_cpu,
+}

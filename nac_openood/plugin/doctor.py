@@ -11,10 +11,9 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, Iterator
+from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
 
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_tree
@@ -27,16 +26,37 @@ _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
 # without the current folder, in which anything may be called torch.py
-_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
-_IMPORT += "from nac_openood.plugin.compat import apply_compat; apply_compat(); "
-_IMPORT += "import openood.evaluation_api"
+_IMPORT = """
+import sys
+sys.path[:] = filter(None, sys.path)
+from nac_openood.plugin.source import openood_ready
+openood_ready().__enter__()
+"""
+
+#: What `import openood.evaluation_api` needs beside our own requirements, much of it undeclared:
+#: module -> (what pip installs, as in the extra `openood` of setup.cfg; what in OpenOOD needs it).
+DEPENDENCIES = {
+    # OpenOOD declares faiss-gpu, which has no wheel for a current Python (OpenOOD issue 254)
+    "faiss": ("faiss-cpu", "KNN and others"),
+    "cv2": ("opencv-python-headless", "preprocessors"),
+    "imgaug": ("imgaug==0.4.0", "preprocessors"),
+    "diffdist": ("diffdist", "trainers"),
+    "gdown": ("gdown", "downloads"),
+    "statsmodels": ("statsmodels", "AdaSCALE"),
+    "foolbox": ("foolbox", "attacks"),
+    "timm": ("timm", "attacks"),
+    "pandas": ("pandas", "tables of results"),
+    "scipy": ("scipy", "OpenMax, KLM, VIM and others"),
+    "libmr": ("libmr", "OpenMax"),
+}
+# cannot be in the extra: its build needs packages that it does not declare
+_LIBMR = f"{_PIP} Cython numpy 'setuptools>=70.1' && {_PIP} --no-build-isolation libmr"
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of the diagnosis.
 
-    Attributes:
+    Args:
         name: what was checked.
         status: `ok`, `missing` or `warning`.
         detail: what was found.
@@ -49,44 +69,6 @@ class Check:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class Dependency:
-    """A package that OpenOOD imports.
-
-    Attributes:
-        module: the name it is imported by.
-        requirement: what pip installs; the extra `openood` of setup.cfg has the same line.
-        use: what in OpenOOD needs it.
-        fix: the command that installs it.
-    """
-
-    module: str
-    requirement: str
-    use: str
-    fix: str = f"{_PIP} 'nac-openood[openood]'"
-
-
-#: What `import openood.evaluation_api` needs beside our own requirements; much of it undeclared.
-DEPENDENCIES: tuple[Dependency, ...] = (
-    # OpenOOD declares faiss-gpu, which has no wheel for a current Python (OpenOOD issue 254)
-    Dependency("faiss", "faiss-cpu", "KNN and others"),
-    Dependency("cv2", "opencv-python-headless", "preprocessors"),
-    Dependency("imgaug", "imgaug==0.4.0", "preprocessors"),
-    Dependency("diffdist", "diffdist", "trainers"),
-    Dependency("gdown", "gdown", "downloads"),
-    Dependency("statsmodels", "statsmodels", "AdaSCALE"),
-    Dependency("foolbox", "foolbox", "attacks"),
-    Dependency("timm", "timm", "attacks"),
-    Dependency("pandas", "pandas", "tables of results"),
-    Dependency("scipy", "scipy", "OpenMax, KLM, VIM and others"),
-    # cannot be an extra: its build needs packages that it does not declare
-    Dependency(
-        "libmr", "libmr", "OpenMax",
-        fix=f"{_PIP} Cython numpy 'setuptools>=70.1' && {_PIP} --no-build-isolation libmr",
-    ),
-)  # fmt: skip
-
-
 def examine(
     *, data_root: PathLike = "./data", results_root: PathLike = "./results", deep: bool = False
 ) -> list[Check]:
@@ -97,8 +79,7 @@ def examine(
         results_root: the folder with checkpoints, as `<run>/s<seed>/best.ckpt`.
         deep: also import OpenOOD's evaluation API in another process; takes some seconds.
     """
-    found = [*examine_platform(), examine_openood(), *map(examine_dependency, DEPENDENCIES)]
-    found.append(examine_pytorch_ood())
+    found = [*examine_platform(), *examine_packages()]
     if deep:
         found.append(examine_import())
     return [*found, *examine_data(data_root), examine_checkpoints(results_root)]
@@ -107,7 +88,11 @@ def examine(
 def examine_platform() -> Iterator[Check]:
     """Python, NumPy, torch and the GPU."""
     yield Check("python", OK, platform.python_version())
-    yield examine_numpy()
+    version = metadata.version("numpy")
+    if tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
+        yield Check("numpy", OK, version)
+    else:
+        yield Check("numpy", WARNING, f"{version} lacks names that OpenOOD uses", _COMPAT)
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not fit
@@ -122,54 +107,35 @@ def examine_platform() -> Iterator[Check]:
         yield Check("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)
 
 
-def examine_numpy() -> Check:
-    """NumPy, and whether it still has the names that OpenOOD uses."""
-    version = metadata.version("numpy")
-    if tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
-        return Check("numpy", OK, version)
-    return Check("numpy", WARNING, f"{version} lacks names that OpenOOD uses", _COMPAT)
-
-
-def examine_openood() -> Check:
-    """OpenOOD itself: installed, or a source tree named by OPENOOD_SRC."""
+def examine_packages() -> Iterator[Check]:
+    """OpenOOD, what it imports, and pytorch-ood, which has baselines where OpenOOD is missing."""
     try:
-        return Check("OpenOOD", OK, str(openood_tree()))
+        yield Check("OpenOOD", OK, str(openood_tree()))
     except NACError:
         named = os.environ.get("OPENOOD_SRC")
-    detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
-    # without its dependencies: it asks for a faiss-gpu that pip cannot find
-    clone = "git clone https://github.com/Jingkang50/OpenOOD"
-    return Check("OpenOOD", MISSING, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
-
-
-def examine_dependency(dependency: Dependency) -> Check:
-    """One package that OpenOOD imports."""
-    if importlib.util.find_spec(dependency.module) is None:
-        detail = f"not installed; needed for {dependency.use}"
-        return Check(dependency.module, MISSING, detail, dependency.fix)
-    version = _version(dependency.requirement.split("==")[0])
-    return Check(dependency.module, OK, version or "installed by another package")
-
-
-def examine_pytorch_ood() -> Check:
-    """pytorch-ood, whose baselines are used where OpenOOD is not installed."""
+        detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
+        # without its dependencies: it asks for a faiss-gpu that pip cannot find
+        clone = "git clone https://github.com/Jingkang50/OpenOOD"
+        yield Check("OpenOOD", MISSING, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
+    for module, (requirement, use) in DEPENDENCIES.items():
+        if importlib.util.find_spec(module) is None:
+            fix = _LIBMR if module == "libmr" else f"{_PIP} 'nac-openood[openood]'"
+            yield Check(module, MISSING, f"not installed; needed for {use}", fix)
+        else:
+            version = _version(requirement.split("==")[0])
+            yield Check(module, OK, version or "installed by another package")
     version = _version("pytorch-ood")
-    if version is not None:
-        return Check("pytorch-ood", OK, version)
-    detail = "not installed; it provides baselines where OpenOOD is missing"
-    return Check("pytorch-ood", WARNING, detail, f"{_PIP} 'nac-openood[baselines]'")
+    detail = version or "not installed; it provides baselines where OpenOOD is missing"
+    fix = "" if version else f"{_PIP} 'nac-openood[baselines]'"
+    yield Check("pytorch-ood", OK if version else WARNING, detail, fix)
 
 
 def examine_import(timeout: float = 300.0) -> Check:
     """Import OpenOOD's evaluation API with compat in another process."""
     name = "import of OpenOOD"
-    paths = [os.environ.get("OPENOOD_SRC", ""), os.environ.get("PYTHONPATH", "")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     command = [sys.executable, "-c", _IMPORT]
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         return Check(name, WARNING, f"took more than {timeout:.0f} s", "try it by hand")
     if done.returncode == 0:
@@ -210,8 +176,8 @@ def examine_checkpoints(results_root: PathLike) -> Check:
 def checks_text(checks: Iterable[Check]) -> str:
     """The checks as a table with aligned columns, and below it each fix once."""
     checks = list(checks)
-    name = max((len(check.name) for check in checks), default=0)
-    lines = [f"{f.status:<7}  {f.name:<{name}}  {f.detail}" for f in checks]
+    width = max((len(check.name) for check in checks), default=0)
+    lines = [f"{check.status:<7}  {check.name:<{width}}  {check.detail}" for check in checks]
     fixes: dict[str, list[str]] = {}
     for check in checks:
         if check.fix:

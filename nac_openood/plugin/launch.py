@@ -1,4 +1,9 @@
-"""Run OpenOOD's own scripts, unmodified, with `compat` applied and NAC registered."""
+"""Run OpenOOD's own scripts, unmodified, with `compat` applied and NAC registered.
+
+If `torchrun` starts several processes, each of them runs the script. Passes over data, of NAC and
+of any other postprocessor, are shared batch by batch, so that all processes get the results of one.
+The first process writes the files.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,11 @@ import runpy
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
+from nac_openood.distributed import is_main, world
 from nac_openood.errors import NACError
 from nac_openood.plugin import compat as compat_patches
-from nac_openood.plugin.parallel import share_evaluation
 from nac_openood.plugin.register import register, unregister
 
 
@@ -35,7 +39,13 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
     Raises:
         NACError: the script does not exist, or OpenOOD cannot be imported.
     """
-    path = _existing(script)
+    path = Path(os.path.abspath(script))  # noqa: PTH100 (resolve() would follow links)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise NACError(
+            f"Expected a script of OpenOOD such as scripts/eval_ood.py, but {script} {what} (in "
+            f"{Path.cwd()}). Change to the folder of your OpenOOD clone, or give the full path."
+        )
     with ExitStack() as restored:
         # first, because OpenOOD cannot be imported on NumPy 2 without it
         if compat:
@@ -43,13 +53,18 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
         _as_python_would(path, args, restored)
         if register():  # unless the caller has done so already
             restored.callback(unregister)
-        share_evaluation(restored)
+        replaced = _share_evaluation(restored) if world().size > 1 else {}
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(str(path), init_globals=replaced, run_name="__main__")
         except SystemExit as stop:
-            return _exit_code(stop)
+            if stop.code is None or isinstance(stop.code, int):
+                return stop.code or 0
+            sys.stderr.write(f"{stop.code}\n")
+            return 1
         except Exception as error:
-            trace = _from_script(error.__traceback__, str(path))
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+                trace = trace.tb_next  # without our own frames
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
     return 0
@@ -58,26 +73,14 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
 def openood_root(script: Path) -> Optional[Path]:
     """The OpenOOD tree that contains `script`, or None.
 
-    The path as given is tried first, then the one behind symbolic links, because OpenOOD's
-    scripts look for their data relative to the path as given.
+    The path is tried before the one behind symbolic links, because OpenOOD's scripts look for their
+    data relative to the former.
     """
-    given = Path(os.path.abspath(script))  # noqa: PTH100 (resolve() would follow the links)
-    for path in (given, given.resolve()):
+    for path in (script, script.resolve()):
         for folder in path.parents:
             if (folder / "openood" / "__init__.py").is_file():
                 return folder
     return None
-
-
-def _existing(script: str) -> Path:
-    path = Path(os.path.abspath(script))  # noqa: PTH100 (see openood_root)
-    if path.is_file():
-        return path
-    what = "is a folder" if path.is_dir() else "does not exist"
-    raise NACError(
-        f"Expected a script of OpenOOD such as scripts/eval_ood.py, but {script} {what} (in "
-        f"{Path.cwd()}). Change to the folder of your OpenOOD clone, or give the full path."
-    )
 
 
 def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
@@ -93,18 +96,60 @@ def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
         sys.path.append(str(root))
 
 
-def _exit_code(stop: SystemExit) -> int:
-    """The exit code of `sys.exit(code)`: None is 0; a message goes to stderr and is 1."""
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code
-    sys.stderr.write(f"{stop.code}\n")
-    return 1
+def _share_evaluation(undo: ExitStack) -> dict[str, Any]:
+    """Share the passes of OpenOOD's evaluator among the processes until `undo` is closed.
+
+    Returns:
+        What replaces builtins in the script.
+    """
+    import numpy as np
+    import torch
+    from openood.evaluation_api.evaluator import Evaluator
+    from openood.postprocessors.base_postprocessor import BasePostprocessor
+
+    from nac_openood.detector.batches import map_shards
+
+    infer, classify = BasePostprocessor.inference, Evaluator._classifier_inference
+
+    def each_batch(step: str, loader: Any, work: Any) -> Any:
+        """The columns of results of `work` on loaders of one batch each."""
+        return zip(
+            *map_shards(
+                step, loader, lambda batch: work([{"data": batch.data, "label": batch.labels()}])
+            )
+        )
+
+    def inference(self: Any, net: Any, data_loader: Any, progress: bool = True) -> Any:
+        found = each_batch("inference", data_loader, lambda one: infer(self, net, one, False))
+        return tuple(map(np.concatenate, found))
+
+    def classifier_inference(
+        self: Any, data_loader: Any, msg: str = "", progress: bool = True
+    ) -> Any:
+        found = each_batch("accuracy", data_loader, lambda one: classify(self, one, msg, False))
+        return tuple(map(torch.cat, found))
+
+    patch = compat_patches.replace_attribute
+    patch(BasePostprocessor, "inference", inference, undo)
+    patch(Evaluator, "_classifier_inference", classifier_inference, undo)
+    return {} if is_main() else _discard_writes(undo)
 
 
-def _from_script(trace: Optional[TracebackType], script: str) -> Optional[TracebackType]:
-    """The part of a traceback that starts in `script`, without our own frames above it."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != script:
-        trace = trace.tb_next
-    return trace
+def _discard_writes(undo: ExitStack) -> dict[str, Any]:
+    """Let OpenOOD write nothing, and create folders that another process has created."""
+    import pandas as pd
+
+    made = os.makedirs
+
+    def discarding_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax"):
+            file, mode = os.devnull, mode.replace("x", "w")
+        return open(file, mode, *args, **kwargs)  # noqa: PTH123
+
+    patch = compat_patches.replace_attribute
+    patch(os, "makedirs", lambda name, *args, **kwargs: made(name, exist_ok=True), undo)
+    patch(pd.DataFrame, "to_csv", lambda *args, **kwargs: None, undo)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "openood":
+            patch(module, "open", discarding_open, undo)
+    return {"open": discarding_open}

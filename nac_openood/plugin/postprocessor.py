@@ -5,30 +5,31 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.config import NACConfig, checked_switch
+from nac_openood.detector.config import SECTIONS, NACConfig, checked_switch, parsed
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
+from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint
-from nac_openood.plugin.settings import plain, written, written_in
 from nac_openood.plugin.source import import_failure
-from nac_openood.plugin.sweep import SweepCache, sweep_arguments
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 from nac_openood.search.advice import Advice
 from nac_openood.search.recipe import advise_after_search, gather, search_settings
 
 try:
     from openood.postprocessors.base_postprocessor import BasePostprocessor
-
-    from nac_openood.plugin.loaders import unaugmented
+    from openood.preprocessors.base_preprocessor import BasePreprocessor
+    from openood.preprocessors.test_preprocessor import TestStandardPreProcessor
 except ImportError as error:
     raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
 
@@ -56,19 +57,16 @@ class NACPostprocessor(BasePostprocessor):
         config_file: the YAML it was made from, read again when a pickle of it is set up.
     """
 
-    _cache: Optional[SweepCache]
-    _cached: Optional[NACDetector]
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        document = plain(config)
+        document = _as_dict(config)
         root = document.get("postprocessor") or {}
-        self._written = written(document)
+        self._settings = settings_in(document)  # None if the config has none
         self._name = str(root.get("name") or "nac")
         self._id_name: Optional[str] = (document.get("dataset") or {}).get("name")
         self.APS_mode = checked_switch("APS_mode", root.get("APS_mode") or False)
         self.hyperparam_search_done = self.setup_flag = False
-        self.args_dict = sweep_arguments(self._written) if self._written else {}
+        self.args_dict = _sweep_lists(self._settings) if self._settings else {}
         self.search_result: Optional[SearchResult] = None
         self.advice: Optional[Advice] = None
         self.config_file: Optional[str] = None
@@ -76,7 +74,8 @@ class NACPostprocessor(BasePostprocessor):
         self._layers: dict[str, Any] = {}  # what is in use, perhaps after a search
         self._rule: Optional[Rule] = None
         self._network: dict[str, str] = {}
-        self._forget()
+        self._cache: Optional[_SweepCache] = None
+        self._detector: Optional[NACDetector] = None
 
     # -- OpenOOD's contract -----------------------------------------------------------------
 
@@ -84,48 +83,48 @@ class NACPostprocessor(BasePostprocessor):
         self, net: nn.Module, id_loader_dict: Mapping[str, Any], ood_loader_dict: Mapping[str, Any]
     ) -> None:
         """Fit on a class-balanced subset of the training data; search if the config asks for it."""
-        settings = self._current(net)
-        if self.setup_flag and self._still_fits(net, settings):
+        settings = self._settings
+        if self.config_file is not None and Path(self.config_file).is_file():
+            settings = settings_in(read_document(self.config_file, self._name))
+        settings = settings or preset_for(net, str(self._id_name), self._name)
+        if self.setup_flag and self._is_current(net, settings):
             return
-        self._forget()
-        self.setup_flag = False  # until the end: an interrupted set-up is none
+        self._cache, self.setup_flag = None, False  # until the end
         self._source, self._network = settings, fingerprint(net)
-        self.args_dict = sweep_arguments(settings)
+        self.args_dict = _sweep_lists(settings)
         self.search_result = self.advice = None
         # with nothing to sweep there is nothing to search, and OpenOOD must not try
         self.hyperparam_search_done = self.APS_mode and not self.args_dict
-        reader = NACDetector(net, settings.layer_choice, rule=settings.rule, fast=settings.fast)
-        train = unaugmented(_loader(id_loader_dict, "train"))
+        detector = NACDetector(net, settings.layer_choice, rule=settings.rule, fast=settings.fast)
+        train = _unaugmented(_loader(id_loader_dict, "train"))
         if self.APS_mode and self.args_dict:
-            inside = _loader(id_loader_dict, "val")
-            outside = (ood_loader_dict or {}).get("val")
-            self._prepare_search(reader, settings, train, inside, outside)
+            id_val = _loader(id_loader_dict, "val")
+            self._search(detector, settings, train, id_val, (ood_loader_dict or {}).get("val"))
         else:
-            reader.fit(train, settings.n_samples)
+            detector.fit(train, settings.n_samples)
             if rule_named(settings.rule).needs_calibration:
-                reader.calibrate(_loader(id_loader_dict, "val"))
-            self._use(reader.layers, reader.rule_)
+                detector.calibrate(_loader(id_loader_dict, "val"))
+            self._use(detector.layers, detector.rule_)
         self.setup_flag = True
 
-    def _prepare_search(
-        self, reader: NACDetector, settings: NACConfig, train: Any, inside: Any, outside: Any
+    def _search(
+        self, detector: NACDetector, settings: NACConfig, train: Any, id_val: Any, ood_val: Any
     ) -> None:
         """Read everything once; then search here, or leave it to OpenOOD's sweep."""
         readings = gather(
-            reader, train, inside, outside, n_samples=settings.n_samples, n_held_out=_HELD_OUT
+            detector, train, id_val, ood_val, n_samples=settings.n_samples, n_held_out=_HELD_OUT
         )
         if readings.surrogate:
             warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=4)
-        self._cache = SweepCache(settings.rule, readings.fit)
-        self._cache.add(inside, readings.id_val)
-        self._cache.add(outside, readings.ood_val)
-        self._use(settings.layers)
+        validation = [(id_val, readings.id_val), (ood_val, readings.ood_val)]
+        cache = _SweepCache(settings.rule, readings.fit, validation)
         if settings.search_in == "openood":
+            self._cache = cache
+            self._use(settings.layers)
             return
         found = self.search_result = search_settings(readings, settings, strategy="grid")
-        rule = self._cache.fitted(found.layers)
+        rule = cache.fitted(found.layers)
         self._use(found.layers, rule)
-        self._cache = None
         self.hyperparam_search_done = True
         if found.overfits:
             warnings.warn(
@@ -140,17 +139,16 @@ class NACPostprocessor(BasePostprocessor):
 
     def postprocess(self, net: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
         """Prediction and confidence of a batch, both `[batch]`."""
-        found = self._detector(net).score_loader([data], progress=False)
+        found = self._detector_on(net).score_loader([data], progress=False)
         return torch.from_numpy(found.prediction), torch.from_numpy(found.score)
 
     def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
         """Predictions, confidences and labels of a data set."""
-        cache = self._cache
-        if cache is not None and data_loader in cache:
-            readings = cache.readings(data_loader)
-            score = cache.score(data_loader, self._layers).numpy()
-            return readings.prediction.numpy(), score, readings.label.numpy()
-        detector = self._detector(net)
+        readings = None if self._cache is None else self._cache.readings(data_loader)
+        if self._cache is not None and readings is not None:
+            score = self._cache.score(data_loader, self._layers)
+            return readings.prediction.numpy(), score.numpy(), readings.label.numpy()
+        detector = self._detector_on(net)
         if self.hyperparam_search_done:
             self._cache = None  # the sweep is over and OpenOOD has moved on to the test sets
         found = detector.score_loader(data_loader, progress=progress)
@@ -172,10 +170,7 @@ class NACPostprocessor(BasePostprocessor):
     def get_hyperparam(self) -> list[Any]:
         """The values in use, in the order of `args_dict`; None for a layer that is left out."""
         split = [name.rpartition(".") for name in self.args_dict]
-        return [
-            getattr(self._layers[layer], setting) if layer in self._layers else None
-            for layer, _, setting in split
-        ]
+        return [getattr(self._layers.get(layer), setting, None) for layer, _, setting in split]
 
     @property
     def layers(self) -> Mapping[str, Any]:
@@ -185,8 +180,8 @@ class NACPostprocessor(BasePostprocessor):
     # -- inside -----------------------------------------------------------------------------
 
     def _use(self, layers: Mapping[str, Any], rule: Optional[Rule] = None) -> None:
-        """Go on with these settings; without a rule it is fitted when it is first needed."""
-        self._layers, self._rule, self._cached = dict(layers), rule, None
+        """Use these settings from now on; without a rule it is fitted when it is first needed."""
+        self._layers, self._rule, self._detector = dict(layers), rule, None
 
     def _fitted(self) -> Rule:
         if self._rule is None and self._cache is not None:
@@ -195,21 +190,14 @@ class NACPostprocessor(BasePostprocessor):
             raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
         return self._rule
 
-    def _detector(self, net: nn.Module) -> NACDetector:
+    def _detector_on(self, net: nn.Module) -> NACDetector:
         rule = self._fitted()
-        if self._cached is None or self._cached.net is not net:
+        if self._detector is None or self._detector.net is not net:
             fast = self._source is not None and self._source.fast
-            self._cached = NACDetector.from_rule(net, rule, fast=fast)
-        return self._cached
+            self._detector = NACDetector.from_rule(net, rule, fast=fast)
+        return self._detector
 
-    def _current(self, net: nn.Module) -> NACConfig:
-        """The settings as they are written today."""
-        own = self._written
-        if self.config_file is not None and Path(self.config_file).is_file():
-            own = written_in(self.config_file, self._name)
-        return own or preset_for(net, str(self._id_name), self._name)
-
-    def _still_fits(self, net: nn.Module, settings: NACConfig) -> bool:
+    def _is_current(self, net: nn.Module, settings: NACConfig) -> bool:
         """Whether counts that came out of a pickle are still what config and network ask for."""
         changed = "its settings differ from the config" if settings != self._source else ""
         changed = changed or difference(self._network, net)
@@ -226,9 +214,8 @@ class NACPostprocessor(BasePostprocessor):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._cache is not None:
-            self._fitted()  # what the cache could make is lost with it
-        state = {k: v for k, v in vars(self).items() if k not in ("_cache", "_cached")}
-        state["config"] = plain(self.config)
+            self._fitted()  # which needs the cache
+        state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
             rule = self._rule
             # on the CPU: the pickle may be read where no GPU is
@@ -237,16 +224,116 @@ class NACPostprocessor(BasePostprocessor):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_cache": None, "_detector": None, **state})
+        if "_written" in state:  # its name in pickles of version 0.1
+            self._settings = self.__dict__.pop("_written")
         if isinstance(self._rule, tuple):  # in early pickles it is the rule itself
             name, settings, tensors = self._rule
             self._rule = rule_named(name).restore(settings, tensors)
-        self._forget()
 
-    def _forget(self) -> None:
-        """Drop everything that can be made again."""
-        self._cache = None
-        self._cached = None
+
+class _SweepCache:
+    """Readings for OpenOOD's own sweep, and layer scores made of them: no layer is scored twice.
+
+    Predictions and labels are stored with the readings, so a shuffled loader does no harm: it is
+    read once, and every point of the sweep sees the same samples in the same order.
+
+    Args:
+        rule: the name of the rule.
+        fit: readings of the fitting set.
+        validation: the loaders of validation data, each with its readings.
+    """
+
+    def __init__(
+        self, rule: str, fit: Readings, validation: Sequence[tuple[Any, Readings]]
+    ) -> None:
+        self._rule, self._fit = rule_named(rule), fit
+        for _, readings in validation:
+            readings.check_finite("validation")
+        # the loaders are kept: while they live, nothing else can have their identity
+        self._validation = {id(loader): (loader, readings) for loader, readings in validation}
+        self._scores: dict[tuple[str, Any], dict[int, Tensor]] = {}
+
+    def readings(self, loader: Any) -> Optional[Readings]:
+        """The readings of a loader, if it is one of validation data."""
+        return self._validation[id(loader)][1] if id(loader) in self._validation else None
+
+    def fitted(self, layers: Mapping[str, Any]) -> Rule:
+        """The rule with these settings, fitted on the fitting set."""
+        return fit_rule(self._rule(layers), self._fit.batches())
+
+    def score(self, loader: Any, layers: Mapping[str, Any]) -> Tensor:
+        """Scores `[samples]` of a validation loader."""
+        parts = {}
+        for name, config in layers.items():
+            layer = (name, replace(config, weight=1.0))  # weights enter when layers are combined
+            if layer not in self._scores:
+                rule = self.fitted(dict([layer]))
+                self._scores[layer] = {
+                    key: rule.parts(readings)[name]
+                    for key, (_, readings) in self._validation.items()
+                }
+            parts[name] = self._scores[layer][id(loader)]
+        return self._rule(layers).combine(parts)
+
+
+# ---- OpenOOD's configs
+
+
+def _as_dict(config: Any) -> Any:
+    """OpenOOD's `Config` (which answers None for what it lacks) as dicts and lists."""
+    if isinstance(config, Mapping):
+        return {key: _as_dict(value) for key, value in config.items()}
+    return [_as_dict(value) for value in config] if isinstance(config, (list, tuple)) else config
+
+
+def settings_in(document: Mapping[str, Any]) -> Optional[NACConfig]:
+    """The settings in an OpenOOD config, or None if it has but the rule's name and `APS_mode`.
+
+    Raises:
+        NACError: they are wrong, or there are some, but none for layers.
+    """
+    root = document.get("postprocessor") or {}
+    if not isinstance(root, Mapping) or any(
+        value not in (None, {}) for key, value in root.items() if key not in ("name", "APS_mode")
+    ):
+        return NACConfig.from_dict({"postprocessor": root})
+    rule_named(str(root.get("name") or "nac"))
+    return None
+
+
+def read_document(path: Union[str, Path], rule: str) -> Mapping[str, Any]:
+    """Read an OpenOOD config of a rule from a YAML file, and check its settings.
+
+    Raises:
+        NACError: they cannot be read, or are wrong; the message names the file.
+    """
+
+    def checked(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        refuse_unknown(document, SECTIONS)
+        settings_in(document)
+        root = document.get("postprocessor")
+        if not root or root.get("name", "nac") != rule:
+            raise NACError(f"expected 'name: {rule}' under 'postprocessor:', got {root!r}.")
+        checked_switch("APS_mode", root.get("APS_mode") or False)
+        return document
+
+    return parsed(path, checked)
+
+
+def _sweep_lists(settings: NACConfig) -> dict[str, list[Any]]:
+    """OpenOOD's `args_dict`: "layer.setting" -> values.
+
+    In the order of the layers, which is the order our own search breaks ties in.
+    """
+    return {
+        f"{layer}.{setting}": list(values)
+        for layer in settings.layers
+        for setting, values in settings.sweep.get(layer, {}).items()
+    }
+
+
+# ---- OpenOOD's loaders
 
 
 def _loader(loaders: Mapping[str, Any], name: str) -> Any:
@@ -257,3 +344,32 @@ def _loader(loaders: Mapping[str, Any], name: str) -> Any:
             "validation data set APS_mode: False."
         )
     return loaders[name]
+
+
+class _UnaugmentedView(Dataset[dict[str, Any]]):
+    """A data set whose `data` is its `data_aux`, which OpenOOD keeps under the test transform."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.imglist = dataset.imglist
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = self._dataset[index]
+        return {"data": item["data_aux"], "label": item["label"]}
+
+
+def _unaugmented(loader: Any) -> Any:
+    """`loader` itself, or where it augments (as `main.py`'s training loader) one that does not."""
+    dataset = getattr(loader, "dataset", None)
+    augments = getattr(dataset, "preprocessor", None)
+    if not isinstance(augments, BasePreprocessor) or isinstance(augments, TestStandardPreProcessor):
+        return loader
+    return DataLoader(
+        _UnaugmentedView(dataset),
+        batch_size=loader.batch_size or 1,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+    )
