@@ -254,6 +254,19 @@ def make_net(data_root: Path, *, blocks: int = 1) -> Any:
     return fit_head(ResNet18_32x32(num_blocks=[blocks] * 4, num_classes=N_CLASSES), data_root)
 
 
+def evaluator(net: Any, data_root: Path, config_root: object = "nowhere", **options: Any) -> Any:
+    """OpenOOD's Evaluator on the tiny CIFAR-10 benchmark, by default of NAC."""
+    from openood.evaluation_api import Evaluator
+
+    return Evaluator(
+        net,
+        "cifar10",
+        data_root=str(data_root),
+        config_root=str(config_root),
+        **{"postprocessor_name": "nac", "num_workers": 0, **options},
+    )
+
+
 def cifar10_tree(folder: Path) -> Path:
     """OpenOOD's tree with tiny data for CIFAR-10 and a checkpoint in results/run."""
     root = need_openood(scripts=True)

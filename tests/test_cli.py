@@ -81,7 +81,7 @@ def test_ctrl_c(monkeypatch, capsys, tmp_path):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nac_openood.demo.run.run_demo", interrupted)
+    monkeypatch.setattr("nac_openood.demo.run_demo", interrupted)
     assert main(["demo", "--out", str(tmp_path)]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ def test_and_that_test_can_fail():
 
 
 def test_names_of_choices_are_those_of_the_tables():
-    from nac_openood.demo.run import NETWORKS
+    from nac_openood.demo import NETWORKS
     from nac_openood.search import OBJECTIVES, STRATEGIES
 
     commands = cli.build_parser()[1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from openood_tiny import REAL_OPENOOD, make_net, need_openood, write_benchmark
+from openood_tiny import REAL_OPENOOD, evaluator, make_net, need_openood, write_benchmark
 from torch import nn
 
 import nac_openood
@@ -37,18 +37,6 @@ def registered():
 @pytest.fixture
 def net(registered, data_root):
     return make_net(data_root)
-
-
-def evaluator(net, data_root, config_root="nowhere", **options):
-    from openood.evaluation_api import Evaluator
-
-    return Evaluator(
-        net,
-        "cifar10",
-        data_root=str(data_root),
-        config_root=str(config_root),
-        **{"postprocessor_name": "nac", "batch_size": 16, "num_workers": 0, **options},
-    )
 
 
 def write_config(folder, *, aps=True, search_in="setup", **more):

@@ -16,7 +16,6 @@ import nac_openood
 from nac_openood import (
     FileError,
     LayerConfig,
-    NACConfig,
     NACDetector,
     NACError,
     NotFittedError,
@@ -279,6 +278,6 @@ def test_openood_takes_a_rule_without_a_yaml_file(outside, tmp_path):
         from openood.evaluation_api.postprocessor import get_postprocessor
 
         found = get_postprocessor(str(tmp_path), "mean_distance", "cifar10")
-        assert found._written == NACConfig({}, rule="mean_distance") and not found.APS_mode
+        assert found._name == "mean_distance" and not found.APS_mode
     finally:
         nac_openood.unregister()

@@ -118,8 +118,9 @@ def _fork_workers(undo: ExitStack) -> None:
 def _use_cpu(undo: ExitStack) -> None:
     for owner in (torch.Tensor, torch.nn.Module):
         replace_attribute(owner, "cuda", lambda self, *args, **kwargs: self, undo)
-    for owner, name in ((torch.Tensor, "to"), (torch, "ones"), (torch, "eye")):
-        replace_attribute(owner, name, _without_cuda(getattr(owner, name)), undo)
+    replace_attribute(torch.Tensor, "to", _without_cuda(torch.Tensor.to), undo)
+    for name in ("ones", "eye"):
+        replace_attribute(torch, name, _without_cuda(getattr(torch, name)), undo)
     # MDSEns and GMM use this type
     replace_attribute(torch.cuda, "FloatTensor", _CpuFloatTensor, undo)
     replace_attribute(torch, "load", _load_on_cpu(torch.load), undo)
