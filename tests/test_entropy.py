@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import nac_openood.training
 from nac_openood.errors import NACError
 from nac_openood.training import NACEntropy
-from nac_openood.training.entropy import ENTROPY_FORMS, entropy
-from nac_openood.training.soft_bins import histogram, soft_probability
+from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram, soft_probability
 
 
 def hard_probability(z, bins):

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood.errors import NACError
 from nac_openood.training import NACEntropy, train
-from nac_openood.training.entropy import entropy
-from nac_openood.training.soft_bins import histogram, soft_probability
+from nac_openood.training.entropy import entropy, histogram, soft_probability
 
 PATH = Path(__file__).parents[1] / "docs" / "nac_entropy.md"
 PAGE = PATH.read_text(encoding="utf-8")

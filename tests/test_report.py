@@ -27,10 +27,9 @@ from nac_openood.report.blocks import Picture
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table, verdict
 from nac_openood.report.drawing import svg
 from nac_openood.report.formatting import SHOWN, metric, ordinal
-from nac_openood.report.layers import COMBINED, layer_aurocs
 from nac_openood.report.methods import RankedMethod, ranked_methods
 from nac_openood.report.render import render_markdown, render_page
-from nac_openood.report.scores import roc_points, run_scores
+from nac_openood.report.scores import COMBINED, layer_aurocs, roc_points, run_scores
 from nac_openood.report.write import write_page, write_tables
 from nac_openood.tables import Cell
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Any, Iterator, Mapping, Optional, Sequence
-
-import numpy as np
+from typing import Any, Iterator, Optional, Sequence
 
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
@@ -20,7 +18,6 @@ from nac_openood.report.blocks import (
     about_section,
     paper_section,
 )
-from nac_openood.report.drawing import DASHES, ID_COLOR, OOD_COLOR, OUR_COLOR
 from nac_openood.report.figures import picture_of
 from nac_openood.report.formatting import capital, count
 from nac_openood.report.render import csv_text, text_table
@@ -28,11 +25,6 @@ from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 _UNDEFINED = "undefined"
 _ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "choice by oracle"}
-_LOOKS: Mapping[str, Mapping[str, Any]] = {
-    "validation": {"color": ID_COLOR, "ls": DASHES[1], "marker": "s"},
-    "nac-me": {"color": OUR_COLOR, "ls": DASHES[0], "marker": "D"},
-    "test": {"color": OOD_COLOR, "ls": DASHES[2], "marker": "o"},
-}
 
 
 def ranked_csv(ranked: RankedRuns) -> str:
@@ -188,44 +180,30 @@ def _paper(ranked: RankedRuns) -> Optional[Section]:
 def _over_steps(ranked: RankedRuns) -> Section:
     text = "The dotted line marks the checkpoint that NAC-ME chooses."
     pictures = [_steps_picture(run) for run in ranked.runs]
-    return Section("steps", "Over training", [Pictures("panels", pictures, text=text)])
+    return Section("steps", "Over training", [Pictures("wide", pictures, text=text)])
 
 
 def _steps_picture(run: RankedRun) -> Picture:
-    """G on the left axis, validation and test accuracy on the right one, over training steps."""
+    """G relative to its maximum, validation and test accuracy, over training steps."""
     checkpoints = run.ranking.checkpoints
-    steps = [each.step for each in checkpoints]
-    numbered = all(step is not None for step in steps)
-    at = np.array(steps if numbered else range(1, len(steps) + 1), dtype=float)
-    curves = {"validation": [100 * each.val for each in checkpoints]}
+    numbered = all(each.step is not None for each in checkpoints)
+    steps = [each.step if numbered else i for i, each in enumerate(checkpoints, start=1)]
+    most = max(each.coverage for each in checkpoints) or 1.0
+    curves = {
+        "G, % of its maximum": [each.coverage / most for each in checkpoints],
+        "validation accuracy": [each.val for each in checkpoints],
+    }
     if run.ranking.has_test:
-        curves["test"] = [100 * (each.test or 0.0) for each in checkpoints]
-    coverage = np.array([each.coverage for each in checkpoints])
-    # divided by a power of ten, so that two decimals are enough for ticks
-    power = int(np.floor(np.log10(coverage.max()))) if coverage.max() > 0 else 0
-
-    def paint(figure: Any) -> None:
-        axis = figure.add_axes((0.17, 0.17, 0.68, 0.66))
-        right = axis.twinx()
-        lines = axis.plot(at, coverage / 10.0**power, label="G", ms=4, lw=2, **_LOOKS["nac-me"])
-        for name, values in curves.items():
-            label = f"{name} accuracy"
-            lines += right.plot(at, values, label=label, ms=3.5, lw=1.5, **_LOOKS[name])
-        axis.axvline(at[int(np.argmax(coverage))], color=OUR_COLOR, lw=0.8, ls=":")
-        axis.set_xlabel("training step" if numbered else "checkpoint")
-        unit = f", 1e{power}" if power else ""
-        axis.set_ylabel(f"coverage G{unit}", color=OUR_COLOR)
-        right.set_ylabel("accuracy, %")
-        right.spines["right"].set_visible(True)
-        axis.locator_params(axis="x", nbins=5)
-        axis.legend(handles=lines, loc="lower left", bbox_to_anchor=(-0.2, 1.0), ncols=3,
-                    fontsize=8, columnspacing=1.0, handlelength=2.2)  # fmt: skip
-
-    texts = [f"G rises from {coverage.min():.3g} to {coverage.max():.3g}",
-             *(f"{n} accuracy from {v[0]:.1f} % to {v[-1]:.1f} %" for n, v in curves.items()),
-             f"NAC-ME chooses {run.ranking.chosen().name}"]  # fmt: skip
-    alt = f"Coverage and accuracy of {len(checkpoints)} checkpoints: {', '.join(texts)}."
-    return Picture(run.name if run.target else "Over training", alt, (330, 250), paint)
+        curves["test accuracy"] = [each.test or 0.0 for each in checkpoints]
+    series = [
+        Series(name, [(step, 100 * value) for step, value in zip(steps, values)])
+        for name, values in curves.items()
+    ]
+    title, label = run.name if run.target else "Over training", "training step"
+    mark = steps[checkpoints.index(run.ranking.chosen())]
+    return picture_of(
+        Lines("steps", title, label if numbered else "checkpoint", "%", series, mark=mark)
+    )
 
 
 def _volume(ranked: RankedRuns) -> Optional[Section]:

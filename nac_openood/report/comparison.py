@@ -34,10 +34,9 @@ from nac_openood.report.formatting import (
 )
 from nac_openood.report.gallery import hardest_samples
 from nac_openood.report.hyperparameters import hyperparameters
-from nac_openood.report.layers import layers_section
 from nac_openood.report.methods import RankedMethod, measured_groups, ood_sets, ranked_methods
 from nac_openood.report.render import csv_text, text_table
-from nac_openood.report.scores import distributions, rocs
+from nac_openood.report.scores import distributions, layers_section, rocs
 from nac_openood.tables import BarGroups, Cell, Column, Entry
 
 Methods = Sequence[RankedMethod]
@@ -316,27 +315,26 @@ def _time_picture(points: Sequence[tuple[RankedMethod, float, float]], title: st
     def paint(figure: Any) -> None:
         from matplotlib.ticker import LogLocator
 
-        axis = figure.add_axes((0.12, 0.14, 0.86, 0.84))
+        axis = figure.add_axes((0.12, 0.14, 0.7, 0.84))
         drawing.log_axis(axis)
         times, aurocs = [p[1] for p in points], [p[2] for p in points]
         room = max(0.12 * (max(aurocs) - min(aurocs)), 0.5)
-        axis.set(xlim=(min(times) / 1.6, max(times) * 2.2))
+        axis.set(xlim=(min(times) / 1.6, max(times) * 1.6))
         axis.set(ylim=(min(aurocs) - room, max(aurocs) + room), ylabel=f"{title} AUROC, %")
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.minorticks_off()
         axis.set_xlabel("milliseconds per image (log scale)")
         axis.grid()
         axis.set_axisbelow(True)
-        labels = []
-        for m, ms, auroc in sorted(points, key=lambda point: not point[0].ours):
-            look: dict[str, Any] = {"marker": "o", "s": 30, "color": drawing.FAINT}
-            style: dict[str, Any] = {"fontsize": 8.5, "color": drawing.INK}
-            if m.ours:
-                look = {"marker": "D", "s": 62, "color": drawing.OUR_COLOR, "zorder": 4}
-                style.update(color=drawing.OUR_COLOR, weight="bold")
-            axis.scatter([ms], [auroc], edgecolor=drawing.PAPER, linewidth=0.6, **look)
-            labels.append((ms, auroc, m.title, style))
-        drawing.label_points(axis, labels)
+        for row, (m, ms, auroc) in enumerate(sorted(points, key=lambda point: point[2])):
+            color, weight = (drawing.OUR_COLOR, "bold") if m.ours else (drawing.INK, "normal")
+            marker, size = ("D", 62) if m.ours else ("o", 30)
+            axis.scatter([ms], [auroc], marker=marker, s=size, color=color, zorder=3)
+            axis.annotate(
+                m.title, (ms, auroc), (1.03, (row + 0.5) / len(points)), color=color, fontsize=8.5,
+                textcoords="axes fraction", weight=weight, va="center",
+                arrowprops={"arrowstyle": "-", "color": drawing.GRID, "lw": 0.6, "shrinkB": 3},
+            )  # fmt: skip
 
     listed = ", ".join(f"{m.title} {quantity(ms)} ms and {auroc:.1f} %" for m, ms, auroc in points)
     return Picture(title, f"Time per image and {title} AUROC: {listed}.", (440, 350), paint)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from math import cos, hypot, radians, sin
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 from markupsafe import Markup
 
@@ -22,16 +21,12 @@ DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)))
 MARKERS = ("o", "s", "^", "v", "P", "X", "*", "h")
 
 #: Colors that the page sets, so that ink is light on a dark page.
-_VARIABLES = {
-    INK: "--ink",
-    FAINT: "--faint",
-    GRID: "--grid",
-    PAPER: "--paper",
-    CALM: "--calm",
-    OUR_COLOR: "--ours",
-    ID_COLOR: "--id",
-    OOD_COLOR: "--ood",
-}
+_VARIABLES = dict(
+    zip(
+        (INK, FAINT, GRID, PAPER, CALM, OUR_COLOR, ID_COLOR, OOD_COLOR),
+        ("--ink", "--faint", "--grid", "--paper", "--calm", "--ours", "--id", "--ood"),
+    )
+)
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
     "text.parse_math": False,  # names may contain "$"
@@ -55,9 +50,6 @@ _STYLE: Any = {
     **{f"{axis}.labelcolor": INK for axis in ("xtick", "ytick")},
     **{f"{axis}.labelsize": 9 for axis in ("xtick", "ytick")},
 }
-#: Where a label may be: right, left, above, below of its point, then in between.
-_ANGLES = (0, 180, 90, 270, 45, 135, 225, 315, 22, 338, 158, 202)
-_DISTANCES = (6, 9, 13, 18, 24, 31, 39, 48, 58, 70)
 
 
 def svg(picture: Picture, key: str) -> Markup:
@@ -135,7 +127,7 @@ def blank(inches: tuple[float, float], dpi: int) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, dpi=dpi)
-    FigureCanvasAgg(figure)  # measures text, which placing labels needs
+    FigureCanvasAgg(figure)
     return figure
 
 
@@ -166,52 +158,3 @@ def write_value(axis: Any, x: float, y: float, text: str, weight: str = "normal"
         text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9, weight=weight,
         annotation_clip=False,
     )  # fmt: skip
-
-
-def label_points(axis: Any, points: Sequence[tuple[float, float, str, Any]]) -> None:
-    """Write a text near each point, in the nearest space free of points and of other texts.
-
-    If that is far away, a line connects the two; if there is none, the text is left out.
-
-    Args:
-        axis: with its final limits.
-        points: x, y, the text, and its style as matplotlib takes it; the first come first.
-    """
-    from matplotlib.transforms import Bbox
-
-    renderer = axis.figure.canvas.get_renderer()
-    pixels = [tuple(axis.transData.transform(p[:2])) for p in points]
-    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in pixels]
-    for (x, y), (*point, text, style) in zip(pixels, points):
-        probe = axis.text(0, 0, text, transform=None, **style)
-        size = probe.get_window_extent(renderer)
-        probe.remove()
-        box = _free(x, y, size.width, size.height, taken, axis.get_window_extent(renderer))
-        if box is not None:
-            taken.append(box)
-            offset = ((box.x0 + box.x1) / 2 - x, (box.y0 + box.y1) / 2 - y)
-            gaps = (max(abs(offset[0]) - box.width / 2, 0), max(abs(offset[1]) - box.height / 2, 0))
-            arrow = {"arrowstyle": "-", "color": FAINT, "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
-            axis.annotate(
-                text, point, offset, textcoords="offset pixels", ha="center", va="center",
-                arrowprops=arrow if hypot(*gaps) > 9 else None, **style,
-            )  # fmt: skip
-
-
-def _free(
-    x: float, y: float, width: float, height: float, taken: Sequence[Any], frame: Any
-) -> Optional[Any]:
-    """The nearest free box of this size inside the frame, or None if there is none."""
-    from matplotlib.transforms import Bbox
-
-    for away in _DISTANCES:
-        for angle in _ANGLES:
-            dx, dy = cos(radians(angle)), sin(radians(angle))
-            left = x + away * dx + width * (dx - 1) / 2
-            bottom = y + away * dy + height * (dy - 1) / 2
-            box = Bbox.from_bounds(left, bottom, width, height)
-            padded = box.padded(1.5)
-            inside = frame.contains(*padded.min) and frame.contains(*padded.max)
-            if inside and not padded.count_overlaps(taken):
-                return box
-    return None

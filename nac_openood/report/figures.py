@@ -83,10 +83,11 @@ def bars_picture(
                 if spread is not None:
                     axis.plot([value - spread, value + spread], [y, y], color=drawing.INK, lw=1)
                 end, weight = max(value + (spread or 0), origin), "bold" if ours else "normal"
-                drawing.write_value(axis, end, y, f"{value:.1f}", weight)
+                drawing.write_value(axis, end, y, f"{value:.3g}", weight)
         drawing.name_rows(axis, names, figure.ours)
         shown = [v for _, values in figure.rows for v in values if v is not None]
-        axis.set_xlim(min([origin, *shown]), max([figure.end, *shown]))
+        low, high = min([origin, *shown]), max([figure.end, *shown])
+        axis.set_xlim(low, high if high > low else low + 1)
         axis.axvline(origin, color=drawing.FAINT, lw=0.8)
         axis.grid(axis="x")
         axis.set_xlabel(figure.x_label)

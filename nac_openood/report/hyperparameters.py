@@ -85,11 +85,8 @@ def _ours(row: Row, runs: str) -> Iterator[Block]:
 
 
 def _is_table(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(v, Mapping) for v in value.values())
-    )
+    rows = value.values() if isinstance(value, Mapping) else ()
+    return bool(rows) and all(isinstance(row, Mapping) for row in rows)
 
 
 def _search(search: Optional[Mapping[str, Any]]) -> str:

@@ -1,24 +1,30 @@
-"""The sections drawn from scores: histograms of ID and OOD scores, and ROC curves."""
+"""The sections made from scores: histograms, ROC curves, and what each layer contributes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
 from nac_openood.benchmark.run.results import Results, Row
+from nac_openood.core.metrics import auroc
 from nac_openood.detector.outcomes import Scores
-from nac_openood.report.blocks import Picture, Pictures, Section
+from nac_openood.report.blocks import Block, Heading, Picture, Pictures, Section
 from nac_openood.report.drawing import DASHES, FAINT, GRID, ID_COLOR, OTHERS, OUR_COLOR
-from nac_openood.report.figures import draw_density
+from nac_openood.report.figures import bars_picture, draw_density, picture_of
 from nac_openood.report.formatting import SHOWN, set_title
 from nac_openood.report.methods import RankedMethod, ood_sets
-from nac_openood.tables import Density, shares
+from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Table, shares
 
+_LayerAurocs = Mapping[str, Mapping[str, float]]
+#: The row of the combined score, beside the single layers.
+COMBINED = "all layers together"
+_AGAIN = "missing or damaged. Run the comparison again to make them."
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
 _BINS, _ROW = 44, 88
+_TITLE = "Score distributions"
 _NO_SCORES = "The scores are not in this folder, so there is nothing to draw here."
 
 
@@ -96,13 +102,11 @@ def distributions(results: Results, methods: Sequence[RankedMethod]) -> Optional
     return Section("scores", _TITLE, [Pictures("panels", pictures, text=text, legend=legend)])
 
 
-_TITLE = "Score distributions"
-
-
 def rocs(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
     """ROC curves of our methods and the best other ones; None without scores."""
     ours = sum(m.ours for m in methods if m.status == "ok")
     scored = _best(results, methods, max(_CURVES - ours, 1))
+    scored = sorted(scored, key=lambda pair: not pair[0].ours)
     if not scored:
         return None  # the section about distributions says why
     text = (
@@ -110,8 +114,7 @@ def rocs(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]
         f"off where a curve meets the horizontal dotted line; {SHOWN['FPR@95_IN']} is 100 minus "
         "its height at the vertical dotted line."
     )
-    looks = _looks(scored)
-    pictures = [_curves(own, name, looks) for name, own in _by_set(results, scored)]
+    pictures = [_curves(scored, name) for name, _ in _by_set(results, scored)]
     return Section("roc", "ROC curves", [Pictures("panels", pictures, text=text)])
 
 
@@ -144,8 +147,8 @@ def _histograms(scored: _Scored, dataset: str) -> Picture:
         inside, outside = finite(sample.inside), finite(sample.outside[dataset])
         # fewer samples, wider bins
         bins = int(np.clip(1.2 * (len(inside) + len(outside)) ** 0.5, 12, _BINS))
-        auroc = sample.aurocs.get(dataset)
-        note = "" if auroc is None else f"AUROC {auroc:.1f} %"
+        value = sample.aurocs.get(dataset)
+        note = "" if value is None else f"AUROC {value:.1f} %"
         panel = Density.of(inside, outside, bins=bins, note=note)
         drawn.append((m, panel, [shares(finite(s), panel.edges) for s in sample.shifted.values()]))
         medians = f"ID {np.median(inside):.3g}, OOD {np.median(outside):.3g}"
@@ -169,42 +172,35 @@ def _histograms(scored: _Scored, dataset: str) -> Picture:
     return Picture(title, alt, (300, height), paint)
 
 
-def _looks(scored: _Scored) -> dict[str, dict[str, Any]]:
-    """Ours are blue; the others have colors of their own, the same for all datasets."""
-    ours = [m.method for m, _ in scored if m.ours]
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": OUR_COLOR, "ls": DASHES[i % len(DASHES)], "lw": 2.2, "zorder": 4}
-        for i, name in enumerate(ours)
-    }
-    for i, name in enumerate(m.method for m, _ in scored if not m.ours):
-        dash = DASHES[1 + i % len(OTHERS) % (len(DASHES) - 1)]
-        looks[name] = {"color": OTHERS[i % len(OTHERS)], "ls": dash, "lw": 1.5}
-    return looks
+def _curves(scored: _Scored, dataset: str) -> Picture:
+    """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD.
 
-
-def _curves(scored: _Scored, dataset: str, looks: Mapping[str, Mapping[str, Any]]) -> Picture:
-    """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD."""
-    aurocs = [(m, sample, sample.aurocs.get(dataset)) for m, sample in scored]
+    A method keeps its color over all datasets.
+    """
+    texts = {}
+    for m, sample in scored:
+        value = sample.aurocs.get(dataset)
+        texts[m.method] = m.title if value is None else f"{value:.1f}  {m.title}"
 
     def paint(figure: Any) -> None:
         axis = figure.add_axes((0.145, 0.15, 0.825, 0.83))
         axis.plot([0, 100], [0, 100], color=GRID, lw=1)
         for line, at in ((axis.axhline, 95), (axis.axvline, 5)):
             line(at, color=FAINT, lw=0.7, ls=(0, (2, 3)))
-        for m, sample, auroc in aurocs:
-            label = m.title if auroc is None else f"{auroc:.1f}  {m.title}"
-            points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
-            axis.plot(*points, label=label, solid_joinstyle="round", **looks[m.method])
+        for i, (m, sample) in enumerate(scored):
+            if dataset in sample.outside:
+                color, width = (OUR_COLOR, 2.2) if m.ours else (OTHERS[i % len(OTHERS)], 1.5)
+                look = {"color": color, "lw": width, "ls": DASHES[i % len(DASHES)]}
+                points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
+                axis.plot(*points, label=texts[m.method], **look)
         axis.set(xlim=(0, 100), ylim=(0, 100.5), xlabel="ID samples rejected, %")
         axis.set_ylabel("OOD samples found, %", labelpad=2)
-        axis.legend(
-            loc="lower right", handlelength=2.6, title="AUROC, %", title_fontsize=9,
-            alignment="left",
-        )  # fmt: skip
+        axis.legend(loc="lower right", handlelength=2.6, title="AUROC, %", alignment="left")
 
-    listed = ", ".join(m.title if a is None else f"{m.title} {a:.1f} %" for m, _, a in aurocs)
     title = set_title(dataset)
-    alt = f"ROC curves of ID test samples and {title}; AUROC: {listed}."
+    alt = (
+        f"ROC curves of ID test samples and {title}; AUROC in percent: {', '.join(texts.values())}."
+    )
     return Picture(title, alt, (300, 290), paint)
 
 
@@ -223,3 +219,91 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
         keep = np.unique(np.searchsorted(false + true, way).clip(0, len(false) - 1))
         false, true = false[keep], true[keep]
     return false, true
+
+
+def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
+    """AUROC and mean scores of each layer of our methods; None without scores by layer."""
+    blocks: list[Block] = []
+    ours = [m for m in methods if m.ours]
+    for m in ours:
+        sample = run_scores(results, m.method)
+        aurocs = layer_aurocs(sample) if sample is not None else {}
+        if sample is None and _has_scores(results, m.method):
+            blocks.append(f"{m.title}: the scores of ID data are {_AGAIN}")
+        if sample is not None and aurocs:
+            blocks += [Heading(m.title)] if len(ours) > 1 else []
+            blocks += _layer_blocks(results, sample, aurocs)
+    return Section("layers", "What each layer contributes", blocks) if blocks else None
+
+
+def _has_scores(results: Results, method: str) -> bool:
+    """Whether there are scores of any OOD set."""
+    runs = [row.run for row in results.rows if row.method == method and row.status == "ok"]
+    return any(results.scores(run, method, n) for run in runs for n in ood_sets(results))
+
+
+def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Block]:
+    yield f"Checkpoint {sample.run}. {_best_layer(aurocs)}"
+    read = {*sample.shifted, *sample.outside}
+    lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
+    if lacking:
+        yield f"Without {', '.join(map(set_title, lacking))}: the scores are {_AGAIN}"
+    sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
+    title = "AUROC of each layer alone and of all layers together"
+    rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
+    bars = BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)
+    yield Pictures("single", [picture_of(bars)])
+    best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
+    lines: list[list[Entry]] = []
+    for layer, own in aurocs.items():
+        cells = {n: Cell(f"{v:.2f}", value=v, best=v == best[n]) for n, v in own.items()}
+        lines.append([layer, *map(cells.get, sets)])
+    columns = [Column("Layer", number=False)]
+    columns += [Column(set_title(n), better="higher") for n in sets]
+    last = [number for number, layer in enumerate(aurocs) if layer == COMBINED]
+    yield Table("AUROC of each layer, %", columns, lines, last)
+    yield Pictures(
+        "quads",
+        [_layer_means(results, sample, layer) for layer in aurocs if layer != COMBINED],
+        title="Mean score of each layer",
+        text="In-distribution samples should score higher than OOD samples.",
+    )
+
+
+def _layer_means(results: Results, sample: RunScores, layer: str) -> Picture:
+    """The mean score of a layer on ID data and on every OOD dataset."""
+    inside = {f"{set_title(results.id_name)} (ID)": sample.inside, **sample.shifted}
+    scored = {set_title(n): finite(s, layer) for n, s in {**inside, **sample.outside}.items()}
+    rows = [(title, [float(values.mean())]) for title, values in scored.items() if values.size]
+    ours = list(map(set_title, inside))
+    return bars_picture(
+        BarGroups(layer, layer, "mean score", [layer], rows, end=0, ours=ours), width=240
+    )
+
+
+def _best_layer(aurocs: _LayerAurocs) -> str:
+    """How all layers together compare with the best single layer by mean AUROC."""
+    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items()}
+    together = means.pop(COMBINED, None)
+    if together is None or not means:
+        return ""
+    name, alone = max(means.items(), key=lambda pair: pair[1])
+    side = "above" if together >= alone else "below"
+    return (
+        f"All layers together reach {together:.2f} % AUROC on average over the OOD datasets, "
+        f"{abs(together - alone):.2f} points {side} the best single layer ({name}, {alone:.2f} %)."
+    )
+
+
+def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
+    """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
+    layers = list(sample.inside.by_layer)
+    found: dict[str, dict[str, float]] = {}
+    for layer in (*layers, None) if layers else ():
+        inside = sample.id_scores(layer)
+        for dataset, scored in sample.outside.items():
+            outside = finite(scored, layer)
+            if inside.size and outside.size:
+                value = 100 * float(auroc(inside, outside))
+                found.setdefault(layer or COMBINED, {})[dataset] = value
+    return found

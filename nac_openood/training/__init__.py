@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from nac_openood.training.algorithms import CORAL, ERM, Algorithm, Outputs, SelfReg
-from nac_openood.training.checkpoints import SaveCheckpoints
 from nac_openood.training.entropy import NACEntropy
-from nac_openood.training.loop import Logged, train
+from nac_openood.training.loop import Logged, SaveCheckpoints, train
 
-__all__ = [
-    "CORAL",
-    "ERM",
-    "Algorithm",
-    "Logged",
-    "NACEntropy",
-    "Outputs",
-    "SaveCheckpoints",
-    "SelfReg",
-    "train",
-]
+__all__ = ["CORAL", "ERM", "Algorithm", "Logged", "NACEntropy", "Outputs"]
+__all__ += ["SaveCheckpoints", "SelfReg", "train"]

@@ -72,11 +72,9 @@ class CORAL(Algorithm):
         """The loss, a scalar."""
         features = _features(outputs)
         parts = [features[outputs.domains == d] for d in outputs.domains.unique()]
-        pairs = list(combinations(parts, 2))
+        distances = [moment_distance(*pair) for pair in combinations(parts, 2)]
         loss = F.cross_entropy(outputs.logits, outputs.labels)
-        if not pairs:
-            return loss
-        return loss + self.weight * torch.stack([moment_distance(*p) for p in pairs]).mean()
+        return loss + self.weight * torch.stack(distances).mean() if distances else loss
 
 
 class SelfReg(Algorithm):
@@ -95,13 +93,8 @@ class SelfReg(Algorithm):
 
     def start(self, width: int) -> None:
         """Make the projection of the features, which is trained with the network."""
-        self.project = nn.Sequential(
-            nn.Linear(width, width),
-            nn.BatchNorm1d(width),
-            nn.ReLU(inplace=True),
-            nn.Linear(width, width),
-            nn.BatchNorm1d(width),
-        )
+        first = (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
+        self.project = nn.Sequential(*first, nn.Linear(width, width), nn.BatchNorm1d(width))
 
     def forward(self, outputs: Outputs) -> Tensor:
         """The loss, a scalar."""

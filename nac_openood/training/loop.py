@@ -1,10 +1,10 @@
-"""A plain training loop over minibatches of several source domains."""
+"""A training loop over minibatches of several source domains, which keeps checkpoints."""
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack
 from itertools import chain
+from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -15,9 +15,11 @@ from nac_openood.core.layer_config import finite_number, whole_number
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError
+from nac_openood.files import PathLike, make_folder, write_weights
 from nac_openood.network.head import head_of
 from nac_openood.network.inputs import call, joined_inputs, logits_of, prepare, rows, tensors_in
 from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import unwrap
 from nac_openood.progress import bar
 from nac_openood.training.algorithms import ERM, Algorithm, Outputs
 from nac_openood.training.entropy import NACEntropy
@@ -31,10 +33,27 @@ class Logged(NamedTuple):
     entropy: Optional[float]
 
 
-class _Minibatch(NamedTuple):
-    data: Any
-    labels: Tensor
-    domains: Tensor
+class SaveCheckpoints:
+    """Saves a network's state dict after so many steps, for `train(on_checkpoint=...)`.
+
+    Files are called `step_00300.pt` and so on, so that their names sort by step, and are written
+    whole or not at all. `nac-openood rank` reads them.
+
+    Args:
+        folder: created if it does not exist.
+
+    Attributes:
+        paths: the files written so far, by step.
+    """
+
+    def __init__(self, folder: PathLike) -> None:
+        self.folder = make_folder(folder)
+        self.paths: dict[int, Path] = {}
+
+    def __call__(self, step: int, net: nn.Module) -> None:
+        """Save the network, without its DataParallel, DDP or torch.compile wrapper."""
+        path = self.folder / f"step_{step:05d}.pt"
+        self.paths[step] = write_weights(path, unwrap(net))
 
 
 def train(
@@ -89,78 +108,77 @@ def train(
         raise NACError("`entropy` must watch the network that is trained: NACEntropy(net, layer).")
     _check_domains(loaders)
     algorithm = algorithm or ERM()
+    features: dict[str, Tensor] = {}  # the last input of the head, where it is needed
+    log, losses, entropies = [], [], []
     with kept_random_state(seed), ExitStack() as stack:
         stream = _minibatches(net, loaders)
         first = next(stream)
-        features = _Features(net, algorithm, first.data, stack)
+        if algorithm.needs_features:
+            _, head = head_of(net, rows(first[0], slice(2)))
+            algorithm.start(head.in_features)
+            algorithm.to(head.weight.device).train()
+            hook = head.register_forward_pre_hook(lambda _, x: features.update(last=x[0]))
+            stack.callback(hook.remove)
         parameters = chain(net.parameters(), algorithm.parameters())
         optimizer = torch.optim.Adam(parameters, lr=rate, weight_decay=weight_decay)
-        log, recent = [], []
         net.train()
         numbers = bar(range(1, steps + 1), "training", progress)
-        for step, batch in zip(numbers, chain([first], stream)):
-            loss = algorithm(_outputs(net, batch, features))
-            spread = None if entropy is None else entropy()
-            total = loss if spread is None else loss + sign * spread
-            recent.append(
-                (_finite(total, loss, step), None if spread is None else float(spread.detach()))
-            )
+        for step, (data, labels, domains) in zip(numbers, chain([first], stream)):
+            logits = logits_of(call(net, data), data)
+            check_labels(labels, logits.shape[1])
+            outputs = Outputs(logits, labels, domains, features.get("last"))
+            total = loss = algorithm(outputs)
+            losses.append(float(loss.detach()))
+            if entropy is not None:
+                spread = entropy()
+                entropies.append(float(spread.detach()))
+                total = loss + sign * spread
+            if not bool(total.isfinite()):
+                raise NACError(
+                    f"the loss is {float(total.detach())} at step {step}: training has diverged, "
+                    "or the data holds NaN. Lower `rate` or `lam`."
+                )
             optimizer.zero_grad()
             total.backward()
             optimizer.step()
             if step % every == 0 or step == steps:
-                log.append(_row(step, recent))
-                recent = []
-                if _show(net, step, on_checkpoint):
+                mean = float(np.mean(entropies)) if entropies else None
+                log.append(Logged(step, float(np.mean(losses)), mean))
+                losses, entropies = [], []
+                net.eval()
+                if on_checkpoint is not None:
+                    on_checkpoint(step, net)
+                if getattr(on_checkpoint, "should_stop", False):
                     break
+                net.train()
     net.eval()
     return log
 
 
-class _Features:
-    """Keeps the input of the network's last linear layer, where an algorithm needs it."""
-
-    def __init__(self, net: nn.Module, algorithm: Algorithm, sample: Any, stack: ExitStack) -> None:
-        self.last: Optional[Tensor] = None
-        if algorithm.needs_features:
-            _, head = head_of(net, rows(sample, slice(2)))
-            algorithm.start(head.in_features)
-            algorithm.to(head.weight.device).train()
-            stack.callback(head.register_forward_pre_hook(self._observe).remove)
-
-    def _observe(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.last = inputs[0]
-
-
-def _outputs(net: nn.Module, batch: _Minibatch, features: _Features) -> Outputs:
-    logits = logits_of(call(net, batch.data), batch.data)
-    check_labels(batch.labels, logits.shape[1])
-    return Outputs(logits, batch.labels, batch.domains, features.last)
-
-
-def _minibatches(net: nn.Module, loaders: Sequence[Iterable[Any]]) -> Iterator[_Minibatch]:
-    """The minibatches of all domains, one after the other, as one batch per step."""
+def _minibatches(
+    net: nn.Module, loaders: Sequence[Iterable[Any]]
+) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """Inputs, labels and numbers of domains: the next minibatches of all domains as one batch."""
     streams = [_forever(number, loader) for number, loader in enumerate(loaders)]
     for parts in zip(*streams):
         data = prepare(net, joined_inputs([x for x, _ in parts]))
         labels = torch.cat([y for _, y in parts]).to(tensors_in(data)[0].device)
         sizes = torch.tensor([len(y) for _, y in parts])
         domains = torch.arange(len(parts)).repeat_interleave(sizes)
-        yield _Minibatch(data, labels, domains.to(labels.device))
+        yield data, labels, domains.to(labels.device)
 
 
 def _forever(number: int, loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
     """The batches of a loader, epoch after epoch."""
     while True:
-        empty = True
+        batch = None
         for batch in batches(loader):
             if batch.label is None:
                 raise NACError(
                     f"expected batches (x, y) with labels of domain {number}, got samples alone."
                 )
-            empty = False
             yield batch.data, batch.label
-        if empty:
+        if batch is None:
             raise NACError(
                 f"the loader of domain {number} yields no batches: the domain is empty, or smaller "
                 "than a batch with drop_last=True. Add samples, or use a smaller batch size."
@@ -177,29 +195,3 @@ def _check_domains(loaders: Sequence[Iterable[Any]]) -> None:
                 f"domain {number} has samples of one class only, {labels[0]}: expected at least "
                 "two. Add images of other classes, or leave the domain out."
             )
-
-
-def _finite(total: Tensor, loss: Tensor, step: int) -> float:
-    if not math.isfinite(float(total.detach())):
-        raise NACError(
-            f"the loss is {float(total.detach())} at step {step}: training has diverged, or the "
-            "data holds NaN. Lower `rate` or `lam`."
-        )
-    return float(loss.detach())
-
-
-def _row(step: int, recent: Sequence[tuple[float, Optional[float]]]) -> Logged:
-    spreads = [spread for _, spread in recent if spread is not None]
-    mean = float(np.mean(spreads)) if spreads else None
-    return Logged(step, float(np.mean([loss for loss, _ in recent])), mean)
-
-
-def _show(
-    net: nn.Module, step: int, on_checkpoint: Optional[Callable[[int, nn.Module], Any]]
-) -> bool:
-    """Call back; returns whether to stop."""
-    if on_checkpoint is not None:
-        net.eval()
-        on_checkpoint(step, net)
-        net.train()
-    return bool(getattr(on_checkpoint, "should_stop", False))
