@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nac_openood.adapters.pytorch_ood import PyTorchOODNetwork as PyTorchOODNetwork
     from nac_openood.adapters.scikit_learn import NACOutlierDetector as NACOutlierDetector
     from nac_openood.benchmark.api import compare as compare
+    from nac_openood.benchmark.methods.table import register_method as register_method
     from nac_openood.core.coverage import Coverage as Coverage
     from nac_openood.core.layer_config import IntegralConfig as IntegralConfig
     from nac_openood.core.layer_config import LayerConfig as LayerConfig
@@ -73,6 +74,7 @@ _HOMES = {
     "rank_checkpoints": "evaluation.rank",
     "read_config": "detector.config",
     "register": "plugin.register",
+    "register_method": "benchmark.methods.table",
     "register_rule": "core.rules",
     "threshold_at": "core.metrics",
     "unregister": "plugin.register",

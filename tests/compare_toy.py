@@ -11,7 +11,7 @@ from conftest import SmallNet
 from openood_tiny import write_benchmark
 from torch import nn
 
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.backends import NACScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import METHODS, Method
 from nac_openood.benchmark.run.compare import Study

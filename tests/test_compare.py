@@ -366,8 +366,8 @@ def test_bad_images_are_skipped_where_asked(tmp_path):
     root = write_data(tmp_path / "data")
     break_images(root)
     said = []
-    asked = study(root, tmp_path / "out", {"toy": Toy, "nac": nac})
-    results = run_study(asked, skip_bad=True, say=said.append)
+    asked = study(root, tmp_path / "out", {"toy": Toy, "nac": nac}, skip_bad=True, say=said.append)
+    results = run_study(asked)
     sizes = {s.name: (s.images, s.skipped) for s in results.sets}
     assert sizes["tin"] == (9, 1) and sizes["cifar100"] == (10, 0)
     assert any("1 images of mnist cannot be read" in note for note in results.notes)
@@ -434,11 +434,11 @@ def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
     run_study(asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    assert tabulate(asked, {("s0", "toy")}, {}).machine["device"] == "CPU"
+    assert tabulate(asked, {("s0", "toy")}).machine["device"] == "CPU"
     note = tmp_path / "runs/s0/toy/setup.json"
     content = store.read_note(note)
     store.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
-    assert tabulate(asked, {("s0", "toy")}, {}).machine["device"] == "Some GPU"
+    assert tabulate(asked, {("s0", "toy")}).machine["device"] == "Some GPU"
 
 
 def test_cells_say_what_made_them(data, tmp_path):
@@ -561,7 +561,7 @@ def test_labels_that_are_no_class_are_refused(tmp_path, part, label):
 def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):
     """One batch that takes long does not decide, and the results say that there was one."""
     passed = 0.0  # seconds, on a clock that only the scorer moves
-    clock = SimpleNamespace(perf_counter=lambda: passed, thread_time=lambda: passed)
+    clock = SimpleNamespace(perf_counter=lambda: passed)
     monkeypatch.setattr(cost, "time", clock)
 
     class Stalling(Toy):

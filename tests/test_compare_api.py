@@ -28,6 +28,7 @@ from torch.utils.data import (
 
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACError, compare
+from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.table import METHODS, Method
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.write import write_page, write_tables
@@ -251,6 +252,31 @@ def test_methods_of_your_own_and_failures_are_rows(data):
     assert [(r.title, r.status) for r in results.rows] == [("Toy", "ok"), ("Bad", "failed")]
     (line,) = [t for t in results.table() if t["method"] == "bad"]
     assert line["error"] == "RuntimeError: no" and line["dataset"] == "" and line["AUROC"] is None
+
+
+def test_methods_by_name_from_outside_the_package(data, monkeypatch):
+    monkeypatch.setattr(table, "METHODS", dict(METHODS))
+    nac_openood.register_method("mine", Toy, title="Mine")
+    offered = {"theirs": SimpleNamespace(load=lambda: Toy), "bad": SimpleNamespace(load=lambda: 3)}
+    monkeypatch.setattr(table, "_entry_points", lambda: offered)
+    results = run(small_net(None), data, ["mine", "theirs"])
+    assert [(r.title, r.status) for r in results.rows] == [("Mine", "ok"), ("theirs", "ok")]
+    for methods, message in ((["bad"], "method 'bad' cannot be loaded"), (["x"], "nac_plus, mine")):
+        with pytest.raises(NACError, match=message):
+            run(small_net(None), data, methods)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("knn", Toy), "there is a method 'knn' already"),
+        (("My method", Toy), "`name` must be a lowercase identifier"),
+        (("mine", Toy()), "`scorer` must be a class or function"),
+    ],
+)
+def test_what_is_no_method_is_not_registered(arguments, message):
+    with pytest.raises(NACError, match=message):
+        nac_openood.register_method(*arguments)
 
 
 @pytest.mark.parametrize(

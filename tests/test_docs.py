@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import nac_openood
+from nac_openood.benchmark.methods import table
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "own_model.md").read_text(encoding="utf-8")
@@ -77,6 +78,7 @@ def test_the_examples_of_compare_run(compared, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with_pytorch_ood = partial(nac_openood.compare, backend="pytorch-ood")
     monkeypatch.setattr(nac_openood, "compare", with_pytorch_ood)
+    monkeypatch.setattr(table, "METHODS", dict(table.METHODS))
     Path("nac.yml").write_text(
         "postprocessor: {postprocessor_args: {n_samples: 60, layers: {avgpool: {n_bins: 50}}}}"
     )
@@ -84,6 +86,11 @@ def test_the_examples_of_compare_run(compared, tmp_path, monkeypatch):
         exec(compile(block, "compare.md", "exec"), compared)
     rows = compared["results"].rows
     assert {row.method: row.status for row in rows} == {"msp": "ok", "knn": "ok", "nac": "ok"}
+    sets = {"train": "train_set", "id_val": "val_set", "test": "test_set"}
+    data = {role: compared[name] for role, name in sets.items()}
+    far = {"svhn": compared["svhn"]}
+    own = nac_openood.compare(compared["net"], **data, far=far, search=False, methods=["norm"])
+    assert [(row.title, row.status) for row in own.rows] == [("Norm", "ok")]
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)

@@ -226,19 +226,6 @@ def test_a_class_that_is_missing_is_named(method, toy):
     assert_untouched(net, before)
 
 
-def test_errors_of_the_library_name_the_method(toy, monkeypatch):
-    import pytorch_ood.detector as detectors
-
-    def fail(self, *args):
-        raise AssertionError
-
-    monkeypatch.setattr(detectors.RMD, "fit_features", fail)
-    with pytest.raises(
-        NACError, match="rmds of pytorch-ood .* failed while fitting .AssertionError"
-    ):
-        run("rmds", toy)
-
-
 @pytest.mark.parametrize("method", NETWORK)
 def test_no_trace_after_a_crash(method, toy):
     net = toy[0]

@@ -24,11 +24,10 @@ from torch.utils.data import Subset
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.table import chosen_kinds
-from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.methods.table import AUTO_BACKEND
 from nac_openood.benchmark.run import store
-from nac_openood.benchmark.run.compare import Study, without_bad_images
+from nac_openood.benchmark.run.compare import Study
 from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import loader_like
@@ -98,16 +97,13 @@ def prepare_analysis(
     """
     folder = make_folder(Path(out) / "readings")
     with locked(folder):
-        sets, _ = without_bad_images(
-            sets, folder, skip_bad=skip_bad, workers=workers, progress=progress, say=say
-        )
         run = Checkpoint("network", checkpoint)
         study = Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
             make=scorers((), AUTO_BACKEND), out=folder,
-            batch_size=batch_size, workers=workers, seed=seed, progress=progress, command=command,
-        )  # fmt: skip
-        study.check()
+            batch_size=batch_size, workers=workers, seed=seed, skip_bad=skip_bad,
+            progress=progress, say=say, command=command,
+        ).checked()  # fmt: skip
         bench = NetworkRun(study, run, net)
         return _read(bench, config or preset_or_auto(net, sets.id_name), search, most_train, say)
 

@@ -21,7 +21,7 @@ from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import table
-from nac_openood.benchmark.run.cost import Meter, Timing, is_disturbed
+from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.results import Value
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
@@ -93,12 +93,6 @@ def cost(data: AnalysisData, options: Options) -> Finding:
         notes.append(
             f"Methods that look at all training data were given {n_train} of {all_train} "
             "training samples here; with all, their set-up takes longer in proportion."
-        )
-    disturbed = sum(record["disturbed"] for record in records)
-    if disturbed:
-        notes.append(
-            f"{disturbed} of {len(records)} measurements were disturbed by other programs: the "
-            "process waited for more than 30 % of the time."
         )
     notes += [f"{name} was left out: {why}" for name, why in problems.items()]
     n_test = sum(len(batch["data"]) for batch in test)
@@ -224,7 +218,6 @@ def _measured(
     with _meter(data) as inference:
         runner.score(test)
     needs_setup = n_read is not None
-    meters = [setup, inference] if needs_setup else [inference]
     return {
         "setup_samples": n_read,
         "setup_seconds": setup.seconds if needs_setup else None,
@@ -232,7 +225,6 @@ def _measured(
         "inference_seconds": inference.seconds,
         "inference_mb": inference.peak_mb,
         "ratio": inference.seconds / (forward or inference.seconds),
-        "disturbed": any(is_disturbed(Timing((), m.seconds, m.waited)) for m in meters),
     }
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.nac import NACScorer
+from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import AUTO_BACKEND, NAC, Method, chosen_methods
 from nac_openood.benchmark.paper.published import published
@@ -132,13 +131,21 @@ def compare(
         NACError: an argument is wrong, or the network cannot be run on the data.
     """
     rows = chosen_methods(methods)
-    _check_published(against, id_name, arch)
+    if against not in (None, "paper"):
+        raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
+    if against is not None:
+        published(id_name, arch or "an unnamed architecture")  # refuse early what is not published
     runs, network, arch = _networks(networks, load, arch)
     sets = Datasets(
         id_name, n_classes or 0, train, id_val, test, ood_val, near or {}, far or {}, shifted or {},
         std,
     )  # fmt: skip
-    batch_size, workers = _loading(sets, batch_size, workers)
+    data = (sets.train, sets.id_val, sets.ood_val, *sets.scored().values())
+    loaders = [loader for loader in data if isinstance(loader, DataLoader)]
+    if batch_size is None:
+        batch_size = min((loader.batch_size or _BATCH for loader in loaders), default=_BATCH)
+    if workers is None:
+        workers = max((loader.num_workers for loader in loaders), default=0)
 
     def nac(method: Method) -> Scorer:
         if method.name != NAC:  # the settings are those of reference NAC
@@ -147,28 +154,20 @@ def compare(
 
     with torch.random.fork_rng(devices=[]):
         if n_classes is None:
-            sets = replace(sets, n_classes=_count_classes(network(runs[0]), test))
+            first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
+            sets = replace(sets, n_classes=count_classes(network(runs[0]), first.data))
+        folder = out
+        if folder is None:
+            folder = from_main("folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
         study = Study(
-            sets=sets,
-            arch=arch,
-            network=network,
-            runs=runs,
-            methods=tuple(rows),
-            make=scorers(rows, backend, nac=nac, opengan=opengan, say=say),
-            out=Path(_temporary() if out is None else out),
-            search=search,
-            reuse=out is not None,
-            batch_size=batch_size,
-            workers=workers,
-            seed=seed,
-            progress=progress,
-            command=command,
-        )
-        return run_study(study, skip_bad=skip_bad, paper=against is not None, say=say)
-
-
-def _temporary() -> str:
-    return from_main("temporary folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
+            sets=sets, arch=arch, network=network, runs=runs, methods=tuple(rows),
+            make=scorers(rows, backend, nac=nac, opengan=opengan, say=say), out=Path(folder),
+            search=search, reuse=out is not None,
+            batch_size=whole_number("`batch_size`", batch_size, 1),
+            workers=whole_number("`workers`", workers, 0), seed=seed, skip_bad=skip_bad,
+            progress=progress, say=say, command=command,
+        )  # fmt: skip
+        return run_study(study, paper=against is not None)
 
 
 def _networks(
@@ -198,29 +197,3 @@ def _named(networks: Any) -> dict[str, Network]:
     }
     paths = [path for path in several if not isinstance(path, nn.Module)]
     return {**found, **({c.name: c.path for c in find_checkpoints(paths)} if paths else {})}
-
-
-def _loading(sets: Datasets, batch_size: Optional[int], workers: Optional[int]) -> tuple[int, int]:
-    """Batch size and number of workers: those asked for, else those of the given loaders."""
-    data = (sets.train, sets.id_val, sets.ood_val, *sets.scored().values())
-    loaders = [loader for loader in data if isinstance(loader, DataLoader)]
-    if batch_size is None:
-        batch_size = min((loader.batch_size or _BATCH for loader in loaders), default=_BATCH)
-    if workers is None:
-        workers = max((loader.num_workers for loader in loaders), default=0)
-    return whole_number("`batch_size`", batch_size, 1), whole_number("`workers`", workers, 0)
-
-
-def _count_classes(net: nn.Module, test: Any) -> int:
-    """The number of classes that the network tells apart."""
-    first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
-    return count_classes(net, first.data)
-
-
-def _check_published(against: Optional[str], id_name: str, arch: Optional[str]) -> None:
-    """Refuse early to put numbers beside those that the paper does not have."""
-    if against is None:
-        return
-    if against != "paper":
-        raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
-    published(id_name, arch or "an unnamed architecture")

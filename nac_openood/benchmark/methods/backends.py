@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Iterable, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from nac_openood.benchmark.methods.nac import NACScorer
-from nac_openood.benchmark.methods.scorer import Scorer
+from nac_openood.__about__ import __version__
+from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import (
     AUTO_BACKEND,
     BACKENDS,
@@ -15,16 +16,101 @@ from nac_openood.benchmark.methods.table import (
     Absent,
     Method,
 )
+from nac_openood.core.rules import rule_named
+from nac_openood.detector.config import NACConfig
+from nac_openood.detector.outcomes import Scores
+from nac_openood.detector.presets import preset_or_auto
 from nac_openood.errors import NACError
 from nac_openood.files import is_file
 from nac_openood.progress import Say
+from nac_openood.search import SurrogateLoader
+from nac_openood.search.recipe import HELD_OUT, set_up
 from nac_openood.sources.checkpoints import Checkpoint
 
-_OPENGAN = "opengan"
-_DISCRIMINATOR = "best_DNet.ckpt"
-_TITLES = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
 
-Make = Callable[[Method, Checkpoint], Scorer]
+class NACScorer:
+    """A rule of this package, set up by the recipe that the plugin and `search` follow too.
+
+    Args:
+        config: settings and sweep; None takes the shipped ones for the data and the network, or
+            automatic layers where nothing is shipped.
+        strategy: of the search; "grid" walks the sweep as the authors do.
+        layers: which of the settings' layers to use; None takes all.
+        rule: name of a rule; see `nac_openood.core.rules`.
+    """
+
+    implementation = f"nac_openood {__version__}"
+
+    def __init__(
+        self,
+        config: Optional[NACConfig] = None,
+        strategy: str = "grid",
+        layers: Optional[Sequence[str]] = None,
+        rule: str = "nac",
+    ) -> None:
+        self.config, self.strategy, self.layers, self.rule = config, strategy, layers, rule
+        self.settings: Mapping[str, Any] = {
+            "rule": rule,
+            "config": None if config is None else config.to_dict(),
+            "strategy": strategy,
+            "layers": None if layers is None else list(layers),
+            "held_out": HELD_OUT,
+        }
+
+    def setup(
+        self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
+    ) -> MethodSetup:
+        """Read the network once, search without it; see `Scorer`."""
+        config = self.config or preset_or_auto(inputs.net, inputs.id_name, self.rule)
+        config = replace(self._with_layers(config), search=inputs.search)
+        if chosen is not None:  # by an earlier search: there is nothing left to search
+            kind = rule_named(config.rule).layer_settings
+            layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
+            config = replace(config, layers=layers, search=False, sweep={})
+        # the recipe makes the same surrogates itself, and labels the result
+        surrogates = isinstance(inputs.ood_val, SurrogateLoader)
+        self._detector, found, advice = set_up(
+            inputs.net, config, inputs.train, inputs.id_val,
+            None if surrogates else inputs.ood_val,
+            strategy=self.strategy, seed=inputs.seed, progress=inputs.progress,
+        )  # fmt: skip
+        layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
+        report = None
+        if found is not None:
+            report = {
+                "strategy": found.strategy,
+                "objective": found.objective,
+                "auroc": found.best.auroc,
+                "fpr95": found.best.fpr95,
+                "fpr95_in": found.best.fpr95_in,
+                "guard": found.best.guard,
+                "guard_threshold": found.guard_limit,
+                "surrogate": found.surrogate,
+                "points": found.evaluated,
+                "seconds": round(found.seconds, 3),
+            }
+        used = {"layers": layers, "n_samples": config.n_samples}
+        if advice is None:
+            return MethodSetup(used, report)
+        return MethodSetup(used, report, advice.to_dict(), advice.seconds)
+
+    def score(self, loader: Iterable[Any]) -> Scores:
+        """Score a dataset, with scores by layer; see `Scorer`."""
+        return self._detector.score_loader(loader)
+
+    def _with_layers(self, config: NACConfig) -> NACConfig:
+        """The settings of the chosen layers."""
+        names = self.layers
+        if names is None:
+            return config
+        if not config.layers:  # automatic, unless somebody names them
+            kind = rule_named(config.rule).layer_settings
+            return replace(config, layers={name: kind() for name in names})
+        unknown = [name for name in names if name not in config.layers]
+        if unknown:
+            raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
+        sweep = {name: lists for name, lists in config.sweep.items() if name in names}
+        return replace(config, layers={name: config.layers[name] for name in names}, sweep=sweep)
 
 
 def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
@@ -32,7 +118,7 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
 
     Args:
         name: one of `BACKENDS`; "auto" prefers OpenOOD where it is installed.
-        say: is told if there is none, so that no baseline can run.
+        say: is called if there is none, so that no baseline can run.
 
     Raises:
         NACError: the name is unknown, or the backend was asked for by name and is not installed.
@@ -63,7 +149,7 @@ def scorers(
     nac: Callable[[Method], Scorer] = lambda method: NACScorer(rule=str(method.rule)),
     opengan: Union[str, Path, None] = None,
     say: Say = lambda text: None,
-) -> Make:
+) -> Callable[[Method, Checkpoint], Scorer]:
     """A function that makes the scorer of a method for a checkpoint.
 
     Args:
@@ -71,7 +157,7 @@ def scorers(
         backend: one of `BACKENDS`; see `usable_backends`.
         nac: makes the scorer of a method that is a rule of this package.
         opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
-        say: is told if no baseline can run.
+        say: is called if no baseline can run.
     """
     baselines = any(row.rule is None and row.scorer is None for row in rows)
     backends = usable_backends(backend, say) if baselines else ()
@@ -81,40 +167,36 @@ def scorers(
             return method.scorer()
         if method.rule is not None:
             return nac(method)
-        if _backend_of(method, backends) == PYTORCH_OOD:
+        implements = {OPENOOD: method.openood, PYTORCH_OOD: method.pytorch_ood}
+        usable = [name for name in backends if implements[name]]
+        if not usable:
+            raise _not_implemented(method, backends)
+        if usable[0] == PYTORCH_OOD:
             from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 
             return PytorchOODScorer(method)
-        if method.name == _OPENGAN:
-            return _opengan(Path(opengan or Path(checkpoint.path).parent / _DISCRIMINATOR))
-        from nac_openood.benchmark.methods.openood import OpenOODScorer
+        from nac_openood.benchmark.methods.openood import OpenGANScorer, OpenOODScorer
 
-        return OpenOODScorer(method)
+        if method.name != "opengan":
+            return OpenOODScorer(method)
+        discriminator = Path(opengan or Path(checkpoint.path).parent / "best_DNet.ckpt")
+        if not is_file(discriminator):
+            raise Absent(
+                f"OpenGAN needs a discriminator trained by OpenOOD, and there is no "
+                f"{discriminator}. Train one with OpenOOD's main.py (pipeline train_opengan) and "
+                "pass it as `opengan`."
+            )
+        return OpenGANScorer(discriminator)
 
     return make
 
 
-def _backend_of(method: Method, backends: Sequence[str]) -> str:
-    """The first of the backends that implements a method."""
-    has = {OPENOOD: method.openood, PYTORCH_OOD: method.pytorch_ood}
-    if not any(has.values()):
-        raise NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
-    for name in backends:
-        if has[name]:
-            return name
-    where = [name for name in has if has[name]]
-    raise Absent(
-        f"{method.title} is not in {' or '.join(_TITLES[b] for b in backends)}, only in "
-        f"{' and '.join(_TITLES[b] for b in where)}: pass `backend={where[0]!r}`."
+def _not_implemented(method: Method, backends: Sequence[str]) -> NACError:
+    if not method.openood and not method.pytorch_ood:
+        return NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
+    titles = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
+    other = OPENOOD if method.openood else PYTORCH_OOD
+    return Absent(
+        f"{method.title} is not in {' or '.join(titles[name] for name in backends)}, only in "
+        f"{titles[other]}: pass `backend={other!r}`."
     )
-
-
-def _opengan(discriminator: Path) -> Scorer:
-    if not is_file(discriminator):
-        raise Absent(
-            f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {discriminator}. "
-            "Train one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."
-        )
-    from nac_openood.benchmark.methods.openood import OpenGANScorer
-
-    return OpenGANScorer(discriminator)

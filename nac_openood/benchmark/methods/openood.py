@@ -105,8 +105,12 @@ class OpenOODScorer:
             self._inputs = inputs
             self._processor = get_postprocessor(str(self._configs), self.method, inputs.id_name)
             self._net = self._wrapped(inputs)
-            if self.method == "mds_ensemble" and inputs.ood_val is None:
-                self._check_weights()
+            without_weights = self.method == "mds_ensemble" and inputs.ood_val is None
+            if without_weights and not self._processor.postprocessor_args.alpha_list:
+                raise NACError(
+                    "MDSEns needs OOD validation data for the weights of its layers. Pass "
+                    "`ood_val`, set alpha_list in its config, or leave it out of `methods`."
+                )
             train, id_val, ood_val = map(
                 OpenOODBatches, (inputs.train, inputs.id_val, inputs.ood_val)
             )
@@ -160,14 +164,6 @@ class OpenOODScorer:
             self._net, OpenOODBatches(loader), progress=progress
         )
         return Scores(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
-
-    def _check_weights(self) -> None:
-        """MDSEns takes the weights of its layers from OOD validation data or from its config."""
-        if not self._processor.postprocessor_args.alpha_list:
-            raise NACError(
-                "MDSEns needs OOD validation data, from which it takes the weights of its layers. "
-                "Pass `ood_val`, set alpha_list in its config, or leave it out of `methods`."
-            )
 
     def _wrapped(self, inputs: MethodInputs) -> nn.Module:
         """The network as OpenOOD's evaluator hands it to this method."""
@@ -223,32 +219,22 @@ class OpenGANScorer:
 
 
 class OpenOODBatches:
-    """A loader's batches as OpenOOD's dicts `{'data', 'label', 'data_aux'}`."""
+    """A loader's batches as OpenOOD's dicts `{'data', 'label', 'data_aux'}`.
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    Its iterators have a length, too, which OpenOOD's OpenMax asks for.
+    """
+
+    def __init__(self, loader: Any, items: Optional[Iterator[Any]] = None) -> None:
+        self.loader, self._items = loader, items
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> _SizedIterator:
-        return _SizedIterator(iter(self.loader), len(self))
-
-
-class _SizedIterator:
-    """An iterator with a length, which OpenOOD's OpenMax asks for."""
-
-    def __init__(self, batches: Iterator[Any], length: int) -> None:
-        self.batches, self.length = batches, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> _SizedIterator:
-        return self
+    def __iter__(self) -> OpenOODBatches:
+        return OpenOODBatches(self.loader, iter(self.loader))
 
     def __next__(self) -> dict[str, Any]:
-        batch = as_batch(next(self.batches))
+        batch = as_batch(next(self._items or iter(())))
         return {"data": batch.data, "label": batch.labels(), "data_aux": batch.data}
 
 

@@ -102,7 +102,7 @@ class PytorchOODScorer:
     ) -> MethodSetup:
         """Fit, and search where OpenOOD searches and there is OOD validation data."""
         self._inputs = inputs = replace(inputs, net=private_copy(inputs.net))
-        with self._named_errors("fitting"):
+        with self._environment():
             fitted = self._fit(inputs)
             if chosen is not None:
                 found = MethodSetup({**self._defaults, **chosen})
@@ -135,7 +135,7 @@ class PytorchOODScorer:
     def score(self, loader: Iterable[Any]) -> Scores:
         """Score the batches of a loader; see `Scorer`."""
         parts, net = [], self._inputs.net
-        with self._named_errors("scoring"):
+        with self._environment():
             for x, label in labelled(net, bar(loader, self.method, self._inputs.progress)):
                 outlier, logits = self._outliers(x)
                 score = -outlier.detach().cpu().double().numpy()
@@ -144,21 +144,12 @@ class PytorchOODScorer:
         return joined_scores(parts)
 
     @contextmanager
-    def _named_errors(self, doing: str) -> Iterator[None]:
-        """Seed, let errors name the method, and ignore known warnings."""
-        try:
-            with kept_random_state(self._inputs.seed), warnings.catch_warnings():
-                # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
-                warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
-                yield
-        except NACError:
-            raise
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise NACError(
-                f"{self.method} of {self.implementation} failed while {doing} ({what}). Leave "
-                f"{self.method} out of `methods`, or use OpenOOD's: `backend='openood'`."
-            ) from error
+    def _environment(self) -> Iterator[None]:
+        """Seed, and ignore known warnings."""
+        with kept_random_state(self._inputs.seed), warnings.catch_warnings():
+            # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
+            yield
 
 
 def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -126,7 +126,7 @@ def register_method(
     scorer: Callable[[], Scorer],
     *,
     title: Optional[str] = None,
-    needs: str = "network",
+    needs: Optional[str] = None,
     uses_train: bool = True,
 ) -> Method:
     """Make a method of your own available by its name, as in `compare(methods=["mine"])`.
@@ -136,15 +136,16 @@ def register_method(
         >>> nac_openood.compare(net, ..., methods=["norm", "nac"])
 
     A package may offer methods without this call: the entry point `norm = my_package:FeatureNorm`
-    in the group `nac_openood.methods`. Its object is such a class, or a `Method`.
+    in the group `nac_openood.methods`.
 
     Args:
         name: a name that no method of this package has.
         scorer: makes an object with the methods and attributes of
             `nac_openood.benchmark.methods.scorer.Scorer`, usually its class.
-        title: the name in tables and figures; None takes `name`.
+        title: the name in tables and figures; None takes the attribute `title` of the class, or
+            `name`.
         needs: "features" for a method that looks at penultimate features and the linear head only,
-            or "network".
+            or "network"; None takes the attribute `needs` of the class, or "network".
         uses_train: whether it looks at training data.
 
     Returns:
@@ -157,13 +158,14 @@ def register_method(
         raise NACError(f"`name` must be a lowercase identifier such as 'mine', got {name!r}.")
     if name in _BUILT_IN:
         raise NACError(f"there is a method '{name}' already: choose another name.")
+    needs = needs or getattr(scorer, "needs", "network")
     if needs not in ("features", "network"):
         raise NACError(f"`needs` must be 'features' or 'network', got {needs!r}.")
     if not callable(scorer):
         raise NACError(f"`scorer` must be a class or function that makes a scorer, got {scorer!r}.")
-    row = Method(name, title or name, needs=needs, uses_train=uses_train, scorer=scorer)
-    METHODS[name] = row
-    return row
+    title = title or getattr(scorer, "title", name)
+    METHODS[name] = Method(name, title, needs=needs, uses_train=uses_train, scorer=scorer)
+    return METHODS[name]
 
 
 def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list[Method]:
@@ -196,8 +198,7 @@ def _method_named(name: str) -> Optional[Method]:
     if name not in offered:
         return None
     try:
-        found = offered[name].load()
-        return found if isinstance(found, Method) else register_method(name, found)
+        return register_method(name, offered[name].load())
     except Exception as error:  # it is somebody's module, which may raise anything
         raise NACError(f"method '{name}' cannot be loaded: {first_line(error)}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Union
@@ -67,8 +67,11 @@ class Study:
         batch_size: samples per batch.
         workers: number of processes that load samples.
         seed: random seed.
+        skip_bad: leave out image files that cannot be read.
         progress: whether to show progress bars; None shows them on a terminal.
+        say: is called with what is going on.
         command: the command that repeats the comparison.
+        skipped: number of images that were left out, by dataset; set by `checked`.
     """
 
     sets: Datasets
@@ -83,8 +86,11 @@ class Study:
     batch_size: int = 100
     workers: int = 0
     seed: int = 0
+    skip_bad: bool = False
     progress: Optional[bool] = None
+    say: Say = lambda text: None
     command: str = ""
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def fitting(self) -> dict[str, Union[Samples, Surrogates]]:
@@ -107,21 +113,51 @@ class Study:
         """Whether hyperparameters are searched against surrogates of OOD data."""
         return self.search and self.sets.ood_val is None
 
-    def check(self) -> None:
-        """Refuse what cannot work, before the long part.
+    def checked(self) -> Study:
+        """The study without images that cannot be read; refuses what cannot work.
+
+        Datasets without bad images are noted in `out`, so that they are checked only once.
 
         Raises:
-            NACError: there is no OOD test set, a label of ID data is no class, or surrogates
-                cannot be made from the data.
+            NACError: images are missing or unreadable and `skip_bad` is not set, there is no OOD
+                test set, a label of ID data is no class, or surrogates cannot be made.
         """
-        if not self.sets.near and not self.sets.far:
+        noted = store.read_note(self.out / _CHECKED) or {}
+        errors: list[str] = []
+        skipped: dict[str, int] = {}
+
+        def check(name: str, images: Any) -> Any:
+            if not isinstance(images, FileImages) or images.identity() in noted:
+                return images
+            bad = bad_images(images, workers=self.workers, progress=self.progress, title=name)
+            if not bad:  # a bad file may be readable next time, so it is not noted
+                noted[images.identity()] = name
+                store.write_note(self.out / _CHECKED, noted)
+                return images
+            errors.append(f"{name}: {bad_images_text(images, bad)}")
+            skipped[name] = len(bad)
+            return images.without(list(bad))
+
+        roles = ("train", "id_val", "ood_val", "test")
+        found = {role: check(role, getattr(self.sets, role)) for role in roles}
+        for role in ("near", "far", "shifted"):
+            found[role] = {n: check(n, images) for n, images in getattr(self.sets, role).items()}
+        if errors and not self.skip_bad:
+            raise NACError(
+                f"{'; '.join(errors)}. Replace them, or pass `skip_bad=True` to leave them out "
+                "(the numbers are then those of the remaining images)."
+            )
+        for error in errors:
+            self.say(f"left out: {error}")
+        study = replace(self, sets=replace(self.sets, **found), skipped=skipped)
+        if not study.sets.near and not study.sets.far:
             raise NACError("expected at least one OOD test set: pass `near`, `far` or both.")
-        for name in ("train", "id_val", "test", *self.sets.shifted):
-            samples = {**self.fitting, **self.scored}[name]
-            assert isinstance(samples, Samples)
-            samples.check_labels(self.sets.n_classes)
-        if self.surrogates:
-            next(iter(self.fitting["ood_val"].loader()))
+        for name in ("train", "id_val", "test", *study.sets.shifted):
+            samples: Any = {**study.fitting, **study.scored}[name]
+            samples.check_labels(study.sets.n_classes)
+        if study.surrogates:
+            next(iter(study.fitting["ood_val"].loader()))
+        return study
 
     def _samples(self, name: str, data: Any) -> Samples:
         return Samples(
@@ -129,64 +165,7 @@ class Study:
         )
 
 
-def without_bad_images(
-    sets: Datasets,
-    out: Path,
-    *,
-    skip_bad: bool = False,
-    workers: int = 0,
-    progress: Optional[bool] = None,
-    say: Say = lambda text: None,
-) -> tuple[Datasets, dict[str, int]]:
-    """The datasets without missing and unreadable images, and how many were left out of each.
-
-    Args:
-        sets: the datasets; only those of image files (`FileImages`) are checked.
-        out: folder in which datasets without bad images are noted, to check them only once.
-        skip_bad: leave bad images out instead of raising an error.
-        workers: number of processes that read images.
-        progress: None shows progress bars on a terminal.
-        say: is called with what is left out.
-
-    Raises:
-        NACError: naming bad images of every dataset, unless `skip_bad` is set.
-    """
-    checked = store.read_note(out / _CHECKED) or {}
-    errors: dict[str, str] = {}
-    skipped: dict[str, int] = {}
-
-    def check(name: str, images: Any) -> Any:
-        if not isinstance(images, FileImages) or images.identity() in checked:
-            return images
-        bad = bad_images(images, workers=workers, progress=progress, title=name)
-        if not bad:  # a bad file may be readable next time, so it is not noted
-            checked[images.identity()] = name
-            store.write_note(out / _CHECKED, checked)
-            return images
-        errors[name], skipped[name] = bad_images_text(images, bad), len(bad)
-        return images.without(list(bad))
-
-    found = {n: check(n, getattr(sets, n)) for n in ("train", "id_val", "ood_val", "test")}
-    for role in ("near", "far", "shifted"):
-        found[role] = {n: check(n, images) for n, images in getattr(sets, role).items()}
-    listed = [f"{name}: {error}" for name, error in errors.items()]
-    if listed and not skip_bad:
-        raise NACError(
-            f"{'; '.join(listed)}. Replace them, or pass `skip_bad=True` to leave them out (the "
-            "numbers are then those of the remaining images)."
-        )
-    for error in listed:
-        say(f"left out: {error}")
-    return replace(sets, **found), skipped
-
-
-def run_study(
-    study: Study,
-    *,
-    skip_bad: bool = False,
-    paper: bool = False,
-    say: Say = lambda text: None,
-) -> Results:
+def run_study(study: Study, *, paper: bool = False) -> Results:
     """Run what has no stored results yet, tabulate everything, and write `results.json`.
 
     Each result is stored as soon as it is made. A method that fails leaves a note, and the others
@@ -194,42 +173,32 @@ def run_study(
 
     Args:
         study: what to compare.
-        skip_bad: leave out images that cannot be read.
         paper: put the published numbers beside the measured ones.
-        say: is called with what is going on.
     """
-    out = study.out
-    with locked(make_folder(out)):
-        store.clear_leftovers(out)
+    with locked(make_folder(study.out)):
+        store.clear_leftovers(study.out)
         # before all images are read, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]
-        sets, skipped = without_bad_images(
-            study.sets, out, skip_bad=skip_bad, workers=study.workers, progress=study.progress,
-            say=say,
-        )  # fmt: skip
-        study = replace(study, sets=sets)
-        study.check()
-        remove(out / RESULTS_FILE)  # no old table beside new scores
+        study = study.checked()
+        remove(study.out / RESULTS_FILE)  # no old table beside new scores
         done: set[tuple[str, str]] = set()
         try:
             for checkpoint in study.runs:
-                say(f"{checkpoint.name}: {checkpoint.path}")
-                run = _start(study, checkpoint, loaded, say)
+                study.say(f"{checkpoint.name}: {checkpoint.path}")
+                run = _start(study, checkpoint, loaded)
                 for number, method in enumerate(study.methods, start=1):
                     if run is not None:
-                        _run_method(run, method, f"[{number}/{len(study.methods)}]", say)
+                        _run_method(run, method, f"[{number}/{len(study.methods)}]")
                     done.add((checkpoint.name, method.name))
         finally:
-            results = tabulate(study, done, skipped)
+            results = tabulate(study, done)
             if paper:
                 results = replace(results, paper=beside_the_paper(results))
             results.save()
         return results
 
 
-def _start(
-    study: Study, checkpoint: Checkpoint, loaded: list[nn.Module], say: Say
-) -> Optional[NetworkRun]:
+def _start(study: Study, checkpoint: Checkpoint, loaded: list[nn.Module]) -> Optional[NetworkRun]:
     """Load a network and measure its accuracy; None, with a note per method, if that fails."""
     name, note = checkpoint.name, study.out / "runs" / checkpoint.name / "run.json"
     remove(note)
@@ -246,18 +215,18 @@ def _start(
                 f"the network cannot be run on this data: {error_text(error)}. Check that the "
                 "architecture, the weights and the size of the samples fit together."
             ) from error
-        say(f"{name} failed: {error_text(error)}")
+        study.say(f"{name} failed: {error_text(error)}")
         for method in study.methods:
             _write_error(store.method_folder(study.out, name, method.name), "failed", error)
         return None
     store.write_note(note, {"accuracy": accuracy})
-    say(f"{name}: accuracy {accuracy:.2f} %")
+    study.say(f"{name}: accuracy {accuracy:.2f} %")
     if accuracy < 2 * 100 / study.sets.n_classes:
-        say(f"{name} is hardly better than chance: check its weights and the transform")
+        study.say(f"{name} is hardly better than chance: check its weights and the transform")
     return run
 
 
-def _run_method(run: NetworkRun, method: Method, number: str, say: Say) -> None:
+def _run_method(run: NetworkRun, method: Method, number: str) -> None:
     folder = run.folder(method)
     step = f"{number} {method.title}"
     try:
@@ -265,19 +234,19 @@ def _run_method(run: NetworkRun, method: Method, number: str, say: Say) -> None:
             scorer = run.study.make(method, run.checkpoint)
             pending, chosen = from_main("stored", lambda: _stored(run, method, scorer))
             done = not pending and chosen is not None
-            say(f"{step} ({scorer.implementation})" + (": done before" if done else ""))
+            run.study.say(f"{step} ({scorer.implementation})" + (": done before" if done else ""))
             if not done:
                 _set_up(run, method, scorer, chosen)
                 for name in pending:
                     _score(run, method, scorer, name)
             remove(folder / "error.json")
     except Absent as error:
-        say(f"{step} is absent: {error}")
+        run.study.say(f"{step} is absent: {error}")
         _write_error(folder, "absent", error)
     except FileError:  # a full disk: no other method would succeed
         raise
     except Exception as error:  # methods of others may raise anything
-        say(f"{step} failed: {error_text(error)}")
+        run.study.say(f"{step} failed: {error_text(error)}")
         _write_error(folder, "failed", error)
 
 

@@ -11,10 +11,8 @@ import torch
 
 from nac_openood.detector.batches import as_batch
 
-#: A measurement is disturbed if it took this many times as long as typical batches would ...
+#: A measurement is disturbed if it took this many times as long as typical batches would.
 _SPREAD = 1.5
-#: ... or if the thread was waiting for this share of it.
-_WAITING = 0.3
 
 
 class Timing(NamedTuple):
@@ -23,28 +21,25 @@ class Timing(NamedTuple):
     Args:
         batches: samples and seconds of every batch.
         extra: seconds that belong to no batch, e.g. a computation at the end.
-        waited: seconds in which the thread did not run: other programs had the processor, or data
-            came from a slow disk. 0 where waiting is normal, for a GPU or loading processes.
     """
 
     batches: Sequence[tuple[float, float]] = ()
     extra: float = 0.0
-    waited: float = 0.0
 
     @classmethod
     def read(cls, content: Any) -> Timing:
         """A timing from JSON values; TypeError or ValueError if they are something else."""
-        batches, extra, waited = content
+        batches, extra, *_ = content
         pairs = [(float(samples), float(seconds)) for samples, seconds in batches]
         if any(samples <= 0 for samples, _ in pairs):
             raise ValueError("a batch has at least one sample")
-        return cls(pairs, float(extra), float(waited))
+        return cls(pairs, float(extra))
 
     @classmethod
     def joined(cls, parts: Sequence[Timing]) -> Timing:
         """One timing for several datasets."""
         batches = [batch for part in parts for batch in part.batches]
-        return cls(batches, sum(part.extra for part in parts), sum(part.waited for part in parts))
+        return cls(batches, sum(part.extra for part in parts))
 
     @property
     def measured(self) -> float:
@@ -69,7 +64,7 @@ class Timing(NamedTuple):
     def by_workers(self, workers: int) -> Timing:
         """The timing with loading processes, which finish several batches at about the same time.
 
-        As many consecutive batches are joined, and waiting for a process is normal.
+        As many consecutive batches are joined.
         """
         if not workers:
             return self
@@ -79,10 +74,9 @@ class Timing(NamedTuple):
 
 
 def is_disturbed(*timings: Timing) -> bool:
-    """Whether a measurement is uncertain, probably because other programs were running."""
+    """Whether batches took such different times that other programs were probably running."""
     measured = sum(timing.measured for timing in timings)
-    spread = measured > _SPREAD * sum(timing.typical for timing in timings)
-    return spread or sum(timing.waited for timing in timings) > _WAITING * measured
+    return measured > _SPREAD * sum(timing.typical for timing in timings)
 
 
 class Meter:
@@ -97,29 +91,26 @@ class Meter:
 
     Attributes:
         seconds: how long the block took.
-        waited: seconds in which the thread did not run; 0 on a GPU, which it waits for.
         peak_mb: its peak memory minus the memory at its start, in MB (10**6 bytes).
     """
 
     def __init__(self, device: Optional[torch.device] = None, *, memory: bool = True) -> None:
         self.device, self._memory = device or torch.device("cpu"), memory
         self._on_gpu = self.device.type == "cuda"
-        self.seconds = self.waited = 0.0
+        self.seconds = 0.0
         self.peak_mb: Optional[float] = None
 
     def __enter__(self) -> Meter:
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
         self._before = self._restart_peak() if self._memory else None
-        self._start, self._ran = time.perf_counter(), time.thread_time()
+        self._start = time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._on_gpu:
             torch.cuda.synchronize(self.device)
         self.seconds = time.perf_counter() - self._start
-        if not self._on_gpu:
-            self.waited = max(0.0, self.seconds - (time.thread_time() - self._ran))
         if self._before is not None:
             on_gpu = self._on_gpu
             peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else _peak_resident()
@@ -178,4 +169,4 @@ class TimedLoader:
     def timing(self, meter: Meter) -> Timing:
         """The timing of a block that was measured while the loader was read in it."""
         extra = meter.seconds - sum(seconds for _, seconds in self.batches)
-        return Timing(self.batches, extra, meter.waited)
+        return Timing(self.batches, extra)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from nac_openood import files, tensor_files
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.benchmark.run.cost import Meter, Timing
+from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.store import method_folder
 from nac_openood.core.tensors import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
-from nac_openood.distributed import from_main, map_shared
+from nac_openood.distributed import from_main, map_shared, world
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of, with_features
@@ -199,40 +199,25 @@ class NetworkRun:
         files.make_folder(path.parent)
         layer, headless = self._head
 
-        def work(item: tuple[Batch, Meter]) -> tuple[dict[str, Tensor], float, float]:
-            batch, loading = item
-            with Meter(self.device, memory=False) as running:
-                if layer is None:
-                    rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
-                else:
-                    found = with_features(self.net, batch.data, layer)
-                    prediction = found.logits.argmax(dim=1).cpu()
-                    rows = {"prediction": prediction, "feature": found.features.cpu()}
-            waited = loading.waited + running.waited
-            return {**rows, "label": batch.labels()}, loading.seconds + running.seconds, waited
+        def work(batch: Batch) -> dict[str, Tensor]:
+            if layer is None:
+                logits, features = classify(self.net, batch.data), {}
+            else:
+                found = with_features(self.net, batch.data, layer)
+                logits, features = found.logits, {"feature": found.features.cpu()}
+            return {"prediction": logits.argmax(dim=1).cpu(), **features, "label": batch.labels()}
 
-        times, idle = [], 0.0
-        with TensorWriter(path) as writer:
-            for rows, seconds, waited in map_shared("features", self._own_batches(name), work):
-                # writing to disk is not part of the pass: a method that runs alone writes nothing
+        loader, title = self.samples[name].loader(), f"features {name}"
+        timed = TimedLoader(loader)
+        with Meter(self.device, memory=False) as meter, TensorWriter(path) as writer:
+            # several processes share the batches, so that there is no time of a batch to record
+            batched = timed if world().size == 1 else loader
+            loaded = load_batches(batched, title, self.study.progress)
+            for rows in map_shared(title, (b for b in loaded if b.in_shard), work):
                 writer.add(rows)
-                times.append((len(rows["prediction"]), seconds))
-                idle += waited
-            timing = Timing(times, 0.0, idle)
+            timing = timed.timing(meter)
             about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
             writer.finish(_KIND, _VERSION, about)
-
-    def _own_batches(self, name: str) -> Iterator[tuple[Batch, Meter]]:
-        """The batches of this process, with the time that loading them took."""
-        title = f"features {name}"
-        stream = load_batches(self.samples[name].loader(), title, self.study.progress)
-        while True:
-            with Meter(self.device, memory=False) as loading:
-                batch = next(stream, None)
-            if batch is None:
-                return
-            if batch.in_shard:
-                yield batch, loading
 
 
 def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:

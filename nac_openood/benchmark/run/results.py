@@ -25,7 +25,6 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import Against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -35,7 +34,6 @@ from nac_openood.records import from_values
 
 RESULTS_FILE = "results.json"
 _FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
-_ROLES = ("id", "csid", "near", "far")
 
 METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
 #: The names of the means over near and far sets, as in OpenOOD.
@@ -216,22 +214,6 @@ class Results:
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     surrogates: bool = False
-
-    def __post_init__(self) -> None:
-        # a file may say what no comparison says
-        for each in self.sets:
-            if each.role not in _ROLES or each.images < 1:
-                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
-        for row in self.rows:
-            if row.status not in store.STATUSES:
-                raise NACError(f"a row has the status {row.status!r}")
-            if row.advice is not None:
-                from_values(store.StoredAdvice, row.advice, "advice")
-            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
-            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
-                raise NACError(f"a metric of {row.method} is no percentage")
-        for number, entry in enumerate(self.paper):
-            from_values(Against, entry, f"paper[{number}]")
 
     def methods(self) -> dict[str, list[Row]]:
         """The rows of each method, in the order asked for."""

@@ -14,7 +14,6 @@ file that is damaged, or was made with other data, settings or code, counts as m
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,18 +32,6 @@ from nac_openood.records import from_values
 _KIND = "nac_openood scores"
 _VERSION = 1
 _LAYER = "layer."
-STATUSES = ("ok", "failed", "absent")
-
-
-@dataclass(frozen=True)
-class StoredAdvice:
-    """`nac_openood.search.advice.Advice.to_dict` in a file."""
-
-    against: str
-    samples: tuple[int, int]
-    auroc: Mapping[str, float]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,7 @@ class StoredSetup:
         made_with: all that the setup depends on; `implementation` says whose code ran.
         hyperparameters: those in use.
         search: what the search reports.
-        advice: how our method compares with simpler ones, as in `StoredAdvice`.
+        advice: how our method compares with simpler ones, as in `search.advice.Advice.to_dict`.
         seconds: how long it took.
         peak_mb: peak memory.
     """
@@ -66,14 +53,6 @@ class StoredSetup:
     advice: Optional[Mapping[str, Any]]
     seconds: float
     peak_mb: Optional[float]
-
-    def __post_init__(self) -> None:
-        if self.advice is not None:
-            from_values(StoredAdvice, self.advice, "advice")
-        if not isinstance(self.made_with.get("implementation"), str):
-            raise NACError("'made_with' does not say whose code ran")
-        if not math.isfinite(self.seconds):
-            raise NACError(f"'seconds' must be finite, got {self.seconds!r}")
 
 
 class Cost(NamedTuple):
@@ -148,7 +127,7 @@ def read_error(folder: Path) -> Optional[tuple[str, str]]:
     """Status ("failed" or "absent") and reason in `error.json`; None if missing or damaged."""
     note = read_note(folder / "error.json") or {}
     status, error = note.get("status"), note.get("error")
-    return (status, error) if status in STATUSES[1:] and isinstance(error, str) else None
+    return (status, error) if status in ("failed", "absent") and isinstance(error, str) else None
 
 
 def read_accuracy(out: Path, run: str) -> Optional[float]:

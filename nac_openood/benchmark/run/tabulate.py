@@ -27,13 +27,11 @@ from nac_openood.benchmark.run.results import (
     SetInfo,
     metrics_by_set,
 )
-from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, error_text
 from nac_openood.files import entries, is_file, is_folder, make_folder, replacing
 from nac_openood.search.output import versions
 from nac_openood.search.surrogate import SURROGATE_LABEL
 from nac_openood.sources.images import small_png
-from nac_openood.sources.samples import Samples
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.compare import Study
@@ -43,15 +41,12 @@ _UNFINISHED = "not finished: repeat the comparison to continue from here"
 _HARDEST_ID, _HARDEST_OOD = 8, 4
 
 
-def tabulate(
-    study: Study, done: Collection[tuple[str, str]], skipped: Mapping[str, int]
-) -> Results:
+def tabulate(study: Study, done: Collection[tuple[str, str]]) -> Results:
     """Read the stored scores of a study and compute its metrics.
 
     Args:
         study: what was compared.
         done: (run, method) pairs whose stored results are up to date; others count as unfinished.
-        skipped: number of images that were left out, by dataset.
     """
     seen = {run for run, _ in done}  # stored results of other runs may be of other weights
     accuracy = {name: store.read_accuracy(study.out, name) for name in seen}
@@ -71,20 +66,20 @@ def tabulate(
         versions=versions(),
         machine=_machine(study, done),
         sets=tuple(
-            SetInfo(name, role, len(study.scored[name]), skipped.get(name, 0))
+            SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
             for name, role in study.sets.roles().items()
         ),
         runs=runs,
         rows=rows,
         gallery=tuple(_hardest(study, first)) if (first, NAC) in done else (),
-        notes=tuple(_notes(study, rows, skipped)),
+        notes=tuple(_notes(study, rows)),
         surrogates=study.surrogates,
     )
 
 
-def _notes(study: Study, rows: Iterable[Row], skipped: Mapping[str, int]) -> Iterator[str]:
+def _notes(study: Study, rows: Iterable[Row]) -> Iterator[str]:
     """What a reader of the numbers should know; runs with the same warning are listed together."""
-    for name, n in skipped.items():
+    for name, n in study.skipped.items():
         yield f"{n} images of {name} cannot be read and were left out"
     if study.surrogates:
         yield f"OOD validation: surrogates of ID validation data ({SURROGATE_LABEL})"
@@ -165,16 +160,10 @@ def _hardest(study: Study, run: str) -> Iterator[HardSample]:
         taken = order[:_HARDEST_ID] if role == "id" else order[::-1][:_HARDEST_OOD]
         kind = "id-lowest" if role == "id" else "ood-highest"
         for rank, index in enumerate(taken.tolist()):
+            layers = {layer: float(part[index]) for layer, part in stored.scores.by_layer.items()}
+            title, score = study.scored[name].sample_name(index), float(stored.scores.score[index])
             file = _save_picture(study, name, index, rank)
-            yield _hard_sample(kind, study.scored[name], stored.scores, index, file)
-
-
-def _hard_sample(
-    kind: str, samples: Samples, scores: Scores, index: int, file: Optional[str]
-) -> HardSample:
-    layers = {name: float(values[index]) for name, values in scores.by_layer.items()}
-    name, score = samples.sample_name(index), float(scores.score[index])
-    return HardSample(kind, samples.name, name, score, layers, file)
+            yield HardSample(kind, name, title, score, layers, file)
 
 
 def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional[str]:
@@ -183,11 +172,8 @@ def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional
         picture = study.scored[dataset].picture(index)
         content = None if picture is None else small_png(picture)
     except Exception as error:  # code of the user's: results are not lost for the lack of a picture
-        warnings.warn(
-            f"sample {index} of '{dataset}' has no picture: {error_text(error)}",
-            UserWarning,
-            stacklevel=2,
-        )
+        text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
+        warnings.warn(text, UserWarning, stacklevel=2)
         return None
     if content is None:
         return None
