@@ -163,8 +163,8 @@ def register_method(
         raise NACError(f"`needs` must be 'features' or 'network', got {needs!r}.")
     if not callable(scorer):
         raise NACError(f"`scorer` must be a class or function that makes a scorer, got {scorer!r}.")
-    title = title or getattr(scorer, "title", name)
-    METHODS[name] = Method(name, title, needs=needs, uses_train=uses_train, scorer=scorer)
+    shown = title or str(getattr(scorer, "title", name))
+    METHODS[name] = Method(name, shown, needs=needs, uses_train=uses_train, scorer=scorer)
     return METHODS[name]
 
 
