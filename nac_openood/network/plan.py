@@ -47,15 +47,13 @@ class PassPlan:
         fast: also do what rounds differently.
 
     Attributes:
-        try_closed_form: whether the one gradient that is wanted may be that of a linear head's
-            input; False once it was not.
+        replicas: of the network, for passes by this plan.
     """
 
     def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
         net = unwrap(net)
         given, x = x, prepare(net, x)
         self._fast = fast
-        self.try_closed_form = True
         self.replicas = ReplicaCache()
         self._on_cpu = tensors_in(x)[0].device.type == "cpu"
         with kept_random_state(), explained(given):

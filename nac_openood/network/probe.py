@@ -3,12 +3,12 @@
 Every layer that is read has a tap on its output, which pools the activation on the way forward.
 Where a gradient is wanted, the tap is also an identity in the graph that pools the gradient on the
 way back. The graph starts at the first such layer, so nothing is remembered before it, no full-size
-gradient is kept, and a pass without gradients has no graph and no backward at all. Neither has a
-pass with the gradient of the head's input alone, which has a closed form (`HeadGradient`).
+gradient is kept, and a pass without gradients has no graph and no backward at all.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Union
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from nac_openood.core.reading import Pool, Probed, Reading, pooling_for
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
-from nac_openood.network.head import HeadGradient
 from nac_openood.network.inputs import (
     Inputs,
     explained,
@@ -30,14 +29,7 @@ from nac_openood.network.inputs import (
     token_mask,
 )
 from nac_openood.network.plan import PassPlan
-from nac_openood.network.replica import (
-    OutputObserver,
-    Replica,
-    add_hooks,
-    run,
-    run_without_grad,
-    unwrap,
-)
+from nac_openood.network.replica import Replica, add_hooks, run, run_without_grad, unwrap
 
 #: Gradients of float16 layers are computed this much larger, or the small ones become zero.
 _FLOAT16_SCALE = 1024.0
@@ -95,24 +87,10 @@ def read(
         )
     modules = {name: net.get_submodule(layer.path) for name, layer in layers.items()}
 
-    def one_pass(x: Inputs, head: Optional[HeadGradient] = None) -> Optional[Probed]:
-        return Taps(layers, wanted, mean=mean, head=head).run(inner, x, modules, plan)
-
-    def read_part(x: Inputs) -> Optional[Probed]:
-        if plan is None:
-            return one_pass(x)
-        if len(wanted) == 1 and plan.try_closed_form:
-            with plan.around_pass():
-                found = one_pass(x, HeadGradient(inner))
-            if found is not None:
-                return found
-            plan.try_closed_form = False
-        with plan.around_pass():
-            return one_pass(x)
-
     with explained(x):
         x = prepare(inner, x)
-        found: list[Any] = [read_part(x) for x in ([x] if plan is None else plan.parts(x))]
+        parts = [x] if plan is None else plan.parts(x)
+        found = [Taps(layers, wanted, mean=mean).run(inner, part, modules, plan) for part in parts]
     if len(found) == 1:
         return found[0]
     by_layer = joined_inputs([dict(part) for part in found])
@@ -146,18 +124,12 @@ class Taps:
         layers: what to read, by name.
         gradients: the names of the layers whose gradients are wanted.
         mean: whether to average over positions instead of summing.
-        head: if given, the gradient of the only layer in `gradients` comes from it.
     """
 
     def __init__(
-        self,
-        layers: Mapping[str, Layer],
-        gradients: Collection[str],
-        *,
-        mean: bool,
-        head: Optional[HeadGradient] = None,
+        self, layers: Mapping[str, Layer], gradients: Collection[str], *, mean: bool
     ) -> None:
-        self._layers, self._wanted, self._mean, self._head = layers, gradients, mean, head
+        self._layers, self._wanted, self._mean = layers, gradients, mean
         self._mask: Optional[Tensor] = None
         self._anchor = torch.zeros((), requires_grad=True)
         self._activations: dict[str, Tensor] = {}
@@ -170,28 +142,25 @@ class Taps:
         x: Inputs,
         modules: Mapping[str, nn.Module],
         plan: Optional[PassPlan] = None,
-    ) -> Optional[Probed]:
-        """One pass; None if the closed form of the gradient does not hold."""
-        observers: list[tuple[nn.Module, OutputObserver]] = [
-            (module, partial(self.observe, name)) for name, module in modules.items()
-        ]
-        if self._head is not None:
-            observers += self._head.observers
+    ) -> Probed:
+        """One pass over a batch."""
+        observers = [(module, partial(self.observe, name)) for name, module in modules.items()]
         planned: Mapping[str, Any] = {}
         if plan is not None:
             adapt = partial(plan.adapt, net, x, modules.values())
             planned = {"adapt": adapt, "cache": plan.replicas}
+        around = nullcontext() if plan is None else plan.around_pass()
         autocast_cache = torch.is_autocast_cache_enabled()
         # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
-        with torch._C._InferenceMode(False):
+        with around, torch._C._InferenceMode(False):
             self._mask = token_mask(net, x)
             try:
                 torch._C._set_grad_enabled(False)
                 # weights cast without a graph must not stay in the caller's autocast cache
                 torch.set_autocast_cache_enabled(False)
                 logits = logits_of(run(net, x, on_output=observers, **planned), x)
-                if not self._backward(logits):
-                    return None
+                if self._wanted:
+                    self._backward(logits)
             finally:
                 torch.set_autocast_cache_enabled(autocast_cache)
             logits = logits.clone() if logits.is_inference() else logits.detach()
@@ -205,10 +174,6 @@ class Taps:
         )
         self._activations[name] = pool(output.detach())
         if name not in self._wanted:
-            return None
-        if self._head is not None:
-            self._head.saw_layer(output)
-            self._pool_of_head = pool
             return None
         if output.dtype == torch.float16:
             self._scale = _FLOAT16_SCALE
@@ -238,16 +203,8 @@ class Taps:
                 "Choose a module with floating-point outputs."
             )
 
-    def _backward(self, logits: Tensor) -> bool:
+    def _backward(self, logits: Tensor) -> None:
         """Compute the gradients of KL(uniform || softmax) at all layers at once."""
-        if not self._wanted:
-            return True
-        if self._head is not None:
-            gradient = self._head.gradient(logits)
-            if gradient is not None:
-                (name,) = self._wanted
-                self._gradients[name] = self._pool_of_head(gradient)
-            return gradient is not None
         if not logits.requires_grad:
             raise ProbeError(
                 f"the logits do not depend on layer {_quoted(self._wanted)}, or the network's "
@@ -263,7 +220,6 @@ class Taps:
                 f"the logits do not depend on the output of layer {_quoted(unreached)}: no "
                 "gradient reaches it. Choose a module between the input and the logits."
             )
-        return True
 
     def readings(self, batch: int) -> dict[str, Reading]:
         """What was read of a batch of `batch` samples."""

@@ -188,13 +188,8 @@ class Structure:
         """The module itself; if it returns a tuple, the next module with a tensor like it."""
         if call.readable:
             return call if call in self.readable else None
-        alike = {
-            c.outputs[0].node: c
-            for c in reversed(self.readable)
-            if c.outputs[0].node == end.node or c.outputs[0].shape == end.shape
-        }
-        reached = _reached_from(self.nodes, end.node, len(self.nodes) - 1)
-        return next((alike[node] for node in reached if node in alike), None)
+        alike = [c for c in self.readable if c.outputs[0].shape == end.shape]
+        return next((c for c in alike if c.outputs[0].node >= end.node), None)
 
     def _branch_ends(self, end: int) -> list[tuple[int, Size]]:
         """The nodes in which branches end, with their sizes."""
@@ -221,14 +216,11 @@ class Structure:
         return first in call.nodes and call.outputs[0].shape != made.shape
 
     def _without_stem(self, blocks: list[Block]) -> list[Block]:
-        """Without blocks in the stem. A stage that holds the first weights is no stem."""
-        others = [b for b in blocks if not self._is_stem(b.call)]
-        stages = {type(b.call.module) for b in others if _is_made_of(b, others)} - {nn.Sequential}
+        """Without blocks in the stem, which has one size only."""
         for call in filter(self._is_stem, self.calls):
-            inner = [b for b in blocks if b.node in call.nodes]
-            is_stem = type(call.module) not in stages and len(_runs(inner)) == 1
-            if is_stem and len(inner) < len(blocks):
-                return [b for b in blocks if b not in inner]
+            inner = [block for block in blocks if block.node in call.nodes]
+            if len(_runs(inner)) == 1 and len(inner) < len(blocks):
+                return [block for block in blocks if block not in inner]
         return blocks
 
     def _links(self, end: int) -> list[Block]:
@@ -244,10 +236,8 @@ class Structure:
     def _links_before(self, blocks: list[Block]) -> list[list[Block]]:
         """Stages without branches between the stem and the first block."""
         first = min(block.call.nodes.start for block in blocks)
-        stems = [c for c in self.calls if self._is_stem(c) and c.nodes.stop <= first]
-        links = [b for b in self._links(first - 1) if not any(b.node in c.nodes for c in stems)]
         sizes = (Size.of(self.nodes[self.products[0]].value), blocks[0].size)
-        runs = _grouped(links, Size.same_resolution)
+        runs = _grouped(self._links(first - 1), Size.same_resolution)
         return [run for run in runs if not any(map(run[0].size.same_resolution, sizes))]
 
 
@@ -274,12 +264,6 @@ def _pending(nodes: Sequence[Node], source: int, sink: int) -> dict[int, int]:
         steps[max(reader, node + 1)] -= 1
     pending = list(accumulate(steps))
     return {n: pending[n] for n in sorted(last_reader)} if sink in reached else {}
-
-
-def _is_made_of(block: Block, blocks: Iterable[Block]) -> bool:
-    """Whether a block consists of others, and is not one with squeeze-and-excitation inside."""
-    inner = sum(len(b.call.nodes) for b in blocks if b.is_inside(block))
-    return 2 * inner >= len(block.call.nodes)
 
 
 def _not_inside_others(blocks: list[Block]) -> list[Block]:
