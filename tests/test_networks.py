@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from nac_openood import NACDetector
@@ -14,30 +15,27 @@ from nac_openood.sources.code import is_code
 from nac_openood.sources.networks import kind_of, network_of
 
 X = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(240, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+DATA = [(IMAGES, torch.arange(240) % 4)]
+quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def batches(n=25, labels=4):
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(20, 3, 32, 32, generator=generator), torch.arange(20) % labels)
-        for _ in range(n)
-    ]
+@pytest.fixture
+def net(own_place):
+    return network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+
+
+def detector(net, layers="auto", rule="nac"):
+    return NACDetector(net, layers, rule=rule).fit(DATA).calibrate(DATA)
 
 
 # ---- code
 
 
-@pytest.mark.parametrize("name", ["make", "four", "Net"])
-def test_a_factory_in_a_file(own_place, name):
-    net = network_of(f"{own_place / 'net.py'}:{name}", 4, str(own_place / "net.pt"))
-    expected = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
-    assert not net.training and torch.equal(net(X), expected(X))
-
-
-def test_a_factory_in_a_file_whose_name_is_not_utf8(tmp_path):
-    path = tmp_path / "\udcff.py"
-    path.write_text("import torch\ndef make(n):\n    return torch.nn.Linear(3, n)\n")
-    assert network_of(f"{path}:make", 4).out_features == 4
+@pytest.mark.parametrize("name", ["four", "Net"])
+def test_a_factory_in_a_file(own_place, net, name):
+    other = network_of(f"{own_place / 'net.py'}:{name}", 4, str(own_place / "net.pt"))
+    assert not other.training and torch.equal(other(X), net(X))
 
 
 def test_a_factory_in_a_module_of_the_current_folder(own_place, monkeypatch):
@@ -47,64 +45,57 @@ def test_a_factory_in_a_module_of_the_current_folder(own_place, monkeypatch):
     assert network_of("net:make", 7)(X).shape == (5, 7)
 
 
-def test_a_factory_with_other_names_and_defaults(tmp_path):
+def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_path):
+    (tmp_path / "neighbor_of_mine.py").write_text("from torch import nn\n")
     code = (
-        "from torch import nn\n"
+        "from neighbor_of_mine import nn\n"
         "def named(width=3, num_classes=2): return nn.Linear(width, num_classes)\n"
         "def single(k): return nn.Linear(3, k)\n"
         "def defaults(width=3): return nn.Linear(width, 2)\n"
         "ready = nn.Linear(3, 9)\n"
     )
-    (tmp_path / "mine.py").write_text(code)
-    made = [network_of(f"{tmp_path}/mine.py:{n}", 5) for n in ("named", "single", "defaults")]
-    assert [net.out_features for net in made] == [5, 5, 2]
-    assert network_of(f"{tmp_path}/mine.py:ready", 5).out_features == 9
-
-
-def test_a_file_imports_its_neighbors(tmp_path):
-    (tmp_path / "neighbor_of_mine.py").write_text("from torch import nn\nLAYER = nn.Linear(2, 3)\n")
-    (tmp_path / "a.py").write_text(
-        "import neighbor_of_mine\ndef f(): return neighbor_of_mine.LAYER"
-    )
-    assert network_of(f"{tmp_path}/a.py:f", 3).out_features == 3
+    path = tmp_path / "\udcff.py"  # not UTF-8
+    path.write_text(code)
+    made = [network_of(f"{path}:{n}", 5) for n in ("named", "single", "defaults", "ready")]
+    assert [net.out_features for net in made] == [5, 5, 2, 9]
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "told"),
+    ("code", "told"),
     [
-        (
-            "def f(): return 1 / 0",
-            "f",
-            r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision",
-        ),
-        ("import no_such_package", "f", r"a.py failed in .*a.py, line 1: ModuleNotFoundError"),
-        ("def f(:", "f", "SyntaxError"),
-        ("raise SystemExit(3)", "f", "SystemExit: 3"),
-        ("def g(): pass\nh = 3", "f", r"has no 'f'. It has g\."),
-        ("def f(): return 3", "f", "gives a int, expected a network"),
-        ("f = 3", "f", "gives a int, expected a network"),
-        (
-            "def f(a, b): pass",
-            "f",
-            r"must take `n_classes` or nothing, but its parameters are \(a, b\)",
-        ),
-        ("def f(n_classes, width): pass", "f", r"are \(n_classes, width\)"),
-        ("def f(*, depth): pass", "f", r"are \(\*, depth\)"),
+        ("def f(): return 1 / 0", r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision"),
+        ("import no_such_package", r"a.py failed in .*a.py, line 1: ModuleNotFoundError"),
+        ("def f(:", "failed.*SyntaxError"),
+        ("raise SystemExit(3)", "failed.*SystemExit: 3"),
+        ("def g(): pass\nh = 3", r"has no 'f'. It has g\."),
+        ("def f(): return 3", "gives a int, expected a network"),
+        ("f = 3", "gives a int, expected a network"),
+        ("def f(a, b): pass", r"must take `n_classes` or nothing, but its parameters are \(a, b\)"),
+        ("def f(n_classes, width): pass", r"are \(n_classes, width\)"),
+        ("def f(*, depth): pass", r"are \(\*, depth\)"),
     ],
 )
-def test_errors_of_the_users_code(tmp_path, code, name, told):
+def test_errors_of_the_users_code(tmp_path, code, told):
     (tmp_path / "a.py").write_text(code)
     with pytest.raises(NACError, match=told) as caught:
-        network_of(f"{tmp_path}/a.py:{name}", 3)
-    failed = "failed" in str(caught.value)
-    assert (caught.value.__cause__ is not None) == failed
+        network_of(f"{tmp_path}/a.py:f", 3)
+    assert (caught.value.__cause__ is not None) == ("failed" in told)
 
 
-def test_code_that_is_not_there(tmp_path):
-    with pytest.raises(NACError, match=r"there is no file .*nowhere.py"):
-        network_of(f"{tmp_path}/nowhere.py:f", 3)
-    with pytest.raises(NACError, match="there is no module 'no_such.module'. Install it, run the"):
-        network_of("no_such.module:f", 3)
+@pytest.mark.parametrize(
+    ("arch", "told"),
+    [
+        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("no_such.module:f", "there is no module 'no_such.module'. Install it, run the"),
+        ("resnet0", r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"),
+        ("net.py", r"expected a name after the file net\.py: .*net\.py:make"),
+        ("resnet18", r"which weights of resnet18\? torchvision publishes"),
+        ("nowhere.pt2", "there is no program nowhere.pt2"),
+    ],
+)
+def test_networks_that_are_not_there(arch, told):
+    with pytest.raises(NACError, match=told):
+        network_of(arch, 3)
 
 
 def test_what_is_code():
@@ -112,7 +103,7 @@ def test_what_is_code():
     assert not any(map(is_code, ("resnet50", "a/b", "a/b.yml", "a:b/c", "x.py", ":f", "a b:c")))
 
 
-# ---- exported programs
+# ---- programs
 
 
 def export(net, path, **more):
@@ -120,35 +111,26 @@ def export(net, path, **more):
     return str(path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_an_exported_program_is_read_like_its_network(own_place, tmp_path):
-    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+@quiet
+def test_an_exported_program_is_read_like_its_network(own_place, net, tmp_path):
     dynamic = ({0: torch.export.Dim("batch")},)
     path = export(net, tmp_path / "net.pt2", dynamic_shapes=dynamic)
     program = network_of(path, 4)
-    layers = ["stem", "middle", "pool"]
     for rule in ("nac", "nac_plus"):
-        here = NACDetector(program, layers, rule=rule).fit(batches()).calibrate(batches(6))
-        there = NACDetector(net, layers, rule=rule).fit(batches()).calibrate(batches(6))
+        here, there = (detector(n, ["stem", "middle", "pool"], rule) for n in (program, net))
         torch.testing.assert_close(here.score(X), there.score(X))
-        assert NACDetector(program, "auto", rule=rule).fit(batches()).calibrate(batches(6)).score(
-            X[:1]
-        ).shape == (1,)
+        assert detector(program, rule=rule).score(X[:1]).shape == (1,)
     here.save(tmp_path / "det")
-    torch.testing.assert_close(
-        NACDetector.load(tmp_path / "det", network_of(path, 4)).score(X), here.score(X)
-    )
+    again = NACDetector.load(tmp_path / "det", network_of(path, 4))
+    torch.testing.assert_close(again.score(X), here.score(X))
     with pytest.raises(NACError, match="has its weights in it: leave out the checkpoint"):
         network_of(path, 4, str(own_place / "net.pt"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_programs_that_cannot_be_used(own_place, tmp_path):
-    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+@quiet
+def test_programs_that_cannot_be_used(own_place, net, tmp_path):
     with pytest.raises(NACError, match="was exported for batches of 5 only. Export the network"):
         network_of(export(net, tmp_path / "fixed.pt2"), 4)
-    with pytest.raises(NACError, match=r"there is no program nowhere.pt2"):
-        network_of("nowhere.pt2", 4)
     (tmp_path / "bad.pt2").write_bytes(b"no program")
     with pytest.raises(NACError, match=r"bad.pt2 is damaged or not a program"):
         network_of(str(tmp_path / "bad.pt2"), 4)
@@ -161,25 +143,20 @@ def saved_script(script, path):
     return str(path)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@quiet
 @pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
 @pytest.mark.parametrize("rule", ["nac", "nac_plus"])
-def test_the_operations_of_torchscript_can_be_read(own_place, tmp_path, make, rule):
-    net = network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+def test_the_operations_of_torchscript_can_be_read(net, tmp_path, make, rule):
     loaded = network_of(saved_script(make(net), tmp_path / "script.pt"), 4)
     torch.testing.assert_close(loaded(X[:3]), net(X[:3]))
-    images = torch.randn(120, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    data = [(images, torch.arange(120) % 4)]
-    both = (NACDetector(n, "auto", rule=rule).fit(data) for n in (net, loaded))
-    here, there = (detector.calibrate(data) for detector in both)
+    here, there = detector(net, rule=rule), detector(loaded, rule=rule)
     assert len(there.layers) >= len(here.layers) > 0
     if rule == "nac":  # the head's input is the first layer of both
-        first = [next(iter(d.layers)) for d in (here, there)]
-        alone = [NACDetector(d.net, [n]).fit(data) for d, n in zip((here, there), first)]
+        alone = [NACDetector(d.net, [next(iter(d.layers))]).fit(DATA) for d in (here, there)]
         torch.testing.assert_close(alone[1].score(X), alone[0].score(X))
     there.save(tmp_path / "det")
     again = NACDetector.load(tmp_path / "det", network_of(str(tmp_path / "script.pt"), 4))
-    assert torch.equal(again.score(images), there.score(images))
+    assert torch.equal(again.score(IMAGES), there.score(IMAGES))
 
 
 class _Recurrent(nn.Module):
@@ -189,14 +166,17 @@ class _Recurrent(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_torchscript_that_cannot_be_read(tmp_path):
-    table = saved_script(torch.jit.script(nn.Linear(5, 3)), tmp_path / "table.pt")
-    with pytest.raises(NACError, match=r"takes no images of a usual size .* Export the network"):
-        network_of(table, 3)
-    loop = saved_script(torch.jit.script(_Recurrent()), tmp_path / "loop.pt")
-    with pytest.raises(NACError, match="is TorchScript, which runs outside of Python, and PyTorch"):
-        network_of(loop, 3)
+@quiet
+@pytest.mark.parametrize(
+    ("net", "told"),
+    [
+        (nn.Linear(5, 3), r"takes no images of a usual size .* Export the network"),
+        (_Recurrent(), "is TorchScript, which runs outside of Python, and PyTorch"),
+    ],
+)
+def test_torchscript_that_cannot_be_read(tmp_path, net, told):
+    with pytest.raises(NACError, match=told):
+        network_of(saved_script(torch.jit.script(net), tmp_path / "x.pt"), 3)
 
 
 # ---- libraries
@@ -204,8 +184,6 @@ def test_torchscript_that_cannot_be_read(tmp_path):
 
 def test_timm_with_a_checkpoint_and_its_transform(tmp_path):
     timm = pytest.importorskip("timm")
-    from PIL import Image
-
     torch.manual_seed(0)
     net = timm.create_model("test_resnet", num_classes=3).eval()
     torch.save(net.state_dict(), tmp_path / "net.pt")
@@ -228,46 +206,28 @@ def test_a_failed_download_without_a_message_is_told(monkeypatch):
         network_of("timm:resnet18", 1000)
 
 
-@pytest.fixture(scope="module")
-def hugging_face(tmp_path_factory):
-    """A folder with a small ViT, its image processor and the names of its classes."""
+def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("hf") / "vit"
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
-        intermediate_size=64, id2label=dict(enumerate(("cat", "bird", "ant"))),
+        intermediate_size=64, id2label=dict(enumerate(("cat", "bird", "ant", "cow"))),
     )  # fmt: skip
-    transformers.ViTForImageClassification(config).save_pretrained(folder)
-    size = {"height": 32, "width": 32}
-    processor = transformers.ViTImageProcessor(
-        size=size, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.2, 0.2]
-    )
-    processor.save_pretrained(folder)
-    return folder
-
-
-def test_hugging_face_from_a_folder(hugging_face):
-    from PIL import Image
-
-    arch = f"hf:{hugging_face}"
-    kind, net = kind_of(arch), network_of(arch, 3)
-    assert kind.classes(arch, None) == ("cat", "bird", "ant")
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessor(
+        size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.2, 0.2]
+    ).save_pretrained(tmp_path / "vit")
+    arch = f"hf:{tmp_path / 'vit'}"
+    kind, net = kind_of(arch), network_of(arch, 4)
+    assert kind.classes(arch, None) == ("cat", "bird", "ant", "cow")
     x = kind.transform(arch, None)(Image.new("RGB", (64, 64), (255, 0, 51)))
-    assert x.shape == (3, 32, 32)
     expected = [(1 - 0.4) / 0.2, -0.5 / 0.2, (0.2 - 0.6) / 0.2]
     torch.testing.assert_close(x.mean((1, 2)), torch.tensor(expected), atol=1e-4, rtol=0)
-    assert net(x[None]).logits.shape == (1, 3)
-    det = NACDetector(net, "auto", rule="nac_plus").fit(batches(labels=3)).calibrate(batches(6))
-    assert det.score(X).shape == (5,)
-
-
-def test_hugging_face_errors(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
+    assert net(x[None]).logits.shape == (1, 4)
+    assert detector(net, rule="nac_plus").score(X).shape == (5,)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(NACError, match=r"of transformers failed: .*Expected a folder written by"):
-        network_of(f"hf:{tmp_path}/empty", 3)
+        network_of(f"hf:{tmp_path}", 3)
 
 
 @pytest.mark.parametrize(
@@ -279,14 +239,3 @@ def test_what_to_install(module, arch, extra, monkeypatch):
     told = rf"'{arch}' needs {module}, which is not installed: pip install 'nac-openood\[{extra}\]'"
     with pytest.raises(NACError, match=told):
         network_of(arch, 3)
-
-
-def test_an_unknown_name_lists_the_forms():
-    with pytest.raises(
-        NACError, match=r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"
-    ):
-        network_of("resnet0", 3)
-    with pytest.raises(NACError, match=r"expected a name after the file net\.py: .*net\.py:make"):
-        network_of("net.py", 3)
-    with pytest.raises(NACError, match=r"which weights of resnet18\? torchvision publishes"):
-        network_of("resnet18", 3)

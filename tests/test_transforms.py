@@ -13,19 +13,19 @@ from nac_openood.sources.transforms import (
     chosen_transform,
     read_settings,
     restored_transform,
-    square_settings,
 )
 
 IMAGE = Image.new("RGB", (60, 40), (255, 51, 0))
+ARCH = "resnet18_32x32"
 
 
 def test_yaml_says_what_happens(tmp_path):
     (tmp_path / "t.yml").write_text("resize: 32\ncrop: 28\nmean: [0.5, 0.5, 0.5]\nstd: [1, 2, 1]\n")
-    made = chosen_transform(str(tmp_path / "t.yml"), "resnet18_32x32")
+    made = chosen_transform(str(tmp_path / "t.yml"), ARCH)
     x = made.transform(IMAGE)
     assert x.shape == (3, 28, 28)
     torch.testing.assert_close(x[:, 3, 3], torch.tensor([0.5, (0.2 - 0.5) / 2, -0.5]))
-    again = restored_transform(made.text, "resnet18_32x32")
+    again = restored_transform(made.text, ARCH)
     assert again == made._replace(transform=again.transform) and again.identity == made.identity
     assert str(made) == "resize: 32, crop: 28, mean: [0.5, 0.5, 0.5], std: [1.0, 2.0, 1.0]"
 
@@ -47,6 +47,7 @@ def test_gray_and_other_sizes():
         ("32", "expected a mapping"),
         ("a: [", "while parsing"),
         ("resize: 3.5", "'resize' must be a positive whole number or two of them, got 3.5"),
+        ("resize: true", "'resize' must be a positive whole number"),
         ("crop: [1, 2, 3]", "'crop' must be a positive whole number or two"),
         ("resize: 0", "'resize' must be a positive"),
         ("mean: [1, 2]\nstd: [1, 2]", "'mean' must be 3 numbers, one per channel"),
@@ -75,54 +76,54 @@ def test_the_networks_own_configuration():
 
 def test_nothing_is_guessed():
     with pytest.raises(NACError, match="nothing says how images become the input of") as caught:
-        chosen_transform(None, "resnet18_32x32", "net.pt")
+        chosen_transform(None, ARCH, "net.pt")
     assert "resize: 256" in str(caught.value) and "`transform`" in str(caught.value)
-    listed = chosen_transform(None, "resnet18_32x32", "x", benchmark=BENCHMARKS["cifar10"])
+    listed = chosen_transform(None, ARCH, "x", benchmark=BENCHMARKS["cifar10"])
     assert listed.text.startswith("resize: 32\ncrop: 32\nmean: [0.4914")
     assert repr(listed.transform) == repr(BENCHMARKS["cifar10"].transform())
 
 
-def test_a_square():
-    assert square_settings(16).transform()(IMAGE).shape == (3, 16, 16)
+CODE = """
+from torchvision.transforms import Compose, ToTensor
+def factory(): return ToTensor()
+def itself(image): return ToTensor()(image) * 2
+ready = Compose([ToTensor()])
+Kind = ToTensor
+def wrong(image): return 3
+def failing(image): return image.nothing
+def nothing(): return 3
+"""
 
 
 def test_code_makes_a_transform_or_is_one(tmp_path):
-    code = (
-        "from torchvision.transforms import Compose, ToTensor\n"
-        "def factory(): return ToTensor()\n"
-        "def itself(image): return ToTensor()(image) * 2\n"
-        "ready = Compose([ToTensor()])\n"
-        "Kind = ToTensor\n"
-        "def wrong(image): return 3\n"
-        "def failing(image): return image.nothing\n"
-        "def nothing(): return 3\n"
-    )
-    (tmp_path / "t.py").write_text(code)
+    (tmp_path / "t.py").write_text(CODE)
     made = {
-        name: chosen_transform(f"{tmp_path}/t.py:{name}", "resnet18_32x32")
+        name: chosen_transform(f"{tmp_path}/t.py:{name}", ARCH)
         for name in ("factory", "itself", "ready", "Kind")
     }
-    assert {name: float(m.transform(IMAGE).max()) for name, m in made.items()} == {
-        "factory": 1, "itself": 2, "ready": 1, "Kind": 1,
-    }  # fmt: skip
+    largest = {name: float(m.transform(IMAGE).max()) for name, m in made.items()}
+    assert largest == {"factory": 1, "itself": 2, "ready": 1, "Kind": 1}
     assert made["itself"].identity != made["ready"].identity
-    for name, told in (
-        ("wrong", "made a int of an image, expected a tensor"),
-        ("failing", r"your code .*t.py:failing failed in .*t.py, line 7: AttributeError"),
-        ("nothing", "makes a int, expected a transform"),
-    ):
-        with pytest.raises(NACError, match=told):
-            chosen_transform(f"{tmp_path}/t.py:{name}", "resnet18_32x32").transform(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("t.py:wrong", "made a int of an image, expected a tensor"),
+        ("t.py:failing", r"your code t.py:failing failed in .*t.py, line 8: AttributeError"),
+        ("t.py:nothing", "makes a int, expected a transform"),
+        ("imagenet", "`transform`: expected 'auto', a YAML file, package.module"),
+        ("nowhere.yml", "cannot read the transform nowhere.yml"),
+    ],
+)
+def test_what_is_no_transform(tmp_path, monkeypatch, choice, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text(CODE)
+    with pytest.raises(NACError, match=told):
+        chosen_transform(choice, ARCH).transform(IMAGE)
 
 
 def test_a_file_does_not_make_code_run(tmp_path):
     (tmp_path / "t.py").write_text("raise SystemExit('this ran')")
     with pytest.raises(NACError, match="which is code, and a file cannot make it run. Pass it"):
-        restored_transform(f"{tmp_path}/t.py:f", "resnet18_32x32")
-
-
-def test_what_is_no_transform():
-    with pytest.raises(NACError, match="`transform`: expected 'auto', a YAML file, package.module"):
-        chosen_transform("imagenet", "resnet18_32x32")
-    with pytest.raises(NACError, match=r"cannot read the transform nowhere.yml"):
-        chosen_transform("nowhere.yml", "resnet18_32x32")
+        restored_transform(f"{tmp_path}/t.py:f", ARCH)
