@@ -22,7 +22,7 @@ from speed import rounds
 
 from nac_openood import coverage_integral
 from nac_openood.evaluation.extraction import CheckpointReadings
-from nac_openood.evaluation.space import integral_candidates
+from nac_openood.evaluation.rank import integral_candidates
 from nac_openood.files import write_json
 from nac_openood.sources.networks import build
 

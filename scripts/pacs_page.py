@@ -10,8 +10,7 @@ from templates import rendered
 
 from nac_openood.benchmark.paper.generalization import published_choice
 from nac_openood.benchmark.paper.published import PrintedValue, table
-from nac_openood.evaluation.correlation import standard_error
-from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.evaluation.ranking import CRITERIA, standard_error
 
 Figures = Mapping[str, Any]
 

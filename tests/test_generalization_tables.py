@@ -11,7 +11,7 @@ from nac_openood.benchmark.paper.generalization import (
     published_choice,
 )
 from nac_openood.benchmark.paper.published import table
-from nac_openood.evaluation.space import SPACES
+from nac_openood.evaluation.rank import SPACES
 
 ARCHITECTURES = ("resnet18", "resnet50", "vit_t_16", "vit_b_16")
 CRITERIA = ("oracle", "validation", "nac-me")

@@ -25,8 +25,7 @@ from nac_openood import (
 )
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, linear_edges
 from nac_openood.core.reading import Probed
-from nac_openood.evaluation.integral import count_coverage
-from nac_openood.evaluation.passes import deepest_layer
+from nac_openood.evaluation.integral import count_coverage, deepest_layer
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.probe import read
 

@@ -10,8 +10,7 @@ from PIL import Image
 
 from nac_openood import IntegralConfig
 from nac_openood.cli import main
-from nac_openood.evaluation.folders import domains_by_role
-from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
+from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, domains_by_role
 from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
 from nac_openood.report.checkpoints import ranked_summary
 from nac_openood.sources.networks import build
@@ -153,7 +152,7 @@ def test_undefined_numbers_are_called_so():
     checkpoints = [RankedCheckpoint(f"step_{i}", "", i, 0.1 * i, 0.5, 0.5, 0.5) for i in (1, 2)]
     tried = IntegralCandidate(IntegralConfig(), (0.1, 0.2), None)
     flat = Ranking(tuple(checkpoints), (tried,), tried.config, "avgpool", {})
-    alone = with_notes(RankedRuns((RankedRun("sketch", 0, flat),)))
+    alone = RankedRuns.of([RankedRun("sketch", 0, flat)])
     assert alone.rc("nac-me", "sketch").mean is None and alone.rc("nac-me").mean is None
     assert "sketch, trial 0: the RC of nac-me is undefined" in alone.notes[1]
     text = ranked_summary(alone)

@@ -101,8 +101,7 @@ def rank_command(args: argparse.Namespace) -> int:
 
 def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
     r"""Rank the checkpoints of one run."""
-    from nac_openood.evaluation.folders import domains_by_role
-    from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, with_notes
+    from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, domains_by_role
     from nac_openood.evaluation.rank import rank_checkpoints
     from nac_openood.sources.checkpoints import run_checkpoints
 
@@ -115,14 +114,12 @@ def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
     ranking = rank_checkpoints(
         {each.name: each.path for each in found}, **roles, **_options(args, classes), out=out
     )
-    return with_notes(RankedRuns((RankedRun(" and ".join(roles["test"]), None, ranking),)))
+    return RankedRuns.of([RankedRun(" and ".join(roles["test"]), None, ranking)])
 
 
 def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
     """Rank the runs of a folder, each without its target domain."""
-    from nac_openood.evaluation.folders import all_domains
-    from nac_openood.evaluation.leave_one_out import rank_runs
-    from nac_openood.evaluation.runs import find_runs
+    from nac_openood.evaluation.leave_one_out import all_domains, find_runs, rank_runs
 
     _require(args, ("data", "arch"))
     _refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
@@ -143,7 +140,7 @@ def _transform(args: argparse.Namespace) -> Any:
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
     """Keywords that both ways of ranking share."""
-    from nac_openood.evaluation.space import space_named
+    from nac_openood.evaluation.rank import space_named
 
     if args.against:  # refused early where the paper has no numbers
         from nac_openood.benchmark.paper.generalization import published_choice
@@ -160,7 +157,7 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
 
 def _dataset(args: argparse.Namespace) -> str:
     """The name of the dataset: that of its settings, or of the folder of its domains."""
-    from nac_openood.evaluation.space import space_named
+    from nac_openood.evaluation.rank import space_named
 
     folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
     name = args.space if args.space not in (None, "all") else folder.resolve().name

@@ -23,8 +23,13 @@ from nac_openood.demo.embedded import (
     shuffled_classes,
 )
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRuns, rank_runs, with_origin
-from nac_openood.evaluation.runs import find_runs, split_domains
+from nac_openood.evaluation.leave_one_out import (
+    RankedRuns,
+    find_runs,
+    rank_runs,
+    split_domains,
+    with_origin,
+)
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say

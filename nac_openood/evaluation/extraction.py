@@ -13,37 +13,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nac_openood import files, tensor_files
 from nac_openood.core.histogram import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig, refuse_unknown, sigmoid
-from nac_openood.core.reading import Reading, not_finite
+from nac_openood.core.reading import Reading, broken_error, not_finite
 from nac_openood.core.tensors import stored_tensor, stored_values
 from nac_openood.detector.batches import batches
-from nac_openood.detector.config import AUTO
-from nac_openood.errors import NACError
-from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.passes import labeled_passes, layer_reader
+from nac_openood.errors import FileError, NACError
+from nac_openood.evaluation.integral import labeled_passes, layer_reader
+from nac_openood.files import PathLike, damage
 from nac_openood.network.probe import classify
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
-from nac_openood.records import from_values
+from nac_openood.records import checked
 from nac_openood.sources.samples import Samples
-from nac_openood.tensor_files import TensorWriter
+from nac_openood.sources.sets import check_file_names, check_mapping
+from nac_openood.tensor_files import TensorWriter, read_tensors
 
 _KIND, _VERSION = "nac_openood checkpoint readings", 1
 _STATES = "z*g"
 _SLICE = 1000
 
+#: By role ("train", "val", "test", "oracle") and name of the domain.
+SamplesByRole = Mapping[tuple[str, str], Samples]
+
+
+def domain_samples(roles: Mapping[str, Mapping[str, Any]], **options: Any) -> SamplesByRole:
+    """The data that checkpoints are ranked with.
+
+    Args:
+        roles: labeled datasets by role and domain, without augmentation: `train` and `val` of the
+            source domains; `test` of the target domains, if there are any; `oracle`, other data of
+            the target domains by which the oracle chooses.
+        options: `batch_size`, `workers` and `progress`.
+    """
+    for role, domains in roles.items():
+        check_mapping(role, domains, "names of domains", "sketch")
+        check_file_names("a domain", domains)
+        if role in ("train", "val") and not domains:
+            raise NACError(f"`{role}` has no domain: expected at least one.")
+    if roles["oracle"] and not roles["test"]:
+        raise NACError("`oracle` needs `test`: there is no target domain to test on.")
+    return {
+        (role, name): Samples(f"{role} domain {name}", data, **options)
+        for role, domains in roles.items()
+        for name, data in domains.items()
+    }
+
 
 @dataclass(frozen=True)
 class CheckpointReadings:
-    """What a checkpoint says about all domains.
+    """What was read of a checkpoint.
 
     Args:
         layer: module path of the layer.
         product: `[correct, neurons]`, `z * g` of the correctly classified training samples.
         correct: by role and domain, uint8 `[samples]`, 1 where the prediction is right.
-        made_with: what it was made with, to tell whether it can be used again.
+        made_with: the network, data and settings, by which to tell whether it can be used again.
     """
 
     layer: str
@@ -79,93 +104,75 @@ class CheckpointReadings:
         return [histograms[c.steepness, c.n_bins].integral(c.full_count) for c in configs]
 
     @classmethod
-    def load(cls, path: files.PathLike) -> CheckpointReadings:
-        """Map a file that `extract_checkpoint` wrote."""
-        tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-        with files.damage(path, "Delete it"):
-            noted = from_values(_Noted, about)
+    def extract(
+        cls, path: PathLike, net: nn.Module, samples: SamplesByRole, made_with: Mapping[str, Any]
+    ) -> CheckpointReadings:
+        """Read all domains once and write the file, whole or not at all.
+
+        Args:
+            path: of the file.
+            net: the network with the weights of the checkpoint.
+            samples: what to read. Only training data needs gradients.
+            made_with: noted in the file; its `layer` and `layout` are those of
+                `coverage_integral`.
+        """
+        reader = layer_reader(net, made_with["layer"], made_with["layout"])
+        layer = ""
+        with TensorWriter(path) as writer:
+            for (role, name), data in samples.items():
+                title, key = f"{role} {name}", f"{role}/{name}"
+                if role != "train":
+                    for flags in _correct(net, data, title):
+                        writer.add({key: flags})
+                    continue
+                passes = labeled_passes(reader, data.loader(), title, data.progress)
+                for layer, read, label in passes:
+                    right = read.logits.argmax(dim=1).cpu() == label.cpu()
+                    product = state_argument(layer, read[layer])[right.to(read.logits.device)]
+                    broken = int(not_finite(Reading(product)).sum())
+                    if broken:
+                        raise broken_error(broken, f"{len(product)} samples of {title}", layer)
+                    writer.add({_STATES: product, key: right.to(torch.uint8)})
+            domains: dict[str, list[str]] = {}
+            for role, name in samples:
+                domains.setdefault(role, []).append(name)
+            about = {"layer": layer, "domains": domains, "made_with": dict(made_with)}
+            writer.finish(_KIND, _VERSION, about)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: PathLike) -> CheckpointReadings:
+        """Map a file that `extract` wrote."""
+        tensors, about = read_tensors(path, _KIND, _VERSION)
+        with damage(path, "Delete it"):
+            layer = checked(str, about.get("layer"), "layer")
+            made_with = checked(Mapping[str, Any], about.get("made_with"), "made_with")
+            domains = checked(Mapping[str, tuple[str, ...]], about.get("domains"), "domains")
             correct = {
-                role: {name: _flags(tensors, f"{role}/{name}") for name in names}
-                for role, names in noted.domains.items()
+                role: {n: stored_tensor(tensors, f"{role}/{n}", torch.uint8, 1) for n in names}
+                for role, names in domains.items()
             }
             product = stored_values(tensors, _STATES, 2)
-            named = {f"{role}/{name}" for role, names in noted.domains.items() for name in names}
+            named = {f"{role}/{name}" for role, names in domains.items() for name in names}
             refuse_unknown(tensors, {_STATES, *named}, "tensor")
             right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
             if right != len(product) or "val" not in correct:
                 raise NACError("it does not hold all of the training and validation data.")
-        return cls(noted.layer, product, correct, noted.made_with)
+        return cls(layer, product, correct, made_with)
+
+    @classmethod
+    def load_if(cls, path: PathLike, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
+        """What an earlier call wrote, if it was made with the same."""
+        try:
+            found = cls.load(path)
+        except FileError:
+            return None
+        return found if dict(found.made_with) == dict(made_with) else None
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """What a file says beside its tensors: `domains` are names by role."""
-
-    layer: str
-    domains: Mapping[str, tuple[str, ...]]
-    made_with: Mapping[str, Any]
-
-
-def _flags(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Which predictions are right, uint8 `[samples]`, of a file."""
-    found = stored_tensor(tensors, name, torch.uint8, 1)
-    if not len(found) or int(found.max()) > 1:
-        raise NACError(f"the tensor '{name}' must be ones and zeros.")
-    return found
-
-
-def extract_checkpoint(
-    path: files.PathLike,
-    net: nn.Module,
-    domains: Domains,
-    made_with: Mapping[str, Any],
-    *,
-    layer: str = AUTO,
-    layout: Optional[str] = None,
-) -> CheckpointReadings:
-    """Read all domains once and write the file, whole or not at all.
-
-    Args:
-        path: of the file.
-        net: the network with the weights of the checkpoint.
-        domains: what to read. Only training data needs gradients.
-        made_with: noted in the file.
-        layer: as in `coverage_integral`.
-        layout: as in `IntegralConfig`.
-    """
-    reader = layer_reader(net, layer, layout)
-    at = ""
-    with TensorWriter(path) as spool:
-        for (role, name), samples in domains.samples.items():
-            title = f"{role} {name}"
-            if role != "train":
-                for flags in _predictions(net, samples, title):
-                    spool.add({f"{role}/{name}": flags})
-                continue
-            passes = labeled_passes(reader, samples.loader(), title, samples.progress)
-            for at, read, label in passes:
-                right = read.logits.argmax(dim=1).cpu() == label.cpu()
-                product = state_argument(at, read[at])[right.to(read.logits.device)]
-                _refuse_broken(at, product, title)
-                spool.add({_STATES: product, f"{role}/{name}": right.to(torch.uint8)})
-        listed = {role: list(names) for role, names in domains.sizes().items()}
-        about = {"layer": at, "domains": listed, "made_with": dict(made_with)}
-        spool.finish(_KIND, _VERSION, about)
-    return CheckpointReadings.load(path)
-
-
-def _predictions(net: nn.Module, samples: Samples, title: str) -> Iterator[Tensor]:
+def _correct(net: nn.Module, samples: Samples, title: str) -> Iterator[Tensor]:
     """Which predictions are right, uint8 `[batch]`."""
     with kept_random_state():
         for batch in batches(bar(samples.loader(), title, samples.progress)):
             predicted = classify(net, batch.data).argmax(dim=1).cpu()
             yield (predicted == batch.labels()).to(torch.uint8)
-
-
-def _refuse_broken(layer: str, product: Tensor, title: str) -> None:
-    broken = int(not_finite(Reading(product)).sum())
-    if broken:
-        raise NACError(
-            f"{title}, layer '{layer}': {broken} samples have NaN or Inf readings. Check the "
-            "inputs (normalization, corrupt images) and whether the training has diverged."
-        )

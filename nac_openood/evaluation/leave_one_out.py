@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -10,16 +11,19 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 from torch import nn
+from torch.utils.data import Subset
 
 from nac_openood import files
 from nac_openood.errors import NACError
-from nac_openood.evaluation.correlation import standard_error
 from nac_openood.evaluation.rank import rank_checkpoints
-from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking
-from nac_openood.evaluation.runs import TrainingRun, split_domains
+from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking, standard_error
 from nac_openood.progress import Say
 from nac_openood.search.output import versions
+from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
+from nac_openood.sources.images import Transform
+from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain
 
+Paths = Sequence[Union[str, Path]]
 RANKED_RUNS_FILE = "results.json"
 AVERAGE = "average"
 _FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
@@ -78,6 +82,20 @@ class RankedRuns:
     def __post_init__(self) -> None:
         if not self.runs:
             raise NACError("expected at least one run, got none.")
+
+    @classmethod
+    def of(cls, runs: Sequence[RankedRun]) -> RankedRuns:
+        """The runs, with their notes and a note for every number that is undefined."""
+        ranked = cls(tuple(runs))
+        notes = [f"{run.name}: {note}" for run in runs for note in run.ranking.notes]
+        for run in runs if ranked.has_test else ():
+            for criterion in ("validation", "nac-me"):
+                if run.ranking.rc(criterion) is None:
+                    notes.append(
+                        f"{run.name}: the RC of {criterion} is undefined, because all scores or "
+                        "all test accuracies are equal. It is left out of means."
+                    )
+        return replace(ranked, notes=tuple(notes))
 
     @property
     def targets(self) -> list[str]:
@@ -172,11 +190,11 @@ def rank_runs(
             load=load, out=Path(out) / run.name, say=say, **options,
         )  # fmt: skip
         ranked.append(RankedRun(run.target, run.trial, ranking))
-    return with_notes(RankedRuns(tuple(ranked)))
+    return RankedRuns.of(ranked)
 
 
 def with_origin(ranked: RankedRuns, *, dataset: str, arch: str, command: str) -> RankedRuns:
-    """The same, with what a reader needs to know to repeat it: made now, with these libraries."""
+    """The same, with what a reader needs to repeat it: made now, with these libraries."""
     return replace(
         ranked, dataset=dataset, arch=arch, command=command,
         created=datetime.now().isoformat(timespec="seconds"),
@@ -184,14 +202,132 @@ def with_origin(ranked: RankedRuns, *, dataset: str, arch: str, command: str) ->
     )  # fmt: skip
 
 
-def with_notes(ranked: RankedRuns) -> RankedRuns:
-    """The same, with a note for every number that is undefined."""
-    notes = [f"{run.name}: {note}" for run in ranked.runs for note in run.ranking.notes]
-    for run in ranked.runs if ranked.has_test else ():
-        for criterion in ("validation", "nac-me"):
-            if run.ranking.rc(criterion) is None:
-                notes.append(
-                    f"{run.name}: the RC of {criterion} is undefined, because all scores or all "
-                    "test accuracies are equal. It is left out of means."
-                )
-    return replace(ranked, notes=(*ranked.notes, *notes))
+# -- runs and domains in folders -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run without the target domain.
+
+    Args:
+        target: name of the target domain.
+        trial: number of the trial, which seeds the splits.
+        checkpoints: in the order of training.
+    """
+
+    target: str
+    trial: int
+    checkpoints: tuple[Checkpoint, ...]
+
+    @property
+    def name(self) -> str:
+        """Its folder in the results."""
+        return f"{self.target}/trial_{self.trial}"
+
+
+def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[TrainingRun]:
+    """The runs in `folder/<target domain>/trial_<number>`, by domain and trial.
+
+    Args:
+        folder: with a folder for each target domain, in which each trial has a folder of
+            checkpoints.
+        domains: names of all domains of the dataset.
+
+    Raises:
+        NACError: if there is no run, a folder is named after no domain, or a run has fewer than two
+            checkpoints.
+    """
+    root = Path(folder)
+    targets = sorted(p for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
+    unknown = [path.name for path in targets if path.name not in domains]
+    if unknown or not targets:
+        found = f"{', '.join(unknown)}, which are no domains" if unknown else "no folders"
+        raise NACError(
+            f"{root} holds {found}; expected a folder for each target domain, some of "
+            f"{', '.join(domains)}, as in {root}/{domains[0]}/trial_0/step_300.pt."
+        )
+    runs = []
+    for path in (path for target in targets for path in target.glob("*") if path.is_dir()):
+        number = re.search(r"trial[_-]?(\d+)$", path.name)
+        if number:
+            checkpoints = tuple(run_checkpoints([path]))
+            runs.append(TrainingRun(path.parent.name, int(number[1]), checkpoints))
+    if not runs:
+        raise NACError(
+            f"{root} holds no runs: expected folders such as {targets[0]}/trial_0 with checkpoints."
+        )
+    few = [run.name for run in runs if len(run.checkpoints) < 2]
+    if few:
+        raise NACError(
+            f"expected at least two checkpoints in each run; {', '.join(few)} has one, so its rank "
+            "correlation is undefined. Keep more checkpoints, or take the run out of the folder."
+        )
+    return sorted(runs, key=lambda run: (run.target, run.trial))
+
+
+def split_domains(
+    domains: Mapping[str, Any], target: str, trial: int
+) -> dict[str, dict[str, Subset[Any]]]:
+    """The roles of all domains in a run, split as DomainBed does it.
+
+    Of each source domain, 80 % are training and 20 % validation data; of the target domain, 80 %
+    are test data, and the oracle chooses by the other 20 %.
+
+    Args:
+        domains: datasets of all domains, in sorted order; the order is part of the seed.
+        target: name of the target domain.
+        trial: number of the trial.
+
+    Returns:
+        Keywords of `rank_checkpoints`: `train`, `val`, `test` and `oracle`.
+    """
+    if target not in domains:
+        raise NACError(f"unknown domain '{target}'; expected one of {', '.join(domains)}.")
+    if len(domains) < 2:
+        raise NACError(f"expected two or more domains to leave one out, got {', '.join(domains)}.")
+    roles: dict[str, dict[str, Subset[Any]]] = {"train": {}, "val": {}, "test": {}, "oracle": {}}
+    for index, (name, data) in enumerate(domains.items()):
+        first, second = ("test", "oracle") if name == target else ("train", "val")
+        roles[first][name], roles[second][name] = split_domain(data, trial, index)
+    return roles
+
+
+def all_domains(root: Union[str, Path], transform: Transform) -> dict[str, DomainFolder]:
+    """All domains of a dataset in DomainBed's layout, sorted by name, with the same classes."""
+    folders = domain_folders(root)
+    classes = domain_classes(folders.values())
+    return {name: DomainFolder(path, classes, transform) for name, path in folders.items()}
+
+
+def domains_by_role(
+    train: Paths,
+    val: Optional[Paths],
+    test: Optional[Paths],
+    transform: Transform,
+    *,
+    trial: int = 0,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The domains in these folders, as keywords of `rank_checkpoints`, and their classes.
+
+    Args:
+        train: a folder `domain/class/image` for each source domain.
+        val: the same with validation data; None holds out 20 % of each training domain, as
+            DomainBed does.
+        test: folders of target domains, or None.
+        transform: turns an image into a tensor.
+        trial: seeds the split, where `val` is None.
+    """
+    folders = {"train": train, "val": val or (), "test": test or ()}
+    classes = domain_classes(path for paths in folders.values() for path in paths)
+    roles: dict[str, dict[str, Any]] = {}
+    for role, paths in folders.items():
+        names = [Path(path).resolve().name for path in paths]
+        if len(set(names)) < len(names):
+            raise NACError(f"`{role}`: two domains have the same name: {names}. Rename a folder.")
+        data = (DomainFolder(path, classes, transform) for path in paths)
+        roles[role] = dict(zip(names, data))
+    for path, name in zip(train, list(roles["train"])) if not val else ():
+        index = list(domain_folders(Path(path).resolve().parent)).index(name)
+        split = split_domain(roles["train"][name], trial, index)
+        roles["train"][name], roles["val"][name] = split
+    return roles, classes

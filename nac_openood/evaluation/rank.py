@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
-import numpy as np
 from torch import nn
 
-from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.layer_config import IntegralConfig, refuse_unknown
 from nac_openood.detector.batches import batches
 from nac_openood.detector.config import AUTO
-from nac_openood.errors import FileError, NACError
-from nac_openood.evaluation.checkpoints import Networks, networks_of
-from nac_openood.evaluation.correlation import rank_correlation
-from nac_openood.evaluation.data import Domains
-from nac_openood.evaluation.extraction import CheckpointReadings, extract_checkpoint
-from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking, choose
-from nac_openood.evaluation.space import Space, integral_candidates
-from nac_openood.evaluation.volume import rc_by_volume
+from nac_openood.errors import NACError
+from nac_openood.evaluation.extraction import CheckpointReadings, SamplesByRole, domain_samples
+from nac_openood.evaluation.ranking import Ranking, assemble_ranking
 from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
 from nac_openood.progress import Say
-from nac_openood.sources.checkpoints import Checkpoint, training_step
+from nac_openood.search.space import grid_points
+from nac_openood.sources.checkpoints import Checkpoint, by_step, distinct, networks_by_name
+from nac_openood.sources.sets import check_file_names
 
-_READINGS = "readings"
+Networks = Union[Mapping[str, Any], Sequence[Any]]
+Space = Union[str, Mapping[str, Sequence[Any]], IntegralConfig]
+
+_BINS, _FULL = (50, 1000), (1, 500, 5000, 10000)
+#: Table 13 of the paper; `all` has every steepness of it, for other data.
+SPACES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "vlcs": {"n_bins": _BINS, "steepness": (1.0, 500.0, 5000.0), "full_count": _FULL},
+    "pacs": {"n_bins": _BINS, "steepness": (0.01, 0.1, 0.5), "full_count": _FULL},
+    "officehome": {"n_bins": _BINS, "steepness": (0.01, 1.0, 100.0), "full_count": _FULL},
+    "terraincognita": {"n_bins": _BINS, "steepness": (0.01, 0.1), "full_count": (5, 10, 30, 50)},
+    "all": {
+        "n_bins": _BINS,
+        "steepness": (0.01, 0.1, 0.5, 1.0, 100.0, 500.0, 5000.0),
+        "full_count": _FULL,
+    },
+}
 
 
 def rank_checkpoints(
@@ -94,114 +104,111 @@ def rank_checkpoints(
     """
     configs = integral_candidates(space)
     found, network = networks_of(checkpoints, load)
-    domains = Domains(
-        train, val, test or {}, oracle or {}, batch_size=batch_size, workers=workers,
-        progress=progress,
+    samples = domain_samples(
+        {"train": train, "val": val, "test": test or {}, "oracle": oracle or {}},
+        batch_size=batch_size, workers=workers, progress=progress,
     )  # fmt: skip
-    reader = _Reader(found, network, domains, layer, configs[0].layout)
-    made_with = reader.checked()
+    origins = _check(found, network, samples, {"layer": layer, "layout": configs[0].layout})
+    readings = []
     with ExitStack() as stack:
         if out is None:
             out = stack.enter_context(tempfile.TemporaryDirectory(prefix="nac_rank_"))
         folder = make_folder(out)
         stack.enter_context(locked(folder))
-        readings = reader.readings(make_folder(folder / _READINGS), made_with, say)
-        ranking = assemble_ranking(found, readings, configs, domains.sizes())
+        for number, (one, origin) in enumerate(zip(found, origins), start=1):
+            path = make_folder(folder / "readings") / f"{one.name}.safetensors"
+            known = CheckpointReadings.load_if(path, origin)
+            if known is None:
+                say(f"reading checkpoint {number} of {len(found)}: {one.name}")
+                known = CheckpointReadings.extract(path, network(one), samples, origin)
+            readings.append(known)
+        ranking = assemble_ranking(found, readings, configs)
         ranking.save(folder)
     return ranking
 
 
-def assemble_ranking(
-    checkpoints: Sequence[Checkpoint],
-    readings: Sequence[CheckpointReadings],
-    configs: Sequence[IntegralConfig],
-    sizes: Mapping[str, Mapping[str, int]],
-) -> Ranking:
-    """The ranking, from readings alone."""
-    val = [each.accuracy("val") or 0.0 for each in readings]  # there is always validation data
-    coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
-    tried = [
-        IntegralCandidate(config, tuple(values), rank_correlation(values, val))
-        for config, values in zip(configs, coverage.T.tolist())
-    ]
-    best, notes = choose(tried)
-    roles = ("val", "test", "oracle")
-    ranked = tuple(
-        RankedCheckpoint(
-            one.name, one.path, training_step(one), g, accuracy, each.accuracy("test"),
-            each.accuracy("oracle") if "oracle" in each.correct else each.accuracy("test"),
-            {role: each.accuracies(role) for role in roles if role in each.correct},
+def networks_of(
+    networks: Networks, load: Optional[Callable[[str], nn.Module]]
+) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
+    """The checkpoints in the order of training, and a function that makes their networks.
+
+    Args:
+        networks: two or more paths or modules, in a list or by name.
+        load: makes a network from the path of a checkpoint.
+
+    Raises:
+        NACError: if there are fewer than two, or paths without `load`.
+    """
+    if not isinstance(networks, Mapping):
+        names = [
+            f"{type(one).__name__}-{number}" if isinstance(one, nn.Module) else Path(one).stem
+            for number, one in enumerate(networks)
+        ]
+        networks = dict(zip(distinct(names), networks))
+    check_file_names("a checkpoint", networks)
+    if len(networks) < 2:
+        raise NACError(
+            f"expected at least two checkpoints to rank, got {len(networks)}: the rank correlation "
+            "of one is undefined. For the coverage of a single network use coverage_integral."
         )
-        for one, each, g, accuracy in zip(checkpoints, readings, best.coverage, val)
-    )  # fmt: skip
-    volume = []
-    if "test" in readings[0].correct:
-        stacked = [
-            np.stack([each.correct["test"][name].numpy() for each in readings])
-            for name in readings[0].correct["test"]
-        ]
-        volume = rc_by_volume({"validation": val, "nac-me": best.coverage}, stacked)
-    layer = readings[0].layer
-    return Ranking(ranked, tuple(tried), best.config, layer, sizes, tuple(volume), tuple(notes))
+    checkpoints, network = networks_by_name(networks, load, "rank")
+    if not any(isinstance(one, nn.Module) for one in networks.values()):
+        checkpoints = by_step(checkpoints)
+    return checkpoints, network
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads the checkpoints of a run, or finds what an earlier call has read."""
+def _check(
+    checkpoints: Sequence[Checkpoint],
+    network: Callable[[Checkpoint], nn.Module],
+    samples: SamplesByRole,
+    settings: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Load every checkpoint before anything is written; returns the origin of their readings."""
+    fingerprints: list[dict[str, str]] = []
+    for one in checkpoints:
+        net = network(one)
+        if not fingerprints:
+            first = next(iter(samples.values()))
+            n_classes = count_classes(net, next(batches(first.loader())).data)
+            for data in samples.values():
+                data.check_labels(n_classes)
+        fingerprints.append(fingerprint(net))
+    structure = fingerprints[0]["structure"]
+    others = [c.name for c, f in zip(checkpoints, fingerprints) if f["structure"] != structure]
+    if others:
+        raise NACError(
+            f"expected checkpoints of one architecture; {', '.join(others)} differ from "
+            f"{checkpoints[0].name}. Coverage of different architectures cannot be compared."
+        )
+    identities = {"/".join(key): data.identity for key, data in samples.items()}
+    return [{"network": each, **settings, "data": identities} for each in fingerprints]
 
-    checkpoints: Sequence[Checkpoint]
-    network: Callable[[Checkpoint], nn.Module]
-    domains: Domains
-    layer: str
-    layout: Optional[str]
 
-    def checked(self) -> list[dict[str, Any]]:
-        """Load every checkpoint before anything is written; returns what each is made with."""
-        found: list[dict[str, Any]] = []
-        identities: dict[str, str] = {}
-        for one in self.checkpoints:
-            net = self.network(one)
-            if not identities:
-                first = next(iter(self.domains.samples.values()))
-                self.domains.check(count_classes(net, next(batches(first.loader())).data))
-                identities = self.domains.identities()
-            found.append({"network": fingerprint(net), "layer": self.layer, "layout": self.layout,
-                          "data": identities})  # fmt: skip
-        others = [
-            one.name
-            for one, made_with in zip(self.checkpoints, found)
-            if made_with["network"]["structure"] != found[0]["network"]["structure"]
-        ]
-        if others:
-            raise NACError(
-                f"expected checkpoints of one architecture; {', '.join(others)} differ from "
-                f"{self.checkpoints[0].name}. Coverage of different architectures cannot be "
-                "compared."
-            )
-        return found
+def space_named(name: str) -> str:
+    """The space for a dataset by the name of its folder: `office_home` is `officehome`.
 
-    def readings(
-        self, folder: Path, made_with: Sequence[Mapping[str, Any]], say: Say
-    ) -> list[CheckpointReadings]:
-        """The readings of all checkpoints; those in the folder are used if nothing has changed."""
-        found = []
-        for number, (one, expected) in enumerate(zip(self.checkpoints, made_with), start=1):
-            path = folder / f"{one.name}.safetensors"
-            known = self._known(path, expected)
-            if known is None:
-                say(f"reading checkpoint {number} of {len(self.checkpoints)}: {one.name}")
-                known = extract_checkpoint(
-                    path, self.network(one), self.domains, expected, layer=self.layer,
-                    layout=self.layout,
-                )  # fmt: skip
-            found.append(known)
-        return found
+    Datasets that the paper does not have take `all`.
+    """
+    letters = "".join(sign for sign in name.lower() if sign.isalnum())
+    return letters if letters in SPACES else "all"
 
-    def _known(self, path: Path, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
-        """Readings of an earlier call, if they were made with the same and are of all samples."""
-        with suppress(FileError):
-            found = CheckpointReadings.load(path)
-            read = {r: {n: len(c) for n, c in sets.items()} for r, sets in found.correct.items()}
-            if dict(found.made_with) == dict(made_with) and read == self.domains.sizes():
-                return found
-        return None
+
+def integral_candidates(space: Space) -> list[IntegralConfig]:
+    """All settings of a space, in a fixed order; of equally good ones the first is chosen.
+
+    Args:
+        space: a name in `SPACES`, lists of values by setting, or one `IntegralConfig`.
+    """
+    if isinstance(space, IntegralConfig):
+        return [space]
+    if isinstance(space, str):
+        if space not in SPACES:
+            raise NACError(f"`space` must be one of {list(SPACES)}, lists or a config: {space!r}.")
+        space = SPACES[space]
+    refuse_unknown(space, ("n_bins", "steepness", "full_count", "layout"), "setting")
+    empty = [name for name, values in space.items() if isinstance(values, str) or not len(values)]
+    if empty or not space:
+        raise NACError(
+            f"`space` needs a list of values for each setting; {empty or 'all'} is empty."
+        )
+    return [IntegralConfig(**point) for point in grid_points(space)]

@@ -1,4 +1,4 @@
-"""The ranking of the checkpoints of one training run."""
+"""The ranking of the checkpoints of one training run, and how well a criterion ranks them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence, Type, TypeVar, Union
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import NACError
-from nac_openood.evaluation.correlation import rank_correlation
-from nac_openood.evaluation.volume import VolumePoint
+from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.records import from_values
+from nac_openood.sources.checkpoints import Checkpoint, training_step
 
 RANKING_FILE = "ranking.json"
 _FORMAT = 1
@@ -25,6 +26,11 @@ CRITERIA: Mapping[str, str] = {
     "nac-me": "NAC-ME",
     "oracle": "Oracle",
 }
+
+
+#: Shares of the test data, the least number of samples, and the number of random draws of each.
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_FEWEST, _DRAWS = 10, 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,27 @@ class IntegralCandidate:
     config: IntegralConfig
     coverage: tuple[float, ...]
     rc_val: Optional[float]
+
+
+@dataclass(frozen=True)
+class VolumePoint:
+    """RC with the test accuracy on a random share of the test data.
+
+    Args:
+        criterion: "validation" or "nac-me".
+        share: of the samples of each target domain.
+        samples: how many that are.
+        mean: of RC over random draws; None where it is undefined for all of them.
+        std: its standard deviation over draws.
+        draws: how many draws have an RC.
+    """
+
+    criterion: str
+    share: float
+    samples: int
+    mean: Optional[float]
+    std: Optional[float]
+    draws: int
 
 
 @dataclass(frozen=True)
@@ -131,14 +158,12 @@ class Ranking:
 
     def accuracy(self, criterion: str) -> float:
         """Test accuracy of the checkpoint that a criterion chooses."""
-        self._tested()
-        return float(self.chosen(criterion).test or 0.0)
+        return self._tested()[self.checkpoints.index(self.chosen(criterion))]
 
     def _tested(self) -> list[float]:
-        found = [each.test for each in self.checkpoints]
-        if any(value is None for value in found):
+        if not self.has_test:
             raise NACError("there was no data of target domains: pass `test` to measure this.")
-        return [float(value) for value in found if value is not None]
+        return [each.test or 0.0 for each in self.checkpoints]
 
     def save(self, folder: Union[str, Path]) -> None:
         """Write `ranking.json` into a folder, atomically."""
@@ -157,19 +182,107 @@ def read_ranking(path: Path, version: int, made: Type[_T], kind: str = "") -> _T
     return files.read_document(path, version, parse, missing=missing, again="Rank again", kind=kind)
 
 
-def choose(candidates: Sequence[IntegralCandidate]) -> tuple[IntegralCandidate, list[str]]:
-    """The candidate whose G agrees best with validation accuracy, and notes about the choice.
+def rank_correlation(
+    scores: Union[Sequence[float], np.ndarray], accuracies: Union[Sequence[float], np.ndarray]
+) -> Optional[float]:
+    """Spearman's rank correlation from -1 to 1, or None where it is undefined.
 
-    Raises:
-        NACError: if the correlation is undefined for all of several candidates.
+    It is undefined for fewer than two checkpoints, and where all scores or all accuracies are
+    equal. Ties get the mean of their ranks, as in scipy; the authors' code breaks them by position.
+
+    Args:
+        scores: what a criterion says of each checkpoint.
+        accuracies: of the same checkpoints.
     """
-    defined = [c for c in candidates if c.rc_val is not None]
-    if defined:
-        return max(defined, key=lambda c: c.rc_val or 0.0), []
-    if len(candidates) > 1:
+    first, second = np.asarray(scores, dtype=float), np.asarray(accuracies, dtype=float)
+    if first.shape != second.shape or not np.isfinite([first, second]).all():
         raise NACError(
-            "the settings of NAC-ME cannot be chosen: the validation accuracies of all checkpoints "
-            "are equal, or their coverage is with every setting. Rank checkpoints that differ, or "
-            "use more validation data; in Python, `space` also takes one IntegralConfig."
+            f"expected a finite score and accuracy for each checkpoint, got {scores} and "
+            f"{accuracies}."
         )
-    return candidates[0], ["RC with validation accuracy is undefined: all values are equal."]
+    if len(first) < 2 or len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    return float(spearmanr(first, second).statistic)
+
+
+def standard_error(values: Sequence[float]) -> Optional[float]:
+    """Standard error of the mean, as the paper prints it; None for fewer than two values."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+def rc_by_volume(
+    scores: Mapping[str, Sequence[float]],
+    correct: Sequence[np.ndarray],
+    *,
+    shares: Sequence[float] = SHARES,
+) -> list[VolumePoint]:
+    """RC of each criterion with test accuracy on 20 random parts of the test data per share.
+
+    All checkpoints are tested on the same samples.
+
+    Args:
+        scores: what each criterion says of each checkpoint.
+        correct: for each target domain, `[checkpoints, samples]`, 1 where the prediction is right.
+        shares: which shares of the test data to look at; those of fewer than ten samples are left
+            out, unless they are all there is.
+    """
+    rng = np.random.default_rng(0)
+    points = []
+    for share in shares:
+        sizes = [max(1, round(share * flags.shape[1])) for flags in correct]
+        if sum(sizes) < _FEWEST and share < 1:
+            continue
+        found: dict[str, list[float]] = {criterion: [] for criterion in scores}
+        for _ in range(_DRAWS if share < 1 else 1):
+            rows = [rng.choice(f.shape[1], n, replace=False) for f, n in zip(correct, sizes)]
+            accuracies = np.mean([f[:, r].mean(axis=1) for f, r in zip(correct, rows)], axis=0)
+            for criterion, values in scores.items():
+                rc = rank_correlation(values, accuracies)
+                if rc is not None:
+                    found[criterion].append(rc)
+        for criterion, rcs in found.items():
+            mean, std = (float(np.mean(rcs)), float(np.std(rcs))) if rcs else (None, None)
+            points.append(VolumePoint(criterion, share, sum(sizes), mean, std, len(rcs)))
+    return points
+
+
+def assemble_ranking(
+    checkpoints: Sequence[Checkpoint],
+    readings: Sequence[CheckpointReadings],
+    configs: Sequence[IntegralConfig],
+) -> Ranking:
+    """The ranking, from readings alone."""
+    val = [each.accuracy("val") or 0.0 for each in readings]  # there is always validation data
+    coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
+    tried = [
+        IntegralCandidate(config, tuple(values), rank_correlation(values, val))
+        for config, values in zip(configs, coverage.T.tolist())
+    ]
+    notes: tuple[str, ...] = ()
+    best = max(tried, key=lambda each: -2 if each.rc_val is None else each.rc_val)
+    if best.rc_val is None:
+        if len(tried) > 1:
+            raise NACError(
+                "the settings of NAC-ME cannot be chosen: the validation accuracies of all "
+                "checkpoints are equal, or their coverage is with every setting. Rank checkpoints "
+                "that differ, or use more validation data; in Python, `space` also takes one "
+                "IntegralConfig."
+            )
+        notes = ("RC with validation accuracy is undefined: all values are equal.",)
+    roles = readings[0].correct
+    ranked = tuple(
+        RankedCheckpoint(
+            one.name, one.path, training_step(one), g, accuracy, each.accuracy("test"),
+            each.accuracy("oracle" if "oracle" in roles else "test"),
+            {role: each.accuracies(role) for role in ("val", "test", "oracle") if role in roles},
+        )
+        for one, each, g, accuracy in zip(checkpoints, readings, best.coverage, val)
+    )  # fmt: skip
+    correct = [
+        np.stack([each.correct["test"][name].numpy() for each in readings])
+        for name in roles.get("test", ())
+    ]
+    volume = rc_by_volume({"validation": val, "nac-me": best.coverage}, correct) if correct else ()
+    sizes = {role: {name: len(c) for name, c in found.items()} for role, found in roles.items()}
+    layer = readings[0].layer
+    return Ranking(ranked, tuple(tried), best.config, layer, sizes, tuple(volume), notes)
