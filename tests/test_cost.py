@@ -42,9 +42,10 @@ def test_ratios_are_over_the_forward_pass_of_the_same_trial(found):
 
 
 def test_methods_look_at_as_many_samples_as_they_say(data):
-    given, test = workload(data, 40)
-    assert sum(len(batch["data"]) for batch in test) == len(given.train.dataset) == 40
-    seen = {each.name: each.set_up() for each in method_runners(data, given, test, OPTIONS)[0]}
+    inputs, test = workload(data, 40)
+    assert sum(batch.size for batch in test) == len(inputs.train.dataset) == 40
+    runners, _ = method_runners(data, inputs, test[0], OPTIONS)
+    seen = {each.name: each.set_up() for each in runners}
     n_val = len(data.bench.study.fitting["id_val"])
     assert seen["MSP"] == 0 and seen["SHE"] == 40
     assert seen["NAC, 1 layer"] == 40 and seen["NAC+"] == 40 + n_val
@@ -52,8 +53,9 @@ def test_methods_look_at_as_many_samples_as_they_say(data):
 
 def test_scores_are_those_of_a_method_that_runs_alone(data):
     """Features are computed on the way; the scores of MSP are those of the readings."""
-    given, test = workload(data, None)
-    found = {each.name: each for each in method_runners(data, given, test, OPTIONS)[0]}
+    inputs, test = workload(data, None)
+    runners, _ = method_runners(data, inputs, test[0], OPTIONS)
+    found = {each.name: each for each in runners}
     found["MSP"].set_up()
     scored = found["MSP"].score(test)
     logits = data.scored["test"].logits

@@ -23,14 +23,14 @@ from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.results import Value
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import Batch, batches
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
-from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import classify
 from nac_openood.progress import bar
+from nac_openood.search.split import few_of
 from nac_openood.tables import BarGroups, Column, Entry, Table
 
 FORWARD = "Forward pass"
@@ -45,78 +45,75 @@ class Runner(NamedTuple):
 
     name: str
     set_up: Callable[[], Optional[int]]
-    score: Callable[[Sequence[Any]], Any]
+    score: Callable[[Sequence[Batch]], Any]
 
 
 def cost(data: AnalysisData, options: Options) -> Finding:
     """Seconds and megabytes of every method, over several trials."""
-    given, test = workload(data, options.most_samples)
-    runners, problems = method_runners(data, given, test, options)
-    ready = []
+    inputs, test = workload(data, options.most_samples)
+    runners, problems = method_runners(data, inputs, test[0], options)
+    trials: dict[str, list[dict[str, Any]]] = {}
     for runner in runners:  # once without a clock: the first batches take longer than all others
         try:
             runner.set_up()
             runner.score(test[:1])
-            ready.append(runner)
+            trials[runner.name] = []
         except Exception as error:  # methods of others may raise anything
             problems[runner.name] = error_text(error)
-    records: list[dict[str, Any]] = []
     # trial by trial, so that whatever else the machine does disturbs all methods alike
-    for trial in bar(range(options.repeats), "trials", options.progress):
-        forward = None  # seconds of the forward pass, which is first
-        for runner in ready:
-            records.append({"method": runner.name, "trial": trial})
-            records[-1].update(_measured(data, runner, test, forward))
-            forward = forward or records[-1]["inference_seconds"]
-    records.sort(key=lambda record: [runner.name for runner in ready].index(record["method"]))
-    summary = {
-        runner.name: _summary([r for r in records if r["method"] == runner.name])
-        for runner in ready
-    }
+    for _ in bar(range(options.repeats), "trials", options.progress):
+        for runner in runners:
+            if runner.name in trials:
+                trials[runner.name].append(_measured(data, runner, test))
+    for found in trials.values():
+        for trial, forward in zip(found, trials[FORWARD]):
+            trial["ratio"] = trial["inference_seconds"] / forward["inference_seconds"]
+    summary = {name: _summary(found) for name, found in trials.items()}
     ratios = {name: found["ratio"].mean for name, found in summary.items()}
+    ours = [name for name in summary if name.startswith("NAC")]
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
-    bars = BarGroups(
-        "ratio", "Inference time", "times the seconds of a plain forward pass (lower is better)",
-        ["inference"], [(name, [value]) for name, value in ratios.items()], end=1.0,
-        ours=[name for name in summary if name.startswith("NAC")],
-    )  # fmt: skip
+    records = [
+        {"method": name, "trial": number, **trial}
+        for name, found in trials.items()
+        for number, trial in enumerate(found)
+    ]
     notes = [
         "Inference is over test samples in memory, so it does not include loading; every method "
         "runs the network itself. Set-up includes loading the training samples. It is without a "
         "search of hyperparameters. Deviations are those of the trials (population standard "
         "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
-        f"in MB. Batches have {data.bench.study.batch_size} samples; device: "
-        f"{data.bench.device.type}."
+        f"in MB. Batches have {test[0].size} samples; device: {data.bench.device.type}."
     ]
-    n_train, all_train = _size(given.train), len(data.bench.samples["train"])
-    if n_train < all_train:
+    n_train, n_all = _size(inputs.train), len(data.bench.samples["train"])
+    if n_train < n_all:
         notes.append(
-            f"Methods that look at all training data were given {n_train} of {all_train} "
-            "training samples here; with all, their set-up takes longer in proportion."
+            f"Methods that look at all training data were given {n_train} of {n_all} training "
+            "samples here; with all, their set-up takes longer in proportion."
         )
-    notes += [f"{name} was left out: {why}" for name, why in problems.items()]
-    n_test = sum(len(batch["data"]) for batch in test)
     return Finding(
         "cost", "Time and memory",
         f"Scoring time as a multiple of a plain forward pass: {listed}.",
-        [_table(summary, n_test, options)], [bars], records, {"summary": summary}, notes,
+        [_table(summary, sum(batch.size for batch in test), options)],
+        [
+            BarGroups(
+                "ratio", "Inference time",
+                "times the seconds of a plain forward pass (lower is better)", ["inference"],
+                [(name, [value]) for name, value in ratios.items()], end=1.0, ours=ours,
+            )
+        ],
+        records, {"summary": summary},
+        [*notes, *(f"{name} was left out: {why}" for name, why in problems.items())],
     )  # fmt: skip
 
 
-def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInputs, list[Any]]:
+def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInputs, list[Batch]]:
     """The fitting data, and batches of ID test samples in memory; at most so many samples."""
-    given = replace(data.bench.inputs("network"), search=False, ood_val=None, progress=False)
-    if most is not None and most < _size(given.train):
-        given = replace(given, train=fitting_loader(given.train, most))
-    test: list[dict[str, Any]] = []
-    room = most
-    for batch in batches(data.bench.study.scored["test"].loader()):
-        part = batch.rows(slice(room))
-        test.append({"data": part.data, "label": part.labels()})
-        room = None if room is None else room - part.size
-        if room == 0:
-            break
-    return given, test
+    inputs = replace(data.bench.inputs("network"), search=False, ood_val=None, progress=False)
+    test: Iterable[Any] = data.bench.study.scored["test"].loader()
+    if most is not None:
+        inputs = replace(inputs, train=few_of(inputs.train, most))
+        test = few_of(test, most)
+    return inputs, list(batches(test))
 
 
 def _size(loader: Any) -> int:
@@ -124,63 +121,63 @@ def _size(loader: Any) -> int:
 
 
 def method_runners(
-    data: AnalysisData, given: MethodInputs, test: Sequence[Any], options: Options
+    data: AnalysisData, inputs: MethodInputs, batch: Batch, options: Options
 ) -> tuple[list[Runner], dict[str, str]]:
     """A forward pass, baselines, NAC from one to all layers, NAC+; and why others cannot run."""
-
-    def forward(batches: Sequence[Any]) -> None:
-        for batch in batches:
-            classify(given.net, batch["data"])
-
+    net, n_train = inputs.net, _size(inputs.train)
     rows = [row for row in chosen_methods(options.methods or _BASELINES) if row.rule is None]
     make = scorers(rows, options.backend, say=options.say)
+
+    def forward(test: Sequence[Batch]) -> None:
+        for each in test:
+            classify(net, each.data)
+
     found, problems = [Runner(FORWARD, lambda: None, forward)], {}
     for row in rows:
         try:
-            found.append(_baseline(row, make(row, data.bench.checkpoint), given, test))
+            scorer = make(row, data.bench.checkpoint)
+            found.append(_baseline(row, scorer, inputs, batch))
         except Exception as error:  # methods of others may raise anything
             problems[row.title] = error_text(error)
+
+    def own(title: str, detector: NACDetector, n_samples: Optional[int], n_val: int) -> Runner:
+        """A detector of this package; with `n_val` it is calibrated on so many ID samples."""
+        n_fit = min(n_samples or n_train, n_train)
+
+        def set_up() -> int:
+            detector.fit(inputs.train, n_fit, progress=False)
+            if n_val:
+                detector.calibrate(inputs.id_val, progress=False)
+            return n_val + n_fit
+
+        return Runner(title, set_up, lambda test: detector.score_loader(test, progress=False))
+
     for n in range(1, len(data.layers) + 1):
         layers = {name: data.settings[name] for name in data.layers[:n]}
         title = f"NAC, {n} layer{'s' if n > 1 else ''}"
-        found.append(_own(title, NACDetector(given.net, layers), data.config.n_samples, given))
-    config = preset_for(given.net, data.id_name, "nac_plus")
-    plus = NACDetector(given.net, config.layer_choice, rule=config.rule)
-    n_val = len(data.bench.samples["id_val"])
-    return [*found, _own("NAC+", plus, config.n_samples, given, n_val)], problems
+        found.append(own(title, NACDetector(net, layers), data.config.n_samples, 0))
+    config = preset_for(net, data.id_name, "nac_plus")
+    plus = NACDetector(net, config.layer_choice, rule=config.rule)
+    found.append(own("NAC+", plus, config.n_samples, len(data.bench.samples["id_val"])))
+    return found, problems
 
 
-def _own(
-    title: str, detector: NACDetector, n_samples: Optional[int], given: MethodInputs, n_val: int = 0
-) -> Runner:
-    """A detector of this package; with `n_val` it is calibrated on so many ID samples."""
-    n_fit = min(n_samples or _size(given.train), _size(given.train))
-
-    def set_up() -> int:
-        detector.fit(given.train, n_fit, progress=False)
-        if n_val:
-            detector.calibrate(given.id_val, progress=False)
-        return n_val + n_fit
-
-    return Runner(title, set_up, lambda test: detector.score_loader(test, progress=False))
-
-
-def _baseline(row: Method, scorer: Scorer, given: MethodInputs, test: Sequence[Any]) -> Runner:
+def _baseline(row: Method, scorer: Scorer, inputs: MethodInputs, batch: Batch) -> Runner:
     """A baseline that computes the features it needs itself."""
-    n_train = _size(given.train) if row.uses_train else 0
-    loader_of: Callable[[Any], Any] = lambda loader: loader  # noqa: E731
+    n_read = _size(inputs.train) if row.uses_train else 0
+    convert: Callable[[Any], Any] = iter
     if row.needs == "features":
-        head = head_of(given.net, test[0]["data"])[1]
-        loader_of = partial(_Features, given.net, head)
-        given = replace(
-            given, net=Head(head), train=loader_of(given.train), id_val=loader_of(given.id_val)
+        head = head_of(inputs.net, batch.data)[1]
+        convert = partial(_Features, inputs.net, head)
+        inputs = replace(
+            inputs, net=Head(head), train=convert(inputs.train), id_val=convert(inputs.id_val)
         )
 
     def set_up() -> int:
-        scorer.setup(given)
-        return n_train
+        scorer.setup(inputs)
+        return n_read
 
-    return Runner(row.title, set_up, lambda test: scorer.score(loader_of(test)))
+    return Runner(row.title, set_up, lambda test: scorer.score(convert(test)))
 
 
 class _Features:
@@ -198,6 +195,23 @@ class _Features:
             yield {"data": features, "label": batch.labels()}
 
 
+def _measured(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
+    """What one trial of a method took."""
+    with _meter(data) as setup:
+        n_read = runner.set_up()
+    with _meter(data) as inference:
+        runner.score(test)
+    fitted = n_read is not None
+    return {
+        "setup_samples": n_read,
+        "setup_seconds": setup.seconds if fitted else None,
+        "setup_mb": setup.peak_mb if fitted else None,
+        "inference_seconds": inference.seconds,
+        "inference_mb": inference.peak_mb,
+        "ratio": None,  # of all trials, when they are done
+    }
+
+
 def _meter(data: AnalysisData) -> Meter:
     """A meter for a block that starts with as little memory as possible.
 
@@ -207,25 +221,6 @@ def _meter(data: AnalysisData) -> Meter:
     with suppress(OSError, AttributeError):  # only the C library of Linux can do this
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     return Meter(data.bench.device)
-
-
-def _measured(
-    data: AnalysisData, runner: Runner, test: Sequence[Any], forward: Optional[float]
-) -> dict[str, Any]:
-    """What one trial of a method took; `forward` are the seconds of a forward pass."""
-    with _meter(data) as setup:
-        n_read = runner.set_up()
-    with _meter(data) as inference:
-        runner.score(test)
-    needs_setup = n_read is not None
-    return {
-        "setup_samples": n_read,
-        "setup_seconds": setup.seconds if needs_setup else None,
-        "setup_mb": setup.peak_mb if needs_setup else None,
-        "inference_seconds": inference.seconds,
-        "inference_mb": inference.peak_mb,
-        "ratio": inference.seconds / (forward or inference.seconds),
-    }
 
 
 def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ through `full_count`, the paper's O*.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Iterable, NamedTuple
 
 import numpy as np
@@ -73,9 +74,18 @@ def params(data: AnalysisData, options: Options) -> Finding:
     tables, figures, spans = [], [], []
     notes = [tabulate.FPR_NOTE, "When M changes, O* stays as it is, so r changes with it."]
     sensitivity: list[list[Entry]] = []
-    for name, parameter in PARAMETERS.items():
+    for layer, (name, parameter) in product(data.layers, PARAMETERS.items()):
+        shown = [p for p in points if (p.layer, p.parameter) == (layer, name)]
+        used = next(p for p in shown if p in in_use)
+        together = {p.value: p.all[group]["AUROC"] for p in shown}
+        best = max(together, key=together.__getitem__)
+        sensitivity.append([
+            layer, parameter.symbol, f"{used.value:g}", together[used.value],
+            min(together.values()), together[best], f"{best:g}",
+        ])  # fmt: skip
+        if layer != deepest:
+            continue
         paper = tabulate.paper_rows(data, options.against, parameter.table, parameter.axis)
-        shown = [p for p in points if (p.layer, p.parameter) == (deepest, name)]
         counted = [Column("O*")] if name == "bound" else []
         rows = []
         for p in shown:
@@ -84,35 +94,22 @@ def params(data: AnalysisData, options: Options) -> Finding:
         tables.append(tabulate.metric_table(
             f"{parameter.title}: {GROUP_WORDS[group]}", [parameter.symbol, *counted],
             {"alone": f"{deepest} alone", "all": "All layers"}, rows, paper=paper,
-            ours=[row for row, p in enumerate(shown) if p in in_use],
+            ours=[shown.index(used)],
         ))  # fmt: skip
         alone = {p.value: p.alone[group]["AUROC"] for p in shown}
-        lines = [
-            Series(f"{deepest} alone", list(alone.items())),
-            Series("all layers", [(p.value, p.all[group]["AUROC"]) for p in shown]),
-        ]
-        if paper.rows:
-            printed = [(float(v), found["AUROC"].mean) for v, found in paper.rows.items()]
-            lines.append(Series("paper", printed, printed=True))
+        printed = [(float(v), found["AUROC"].mean) for v, found in paper.rows.items()]
+        lines = {f"{deepest} alone": list(alone.items()), "all layers": list(together.items())}
+        series = [Series(title, line) for title, line in lines.items()]
         figures.append(Lines(
             name, parameter.title, f"{parameter.symbol} of {deepest} (log scale)",
-            f"{GROUP_WORDS[group]} AUROC, %", lines, log_x=True,
-            mark=next(p.value for p in shown if p in in_use),
+            f"{GROUP_WORDS[group]} AUROC, %",
+            [*series, *([Series("paper", printed, printed=True)] if printed else [])],
+            log_x=True, mark=used.value,
         ))  # fmt: skip
         best = max(alone, key=alone.__getitem__)
         span = f"{min(alone.values()):.1f} to {alone[best]:.1f} %"
         spans.append(f"{parameter.symbol} ({span}, best at {best:g})")
         notes += paper.notes
-    for layer in data.layers:
-        for name, parameter in PARAMETERS.items():
-            found = [p for p in points if (p.layer, p.parameter) == (layer, name)]
-            values = {p.value: p.all[group]["AUROC"] for p in found}
-            best = max(values, key=values.__getitem__)
-            used = next(p for p in found if p in in_use)
-            sensitivity.append([
-                layer, parameter.symbol, f"{used.value:g}", used.all[group]["AUROC"],
-                min(values.values()), values[best], f"{best:g}",
-            ])  # fmt: skip
     numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
     tables.append(Table(
         f"Every layer: {GROUP_WORDS[group]} AUROC of all layers while one parameter changes",
