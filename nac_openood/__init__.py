@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from nac_openood.plugin.postprocessor import NACPostprocessor as NACPostprocessor
     from nac_openood.plugin.register import register as register
     from nac_openood.plugin.register import unregister as unregister
-    from nac_openood.search.advice import Advice as Advice
+    from nac_openood.search.advise import Advice as Advice
     from nac_openood.search.advise import advise as advise
     from nac_openood.training.entropy import NACEntropy as NACEntropy
 
 #: Where each public name lives.
 _HOMES = {
-    "Advice": "search.advice",
+    "Advice": "search.advise",
     "Coverage": "core.coverage",
     "DetectorCallback": "adapters.lightning",
     "Explanation": "detector.outcomes",

@@ -27,11 +27,15 @@ from nac_openood.detector.presets import preset
 from nac_openood.records import from_values
 from nac_openood.report.hyperparameters import hyperparameters
 from nac_openood.report.methods import ranked_methods
-from nac_openood.search.advice import MARGIN, SURROGATE, Advice
-from nac_openood.search.advise import advise_on_readings
-from nac_openood.search.alternatives import Known, alternatives, known_of, reader_for
+from nac_openood.search.advise import MARGIN, SURROGATE, Advice, advise_on_readings
+from nac_openood.search.alternatives import (
+    AlternativeLayers,
+    alternative_layers,
+    alternatives,
+    reader_for,
+)
+from nac_openood.search.loaders import few_of
 from nac_openood.search.recipe import gather, set_up
-from nac_openood.search.split import few_of
 from nac_openood.search.stored import ReadingSet
 
 FLAT = LayerConfig(steepness=1e-9)
@@ -227,8 +231,8 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     aurocs = [row.auroc.value for row in advice.table.values()]
     assert aurocs == sorted(aurocs, reverse=True)
     nac, best = advice.table["NAC"], next(iter(advice.table.values()))
-    assert nac.auroc.value < 0.6 and nac.ahead is None
-    assert best.ahead.low > MARGIN
+    assert nac.auroc.value < 0.6 and nac.difference is None
+    assert best.difference.low > MARGIN
     assert advice.warnings[0].startswith("layer 'hidden' cannot tell samples apart")
     told = advice.warnings[-1]
     assert told.startswith(f"on OOD validation data, NAC has AUROC {100 * nac.auroc.value:.1f}, ")
@@ -266,9 +270,9 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
     train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))
-    known = known_of(det, sample)
+    known = alternative_layers(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert from_values(Known, json.loads(json.dumps(asdict(known)))) == known
+    assert from_values(AlternativeLayers, json.loads(json.dumps(asdict(known)))) == known
     found = alternatives(fit, i, known)
     plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
     with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
@@ -283,7 +287,7 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     distance = NearestNeighbors(n_neighbors=1).fit(bank).kneighbors(new)[0][:, -1]
     assert torch.allclose(2 - 2 * found["KNN"](o), torch.from_numpy(distance**2), atol=1e-5)
     assert set(alternatives(None, i, known)) == {"energy", "MSP"}
-    assert set(alternatives(fit, i, Known())) == {"energy", "MSP"}
+    assert set(alternatives(fit, i, AlternativeLayers())) == {"energy", "MSP"}
 
 
 def test_surrogates_are_named_and_nothing_is_changed(small_net):
@@ -374,10 +378,10 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     rule = Coverage(layers)
     rule.update(kept.fit)
     again = ReadingSet.load(tmp_path)
-    known = again.known
-    assert known == Known("hidden", {"hidden.1": 1.0})
+    known = again.alternative_layers
+    assert known == AlternativeLayers("hidden", {"hidden.1": 1.0})
     first, second = (
-        advise_on_readings(rule, r.id_val, r.ood_val, r.fit, known=known) for r in (kept, again)
+        advise_on_readings(rule, r.id_val, r.ood_val, r.fit, layers=known) for r in (kept, again)
     )
     assert first == second and len(first.table) == 5
 
@@ -417,7 +421,7 @@ def test_the_plugin_warns(monkeypatch):
     inside, outside = {"train": table(200, 0), "val": table(60, 1)}, {"val": table(60, 2, size=0)}
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
-    assert postprocessor.advice.table["MSP"].ahead.low > MARGIN
+    assert postprocessor.advice.table["MSP"].difference.low > MARGIN
 
 
 @pytest.mark.parametrize("score", [msp, energy, gen])

@@ -31,9 +31,8 @@ from nac_openood.evaluation.monitor import CoverageMonitor
 from nac_openood.evaluation.ranking import Ranking
 from nac_openood.report.landscape import draw_landscape
 from nac_openood.report.write import write_finding, write_ranked_tables, write_tables
-from nac_openood.search.output import write_config, write_report
 from nac_openood.search.run import search
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.stored import ReadingSet, write_config, write_report
 from nac_openood.sources.sets import Datasets
 from nac_openood.training import SaveCheckpoints
 

@@ -9,7 +9,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ranking import fpr_at
+from test_metrics import fpr_at
 
 from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
 from nac_openood.core.metrics import auroc, fpr_in_at
@@ -22,7 +22,7 @@ from nac_openood.search import (
     default_guard,
     paper_space,
     search,
-    strategies,
+    space,
 )
 from nac_openood.search.space import layer_candidates
 
@@ -155,8 +155,8 @@ SWEEP: dict[str, dict[str, Any]] = {
 def test_many_blocks_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = sets(SMALL)
     whole = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50)
-    monkeypatch.setattr(strategies, "_BLOCK", 37)
-    monkeypatch.setattr("nac_openood.search.joint._PIECE", 300)
+    monkeypatch.setattr(space, "_BLOCK", 37)
+    monkeypatch.setattr("nac_openood.search.tables._PIECE", 300)
     in_slices = Readings.batches
     monkeypatch.setattr(Readings, "batches", lambda self, size=7: in_slices(self, size))
     assert search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50) == whole
@@ -225,7 +225,7 @@ def test_random_with_a_larger_budget_begins_the_same_way() -> None:
 
 
 def test_random_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies, "_BLOCK", 10)
+    monkeypatch.setattr(space, "_BLOCK", 10)
     budget = Budget(points=10**9, seconds=0.2)
     found = search(**sets(SMALL), layers=SMALL, sweep=SWEEP, strategy="random", budget=budget)
     assert 10 <= found.evaluated < 10**6

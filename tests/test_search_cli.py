@@ -67,7 +67,7 @@ def again(place: Path, out: Path, *more: str) -> int:
 
 def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = place / "out"
-    assert sorted(p.name for p in out.iterdir()) == ["landscape.png", "nac.yml", "search.json"]
+    assert sorted(p.name for p in out.glob("[!.]*")) == ["landscape.png", "nac.yml", "search.json"]
     config, report = read_config(out / "nac.yml"), json.loads((out / "search.json").read_text())
     # NAC+ and KNN are scored on NAC's own readings
     assert set(report["advice"]["auroc"]) == {"NAC", "NAC+", "energy", "MSP", "KNN"}
@@ -191,7 +191,7 @@ def test_without_matplotlib_only_the_picture_is_lost(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert again(place, tmp_path, "--restarts", "1", "--layers", "avgpool") == 0
     assert "pip install 'nac-openood[plot]'" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["nac.yml", "search.json"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["nac.yml", "search.json"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_errors_are_sentences(
     out = [] if "--out" in options else ["--out", str(tmp_path)]
     assert main(["search", *options, *out]) == 1
     assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!.]*"))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_bad_images_are_named(
         image.write_bytes(whole)
     assert code == 1 and re.search(message, capsys.readouterr().err)
     # what was read before stays, but does not pass for a complete set
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["fit.safetensors", "out"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["fit.safetensors", "out"]
     assert main(["search", "--readings", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
 
 

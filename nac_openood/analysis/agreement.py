@@ -14,7 +14,7 @@ from nac_openood.analysis.tabulate import text_heads
 from nac_openood.core.metrics import threshold_at
 from nac_openood.errors import NACError
 from nac_openood.evaluation.ranking import rank_correlation
-from nac_openood.search.advice import NAC_TITLE
+from nac_openood.search.advise import NAC_TITLE
 from nac_openood.sources.images import png_url, small_png
 from nac_openood.tables import BarGroups, Column, Entry, Example, Examples, Matrix, Table
 

@@ -39,8 +39,8 @@ from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import locked, make_folder, remove
 from nac_openood.progress import Say
+from nac_openood.search.loaders import held_out_of
 from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
-from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets

@@ -15,7 +15,7 @@ from nac_openood.benchmark.paper.published import table
 from nac_openood.core.tensors import msp
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.search.advice import NAC_PLUS_TITLE, NAC_TITLE
+from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"

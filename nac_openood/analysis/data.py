@@ -16,7 +16,7 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.progress import Say
-from nac_openood.search.result import SearchResult
+from nac_openood.search.run import SearchResult
 from nac_openood.search.stored import ReadingSet
 
 
@@ -144,7 +144,7 @@ class AnalysisData:
         Raises:
             NACError: if it was not read.
         """
-        name = self.fitting.known.head_input
+        name = self.fitting.alternative_layers.head_input
         if name is None:
             raise NACError(
                 f"none of the layers that were read, {list(self.fitting.fit)}, is the input of the "

@@ -111,7 +111,7 @@ def _scores(
 
 def _plus_scores(data: AnalysisData) -> dict[str, np.ndarray]:
     fitting = data.fitting
-    rules = alternatives(fitting.fit, fitting.id_val, fitting.known)
+    rules = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
     if "NAC+" not in rules:
         raise NACError(
             f"NAC+ needs the ends of the early stages, which are not among the layers that were "

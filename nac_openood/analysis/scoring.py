@@ -17,7 +17,7 @@ from nac_openood.benchmark.run.results import metrics_by_set
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import combine
 from nac_openood.detector.readings import Readings
-from nac_openood.search.advice import NAC_TITLE
+from nac_openood.search.advise import NAC_TITLE
 from nac_openood.search.alternatives import alternatives
 from nac_openood.search.tables import SearchData, score_layer
 
@@ -95,6 +95,8 @@ def scores_on_readings(data: AnalysisData) -> dict[str, BySet]:
     """
     sets, fitting = with_id_val(data), data.fitting
     found: dict[str, BySet] = {NAC_TITLE: TestScores(data, scored=sets).scores(data.settings)}
-    for name, score in alternatives(fitting.fit, fitting.id_val, fitting.known).items():
+    for name, score in alternatives(
+        fitting.fit, fitting.id_val, fitting.alternative_layers
+    ).items():
         found[name] = {n: score(readings).cpu().numpy() for n, readings in sets.items()}
     return found

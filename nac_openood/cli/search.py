@@ -12,7 +12,7 @@ from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.search import SearchResult
-    from nac_openood.search.advice import Advice
+    from nac_openood.search.advise import Advice
     from nac_openood.search.stored import ReadingSet
 
 #: Options that say how to read a network, and so do not go with --readings.
@@ -84,9 +84,8 @@ def search_command(args: argparse.Namespace) -> int:
     from nac_openood.files import locked, make_folder
     from nac_openood.report.landscape import draw_landscape
     from nac_openood.search import SURROGATE_LABEL, Budget, search
-    from nac_openood.search.choice import layers_and_lists
-    from nac_openood.search.output import write_config, write_report
-    from nac_openood.search.recipe import advise_after_search
+    from nac_openood.search.recipe import advise_after_search, layers_and_lists
+    from nac_openood.search.stored import write_config, write_report
 
     guard = _guard(args.guard)
     limits = {
@@ -161,8 +160,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
 def _read_network(args: argparse.Namespace) -> ReadingSet:
     from nac_openood.detector.config import NACConfig
     from nac_openood.detector.detector import NACDetector
-    from nac_openood.search.choice import about_network, config_for
-    from nac_openood.search.recipe import HELD_OUT, gather
+    from nac_openood.search.recipe import HELD_OUT, about_network, config_for, gather
 
     if args.arch is None:
         raise NACError(

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import Subset
 
 from nac_openood import files
+from nac_openood.__about__ import versions
 from nac_openood.errors import NACError
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking, standard_error
 from nac_openood.progress import Say
-from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
 from nac_openood.sources.images import Transform
 from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain

@@ -23,7 +23,7 @@ from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.plugin.source import import_failure
 from nac_openood.search import SURROGATE_LABEL, SearchResult
-from nac_openood.search.advice import Advice
+from nac_openood.search.advise import Advice
 from nac_openood.search.recipe import advise_after_search, gather, search_settings
 
 try:

@@ -10,7 +10,7 @@ import numpy as np
 from nac_openood import files
 from nac_openood.report.drawing import FAINT, GRID, INK, blank
 from nac_openood.report.formatting import metric
-from nac_openood.search.result import LayerPoint, SearchResult
+from nac_openood.search.run import LayerPoint, SearchResult
 
 #: Greek alpha and the multiplication sign, which a linter takes for mistyped letters.
 _ALPHA, _CROSS = "\u03b1", "\u00d7"

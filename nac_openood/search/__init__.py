@@ -1,22 +1,25 @@
 """Hyperparameter search without the network: one pass makes readings, the rest is arithmetic.
 
-`space` says what to try, `tables` scores every layer candidate once, `joint` combines them as the
-detector would, `leaderboard` keeps the best, `strategies` decide what to look at, `result` is what
-comes out, and `run` ties them together. `surrogate` makes stand-ins for OOD validation data.
-`recipe` sets a detector up with all of it, and `advise` tells how it compares with simpler methods.
+`space` says what to try, `tables` scores every candidate, and `run` is the search. `loaders` makes
+stand-ins for OOD validation data. `recipe` sets a detector up with all of it, and `advise` compares
+it with simpler methods.
 """
 
-from nac_openood.search.joint import OBJECTIVES
-from nac_openood.search.result import Candidate, LayerPoint, SearchResult
-from nac_openood.search.run import default_guard, search
-from nac_openood.search.space import PAPER_SPACE, paper_space
-from nac_openood.search.strategies import STRATEGIES, Budget
-from nac_openood.search.surrogate import (
+from nac_openood.search.loaders import (
     SURROGATE_LABEL,
     SURROGATES,
     SurrogateLoader,
     surrogate_ood,
 )
+from nac_openood.search.run import (
+    Candidate,
+    LayerPoint,
+    SearchResult,
+    default_guard,
+    search,
+)
+from nac_openood.search.space import PAPER_SPACE, STRATEGIES, Budget, paper_space
+from nac_openood.search.tables import OBJECTIVES
 
 __all__ = [
     "OBJECTIVES",

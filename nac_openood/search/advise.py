@@ -1,4 +1,4 @@
-"""Is a fitted detector any good on this network, and what could be used instead?
+"""How a fitted detector compares with simpler methods, and what to use instead.
 
 A detector is compared with MSP, energy, KNN and (if it is reference NAC) NAC+ on OOD validation
 data. Without such data, surrogates of ID validation images take its place. They show that settings
@@ -9,30 +9,110 @@ says so.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.metrics import Aurocs, auroc
+from nac_openood.core.metrics import Aurocs, Interval, auroc
 from nac_openood.core.rule import Rule
+from nac_openood.core.rules import RULES
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.inputs import Inputs, shapes
 from nac_openood.network.random_state import kept_random_state
-from nac_openood.search.advice import NAC_PLUS_TITLE, REAL, SURROGATE, Advice, Compared, losing
-from nac_openood.search.alternatives import Known, alternatives, reader_for
-from nac_openood.search.split import few_of
-from nac_openood.search.surrogate import SurrogateLoader, can_distort
+from nac_openood.search.alternatives import AlternativeLayers, alternatives, reader_for
+from nac_openood.search.loaders import SurrogateLoader, can_distort, few_of
 
+#: A detector loses if the 99 % interval of the difference in AUROC lies above this.
+MARGIN = 0.01
+#: NAC+ is named in place of the best alternative if it is not worse by more than this.
+_CLOSE = 0.01
 #: Samples of each kind that are compared, at least and at most, and training samples.
-_LEAST, _MOST, _TRAIN = 20, 1000, 1000
+_MIN_SAMPLES, _MAX_SAMPLES, _TRAIN = 20, 1000, 1000
 #: A part of the score tells nothing if its AUROC is less than this and either nearly all ID samples
 #: are alike, or this share of all samples is.
 _CHANCE, _SAME = 0.55, 0.9
+
+NAC_TITLE, NAC_PLUS_TITLE = RULES["nac"].title, RULES["nac_plus"].title
+#: What the samples are that a detector has to tell from ID data.
+REAL, SURROGATE = "OOD validation data", "surrogates, not real OOD data"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A method on the compared samples, in fractions.
+
+    Args:
+        auroc: with its 99 % interval.
+        difference: how much higher its AUROC is than the detector's; None for the detector itself.
+    """
+
+    auroc: Interval
+    difference: Optional[Interval] = None
+
+    def __str__(self) -> str:
+        between = f"{_percent(self.auroc.low)} to {_percent(self.auroc.high)}"
+        text = f"{_percent(self.auroc.value):>7}  {between:16}"
+        if self.difference is None:
+            return text.rstrip()
+        value, low, high = (f"{100 * number:+.1f}" for number in self.difference)
+        return f"{text}{value} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How a detector compares with simpler methods, and what to change.
+
+    Args:
+        method: the title of the detector, e.g. "NAC".
+        against: what it has to tell from ID data, e.g. "surrogates, not real OOD data".
+        n_id: number of ID samples that were compared.
+        n_ood: number of OOD samples or surrogates.
+        table: the detector and the alternatives by title, best first; empty if nothing could be
+            compared.
+        warnings: what is wrong and what to do about it.
+        notes: what could not be compared, and why.
+        seconds: how long it took.
+    """
+
+    method: str
+    against: str
+    n_id: int = 0
+    n_ood: int = 0
+    table: Mapping[str, Compared] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = field(compare=False, default=0.0)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.table:
+            lines = [
+                f"{self.method} on {self.against}: {self.n_id} ID and {self.n_ood} OOD samples",
+                f"{'':9}{'AUROC':>7}  {'99 % interval':16}difference (99 % interval)",
+                *(
+                    f"{' ' if row.difference else '>'} {title:7}{row}"
+                    for title, row in self.table.items()
+                ),
+            ]
+            if not self.warnings:
+                lines.append("No method is clearly more than 1 point ahead.")
+        lines += [f"Warning: {text}." for text in self.warnings]
+        return "\n".join([*lines, *(f"Note: {text}." for text in self.notes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; AUROCs are fractions."""
+        return {
+            "against": self.against,
+            "samples": [self.n_id, self.n_ood],
+            "auroc": {title: row.auroc.value for title, row in self.table.items()},
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
 
 
 def advise(
@@ -67,22 +147,31 @@ def advise(
     rule = detector.rule_
     if rule is None:
         raise NotFittedError("this NACDetector is not fitted: call fit before you ask for advice.")
+    title = rule.title or rule.name
     with kept_random_state():
         inside = few_of(id_val, n_samples)
-        sample = _first(inside)
+        sample: Optional[Inputs] = next((batch.data for batch in batches(inside)), None)
+        if sample is None:
+            raise NACError("the ID validation loader yielded no batch: nothing can be compared.")
         if ood_val is None and not can_distort(sample):
-            return _not_compared(rule, sample, time.perf_counter() - began)
+            note = (
+                f"{title} was not compared with other methods: surrogates can only be made from "
+                f"square images, not from batches of {shapes(sample)}. To compare it, pass OOD "
+                "validation data (`ood_val`)"
+            )
+            warnings = tuple(rule.saturated().values())
+            return Advice(title, "nothing", warnings=warnings, notes=(note,))
         outside = (
             SurrogateLoader(inside, seed=seed) if ood_val is None else few_of(ood_val, n_samples)
         )
+        reader, layers = reader_for(detector, sample) if train is not None else (None, None)
         own = _read(detector, inside, outside, progress)
-        reader, known = (None, Known()) if train is None else reader_for(detector, sample)
         pair, fit = own, None
         if reader is not None and train is not None:
             pair = _read(reader, inside, outside, progress)
             fit = reader.read_loader(few_of(train, _TRAIN), progress=progress)
     found = advise_on_readings(
-        rule, *pair, fit, known=known, own=own, against=REAL if ood_val is not None else SURROGATE
+        rule, *pair, fit, layers=layers, own=own, against=REAL if ood_val is not None else SURROGATE
     )
     return replace(found, seconds=time.perf_counter() - began)
 
@@ -96,31 +185,13 @@ def _read(
     )
 
 
-def _first(loader: Iterable[Any]) -> Inputs:
-    for batch in batches(loader):
-        data: Inputs = batch.data
-        return data
-    raise NACError("the ID validation loader yielded no batch: there is nothing to compare on.")
-
-
-def _not_compared(rule: Rule, sample: Inputs, seconds: float) -> Advice:
-    title = rule.title or rule.name
-    note = (
-        f"{title} was not compared with other methods: surrogates can only be made from square "
-        f"images, not from batches of {shapes(sample)}. To compare it, pass OOD "
-        "validation data (`ood_val`)"
-    )
-    wrong = tuple(rule.saturated().values())
-    return Advice(title, "nothing", warnings=wrong, notes=(note,), seconds=seconds)
-
-
 def advise_on_readings(
     rule: Rule,
     id_val: Readings,
     ood_val: Readings,
     fit: Optional[Readings] = None,
     *,
-    known: Known,
+    layers: Optional[AlternativeLayers] = None,
     own: Optional[tuple[Readings, Readings]] = None,
     against: str = REAL,
     searched: bool = False,
@@ -132,37 +203,39 @@ def advise_on_readings(
         id_val: readings of ID validation samples.
         ood_val: readings of OOD samples or surrogates.
         fit: readings of training samples; None leaves out KNN and NAC+.
-        known: which layers of these readings serve the alternatives.
+        layers: which layers of these readings the alternatives can use; None is none.
         own: `id_val` and `ood_val` as the rule needs them; None takes those above.
         against: what the OOD samples are.
         searched: whether the rule's settings were searched on these samples.
     """
     began = time.perf_counter()
     title = rule.title or rule.name
-    pair = _few_rows(id_val), _few_rows(ood_val)
-    mine = pair if own is None else (_few_rows(own[0]), _few_rows(own[1]))
+    pair = _some_rows(id_val), _some_rows(ood_val)
+    mine = pair if own is None else (_some_rows(own[0]), _some_rows(own[1]))
     wrong, notes = _saturated(rule, *mine, against), []
     n_id, n_ood = (readings.n_samples for readings in pair)
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
-    others = alternatives(fit, pair[0], known, plus=title != NAC_PLUS_TITLE)
-    wanted = {"KNN", NAC_PLUS_TITLE} - {title}
-    notes += _left_out(sorted(wanted - set(others)), fit)
+    others = alternatives(fit, pair[0], layers or AlternativeLayers(), plus=title != NAC_PLUS_TITLE)
+    why = "there is no training data" if fit is None else "layers that it needs were not read"
+    missing = sorted({"KNN", NAC_PLUS_TITLE} - {title, *others})
+    notes += [f"{name} was not compared: {why}" for name in missing]
     scores = {title: [rule.score(readings) for readings in mine]}
     scores.update({name: list(map(score, pair)) for name, score in others.items()})
     table = _compared(scores)
     if not table:
-        notes = [f"nothing was compared, which needs {_LEAST} ID and {_LEAST} OOD samples"]
-    behind = losing(title, table, against, searched=searched)
-    wrong += [] if behind is None else [behind]
+        least = f"{_MIN_SAMPLES} ID and {_MIN_SAMPLES} OOD samples"
+        notes = [f"nothing was compared, which needs {least}"]
+    better = _better_method(title, table, against, searched=searched)
+    wrong += [] if better is None else [better]
     seconds = time.perf_counter() - began
     return Advice(title, against, n_id, n_ood, table, tuple(wrong), tuple(notes), seconds)
 
 
-def _few_rows(readings: Readings) -> Readings:
+def _some_rows(readings: Readings) -> Readings:
     """At most a thousand samples, at random but always the same."""
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randperm(readings.n_samples, generator=draw)[:_MOST]
+    rows = torch.randperm(readings.n_samples, generator=draw)[:_MAX_SAMPLES]
     return readings.rows(rows.sort().values)
 
 
@@ -171,7 +244,7 @@ def _compared(scores: Mapping[str, list[Tensor]]) -> dict[str, Compared]:
     sides = [torch.stack([both[i].cpu().double() for both in scores.values()]) for i in (0, 1)]
     # a sample that overflows for one method is left out for all
     sides = [side[:, side.isfinite().all(dim=0)] for side in sides]
-    if min(side.shape[1] for side in sides) < _LEAST:
+    if min(side.shape[1] for side in sides) < _MIN_SAMPLES:
         return {}
     found = Aurocs(*sides)
     rows = {
@@ -187,7 +260,7 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) ->
     suspected = rule.saturated(inside, certain=False)
     parts = [rule.parts(readings) for readings in (inside, outside)]
     for name in parts[0]:
-        first, second = (_finite(part[name]) for part in parts)
+        first, second = (part[name][part[name].isfinite()].cpu() for part in parts)
         if name in found or not min(len(first), len(second)):
             continue
         both = torch.cat([first, second])
@@ -204,10 +277,38 @@ def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) ->
     return list(found.values())
 
 
-def _finite(scores: Tensor) -> Tensor:
-    return scores[scores.isfinite()].cpu()
+def _better_method(
+    title: str, table: Mapping[str, Compared], against: str, *, searched: bool
+) -> Optional[str]:
+    """A warning if a method is better than the detector by more than chance explains.
+
+    Args:
+        title: the title of the detector.
+        table: it and the alternatives, best first.
+        against: what the OOD samples are.
+        searched: whether the detector's settings were searched.
+    """
+    better = {
+        name: row.difference
+        for name, row in table.items()
+        if row.difference and row.difference.low > MARGIN
+    }
+    if not better:
+        return None
+    best, by = next(iter(better.items()))
+    plus = better.get(NAC_PLUS_TITLE)
+    use = NAC_PLUS_TITLE if plus is not None and by.value - plus.value <= _CLOSE else best
+    instead = "rule='nac_plus'" if use == NAC_PLUS_TITLE else use
+    if use != best:
+        instead += f" ({_percent(table[use].auroc.value)})"
+    if title == NAC_TITLE and not searched:
+        instead += ", or search the settings"
+    return (
+        f"on {against}, {title} has AUROC {_percent(table[title].auroc.value)}, {best} "
+        f"{_percent(table[best].auroc.value)} (99 % interval of the difference: "
+        f"{_percent(by.low)} to {_percent(by.high)} points): use {instead}"
+    )
 
 
-def _left_out(missing: Sequence[str], fit: Optional[Readings]) -> list[str]:
-    why = "there is no training data" if fit is None else "layers that it needs were not read"
-    return [f"{title} was not compared: {why}" for title in missing]
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"

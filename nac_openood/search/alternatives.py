@@ -1,6 +1,6 @@
 """What could be used instead of a detector: MSP, energy, KNN and NAC+, scored on readings.
 
-MSP and energy need the logits, which all readings have. KNN needs what the head is given, and NAC+
+MSP and energy need the logits, which all readings have. KNN needs the input of the head, and NAC+
 the ends of the early stages: both are there if the layers that were read include them, as the
 published settings of ResNets and ViTs do.
 """
@@ -31,20 +31,21 @@ from nac_openood.network.probe import read
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100
 #: Of more fitting samples, this many are used, evenly spaced.
-_MOST_FITTED = 5000
-_FEW = 3
+_MAX_FITTED = 5000
+#: Samples that are run to find the layers.
+_PROBED = 3
 
 #: Scores `[samples]` of readings; higher means more in-distribution.
 Score = Callable[[Readings], Tensor]
 
 
 @dataclass(frozen=True)
-class Known:
-    """Which of the layers that were read serve the alternatives.
+class AlternativeLayers:
+    """Which of the layers that were read the alternatives can use.
 
     Args:
-        head_input: the layer whose output the head is given; None if it was not read.
-        early: the layers that NAC+ looks at, and by what to divide their activations to get means
+        head_input: the layer whose output is the input of the head; None if it was not read.
+        early: the layers that NAC+ uses, and by what to divide their activations to get means
             over positions; empty unless all of them were read.
     """
 
@@ -52,8 +53,8 @@ class Known:
     early: Mapping[str, float] = field(default_factory=dict)
 
 
-def known_of(detector: NACDetector, x: Inputs) -> Known:
-    """Find out which layers of a detector serve the alternatives, by running a few samples.
+def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
+    """Find out which layers of a detector the alternatives can use, by running a few samples.
 
     Args:
         detector: what the readings are made with.
@@ -61,19 +62,19 @@ def known_of(detector: NACDetector, x: Inputs) -> Known:
     """
     found = _automatic(detector, x)
     if found is None:
-        return Known()
+        return AlternativeLayers()
     names = {layer.path: name for name, layer in detector.locations.items()}
-    places = {
+    located = {
         names[layer.path]: detector.locations[names[layer.path]]
         for layer in found.early
         if layer.path in names
     }
-    all_read = len(places) == len(found.early)
-    early = _positions(detector, rows(x, slice(_FEW)), places) if all_read else {}
-    return Known(names.get(found.head_input.path), early)
+    all_read = len(located) == len(found.early)
+    early = _positions(detector, rows(x, slice(_PROBED)), located) if all_read else {}
+    return AlternativeLayers(names.get(found.head_input.path), early)
 
 
-def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], Known]:
+def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], AlternativeLayers]:
     """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
 
     Args:
@@ -82,31 +83,31 @@ def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector],
     """
     found = _automatic(detector, x)
     if found is None:
-        return None, Known()
+        return None, AlternativeLayers()
     layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
     reader = NACDetector(
         detector.net, layers, rule=NACPlus.name, fast=detector.fast, autocast=detector.autocast
     )
     early = dict.fromkeys((layer.path for layer in found.early), 1.0)
-    return reader, Known(found.head_input.path, early)
+    return reader, AlternativeLayers(found.head_input.path, early)
 
 
 def _automatic(detector: NACDetector, x: Inputs) -> Optional[AutoLayers]:
     try:
-        return auto_layers(detector.net, rows(x, slice(_FEW)))
+        return auto_layers(detector.net, rows(x, slice(_PROBED)))
     except Exception:  # somebody's network may raise anything; then there are fewer alternatives
         return None
 
 
-def _positions(detector: NACDetector, x: Inputs, places: Mapping[str, Layer]) -> dict[str, float]:
+def _positions(detector: NACDetector, x: Inputs, located: Mapping[str, Layer]) -> dict[str, float]:
     """How many positions the activations of each layer are summed over; {} if that varies."""
     if rule_named(detector.rule)(detector.layers).needs.mean:
-        return dict.fromkeys(places, 1.0)
+        return dict.fromkeys(located, 1.0)
     sums, means = (
-        read(detector.net, x, places, gradients=False, mean=mean) for mean in (False, True)
+        read(detector.net, x, located, gradients=False, mean=mean) for mean in (False, True)
     )
     found = {}
-    for name in places:
+    for name in located:
         size, mean = (_size(readings[name].activation) for readings in (sums, means))
         found[name] = float(size.sum() / mean.sum())
         if not bool(((size - found[name] * mean).abs() <= 1e-3 * size).all()):
@@ -119,26 +120,26 @@ def _size(activation: Tensor) -> Tensor:
 
 
 def alternatives(
-    fit: Optional[Readings], id_val: Readings, known: Known, *, plus: bool = True
+    fit: Optional[Readings], id_val: Readings, layers: AlternativeLayers, *, plus: bool = True
 ) -> dict[str, Score]:
     """The alternatives that can be scored, by name.
 
     Args:
         fit: readings of training samples, for KNN and NAC+; None leaves these out.
         id_val: readings of ID validation samples, on which NAC+ is calibrated.
-        known: which layers serve them.
+        layers: which layers they use.
         plus: whether NAC+ is one of them.
     """
     found: dict[str, Score] = {}
-    if fit is not None and fit.n_samples > _MOST_FITTED:
-        fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MOST_FITTED).long())
-    if fit is not None and known.early and plus and id_val.n_samples >= MIN_SAMPLES:
-        found[NACPlus.title] = _plus(fit, id_val, known.early)
+    if fit is not None and fit.n_samples > _MAX_FITTED:
+        fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MAX_FITTED).long())
+    if fit is not None and layers.early and plus and id_val.n_samples >= MIN_SAMPLES:
+        found[NACPlus.title] = _plus(fit, id_val, layers.early)
     if id_val.logits is not None:
         found["energy"] = lambda readings: energy(logits_in(readings))
         found["MSP"] = lambda readings: msp(logits_in(readings))
-    if fit is not None and known.head_input is not None:
-        found["KNN"] = _knn(fit[known.head_input].activation, known.head_input)
+    if fit is not None and layers.head_input is not None:
+        found["KNN"] = _knn(fit[layers.head_input].activation, layers.head_input)
     return found
 
 

@@ -17,33 +17,32 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import nn
 
-from nac_openood.core.coverage import Coverage
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.batches import as_batch
-from nac_openood.detector.config import NACConfig
+from nac_openood.detector.config import NACConfig, Sweep, read_config
 from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.progress import Say
-from nac_openood.search.advice import REAL, SURROGATE, Advice
-from nac_openood.search.advise import advise, advise_on_readings
-from nac_openood.search.alternatives import known_of
-from nac_openood.search.result import SearchResult
-from nac_openood.search.run import search
+from nac_openood.files import is_file
+from nac_openood.network.architectures import known_layers, recognize
+from nac_openood.network.fingerprint import identity
+from nac_openood.search.advise import REAL, SURROGATE, Advice, advise, advise_on_readings
+from nac_openood.search.alternatives import alternative_layers
+from nac_openood.search.loaders import SURROGATES, SurrogateLoader, held_out_of
+from nac_openood.search.run import SearchResult, search
 from nac_openood.search.space import paper_space
-from nac_openood.search.split import held_out_of
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
-from nac_openood.search.surrogate import SURROGATES, SurrogateLoader
 
 #: How many training samples to hold out for the guard.
 HELD_OUT = 1000
-_MOST_IN_MEMORY = 200_000
+_MAX_IN_MEMORY = 200_000
 
 _ROLES = {
     "fit": "the fitting subset",
@@ -122,7 +121,7 @@ def set_up(
 
 def is_searched(config: NACConfig) -> bool:
     """Whether there is a search to do: it is asked for, and there is something to search."""
-    automatic = not config.layers and config.rule == Coverage.name
+    automatic = not config.layers and config.rule == "nac"
     return config.search and (bool(config.sweep) or automatic)
 
 
@@ -130,7 +129,8 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
     return advise_on_readings(
         rule, readings.id_val, readings.ood_val, readings.fit,
-        known=readings.known, against=SURROGATE if readings.surrogate else REAL, searched=True,
+        layers=readings.alternative_layers, searched=True,
+        against=SURROGATE if readings.surrogate else REAL,
     )  # fmt: skip
 
 
@@ -148,10 +148,9 @@ def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> 
 
     Automatic layers, which have no sweep, are searched layer by layer over the paper's space.
     """
-    if config.rule != Coverage.name:
+    if config.rule != "nac":
         raise NACError(
-            f"only rule '{Coverage.name}' can be searched, not '{config.rule}'. Turn the search "
-            "off."
+            f"only rule 'nac' can be searched, not '{config.rule}'. Turn the search off."
         )
     layers, sweep = config.layers, config.sweep
     if not layers:
@@ -176,7 +175,7 @@ def gather(
     names: Optional[Mapping[str, str]] = None,
     about: Optional[Mapping[str, Any]] = None,
     seed: int = 0,
-    say: Say = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
     progress: Optional[bool] = None,
 ) -> ReadingSet:
     """Read the fitting subset, both validation sets and held-out training samples.
@@ -225,7 +224,7 @@ def gather(
         **(about or {}),
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
-        "known": asdict(known_of(reader, first.samples)),
+        "known": asdict(alternative_layers(reader, first.samples)),
     }
     if found["id_val"].accuracy is not None:
         notes["accuracy"] = found["id_val"].accuracy
@@ -255,8 +254,69 @@ def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
     """Readings are kept in memory; those of all of ImageNet would not fit."""
     if n_samples is None and hasattr(getattr(train, "dataset", None), "__len__"):
         n_samples = len(train.dataset)
-    if n_samples is not None and n_samples > _MOST_IN_MEMORY:
+    if n_samples is not None and n_samples > _MAX_IN_MEMORY:
         raise NACError(
             f"a search over a fitting set of {n_samples} samples would need too much memory. Set "
             "`n_samples` (the paper uses 1000, and 50000 for ViT), or fit without a search."
         )
+
+
+# -- defaults of `nac-openood search` -------------------------------------------------------
+
+
+def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = None) -> NACConfig:
+    """The shipped settings, or the default ones of the layers `names`, deepest first."""
+    if not names:
+        return preset_for(net, benchmark)
+    order = [layer.alias for layer in known_layers(net)]
+    if all(name in order for name in names):
+        names = sorted(names, key=order.index)
+    n_samples = preset_or_auto(net, benchmark).n_samples
+    return NACConfig({name: LayerConfig() for name in names}, n_samples=n_samples)
+
+
+def about_network(net: nn.Module) -> dict[str, Any]:
+    """What to note beside the readings of a network."""
+    row = recognize(net)
+    return {"family": None if row is None else row[0].family, "network": identity(net)}
+
+
+def layers_and_lists(
+    readings: ReadingSet, space: str, names: Optional[Sequence[str]] = None
+) -> tuple[dict[str, LayerConfig], Sweep]:
+    """The layers to search and the lists to try.
+
+    Args:
+        readings: what there is.
+        space: "paper", "preset" (the lists shipped for the readings' benchmark and network) or
+            the path of a YAML file with a sweep.
+        names: layers to search; None takes all in the readings.
+    """
+    unknown = [name for name in names or () if name not in readings.fit]
+    if unknown:
+        raise NACError(
+            f"the readings have no layers {unknown}, only {list(readings.fit)}. Choose among "
+            "them, or read the network again."
+        )
+    chosen = [name for name in readings.fit if not names or name in names]
+    if space == "paper":
+        return {name: LayerConfig() for name in chosen}, paper_space(chosen)
+    about = readings.about
+    benchmark, family = about.get("id_data"), about.get("family")
+    if space != "preset":
+        if not is_file(space):
+            raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
+        config = read_config(space)
+    elif benchmark is None or family is None:
+        raise NACError(
+            "`space='preset'` needs readings that name their benchmark and architecture, and these "
+            "do not. Use `space='paper'`, or a YAML file with a sweep."
+        )
+    else:
+        config = preset(benchmark, family)
+    lists = {name: config.sweep[name] for name in chosen if name in config.sweep}
+    if not lists:
+        raise NACError(
+            f"`space={space}` has no lists for the layers {chosen}, only for {list(config.sweep)}."
+        )
+    return {name: config.layers.get(name, LayerConfig()) for name in chosen}, lists

@@ -5,26 +5,117 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from typing import Mapping, Optional, Union
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Union
 
 import numpy as np
 import torch
 
 from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
-from nac_openood.detector.config import Sweep
+from nac_openood.detector.config import NACConfig, Sweep
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.progress import tqdm
-from nac_openood.search.joint import Joint, objective_named
-from nac_openood.search.leaderboard import Leaderboard
-from nac_openood.search.result import Candidate, LayerPoint, SearchResult
-from nac_openood.search.space import layer_candidates, paper_space
-from nac_openood.search.strategies import STRATEGIES, Budget
-from nac_openood.search.tables import SearchData, score_layer
+from nac_openood.search.space import STRATEGIES, Budget, layer_candidates, paper_space
+from nac_openood.search.tables import OBJECTIVES, JointCandidates, SearchData, score_layer
 
-#: In the order of `LayerPoint` and `Candidate`.
+#: In the order of `Candidate`.
 _METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were scored: of some layers, or of one layer by itself.
+
+    Args:
+        layers: settings by layer, without those that are left out.
+        objective: what was maximized; None for a layer by itself.
+        auroc: ID against OOD validation.
+        fpr95: the same, OpenOOD's FPR@95: ID samples rejected when 95 % of the OOD samples are
+            found.
+        fpr95_in: the FPR@95 of most papers: OOD samples accepted when 95 % of the ID samples are
+            kept.
+        guard: AUROC of held-out training against ID validation, near 0.5 where it does not
+            overfit; None without held-out readings.
+    """
+
+    layers: Mapping[str, LayerConfig]
+    objective: Optional[float]
+    auroc: float
+    fpr95: float
+    fpr95_in: float
+    guard: Optional[float]
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer, of a candidate of one layer."""
+        return next(iter(self.layers))
+
+    @property
+    def config(self) -> LayerConfig:
+        """The settings of that layer."""
+        return self.layers[self.layer]
+
+    def numbers(self) -> dict[str, Optional[float]]:
+        """Everything but the settings, as JSON values."""
+        names = ("objective", "auroc", "fpr95", "fpr95_in", "guard")
+        found = {name: getattr(self, name) for name in names}
+        return {n: value for n, value in found.items() if n != "objective" or value is not None}
+
+
+#: A candidate of one layer, scored by itself.
+LayerPoint = Candidate
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The ranking, and how it was found.
+
+    Args:
+        ranking: the best joint candidates, best first.
+        landscape: every layer candidate by itself, in order.
+        strategy: which was used.
+        objective: what was maximized.
+        guard: candidates whose guard AUROC is further than this from 0.5 were excluded; None
+            excludes nothing.
+        guard_limit: what `guard="auto"` would exclude; None without held-out readings.
+        surrogate: whether the OOD validation set was made of in-distribution images.
+        evaluated: how many joint candidates were evaluated.
+        n_samples: how many samples the candidates were fitted on.
+        seconds: how long it took.
+    """
+
+    ranking: tuple[Candidate, ...]
+    landscape: tuple[Candidate, ...]
+    strategy: str
+    objective: str
+    guard: Optional[float]
+    guard_limit: Optional[float]
+    surrogate: bool
+    evaluated: int
+    n_samples: int
+    seconds: float = field(compare=False, default=0.0)
+
+    @property
+    def best(self) -> Candidate:
+        """The winner."""
+        return self.ranking[0]
+
+    @property
+    def overfits(self) -> bool:
+        """Whether the winner separates held-out training from ID validation samples."""
+        value, limit = self.best.guard, self.guard_limit
+        return value is not None and limit is not None and abs(value - 0.5) > limit
+
+    @property
+    def layers(self) -> Mapping[str, LayerConfig]:
+        """The winner's settings, as `NACDetector` takes them."""
+        return self.best.layers
+
+    def to_config(self) -> NACConfig:
+        """The winner as a config; nothing is left to search in it."""
+        return NACConfig(layers=dict(self.layers), n_samples=self.n_samples)
 
 
 def search(
@@ -57,7 +148,7 @@ def search(
         held_out: readings of training samples that are not in `fit`, for the guard.
         strategy: one of `STRATEGIES`.
         objective: one of `OBJECTIVES`.
-        guard: exclude candidates that tell `held_out` from `id_val` with an AUROC further than
+        guard: exclude candidates that separate `held_out` from `id_val` with an AUROC further than
             this from 0.5; "auto" takes `default_guard` where `held_out` is given; None reports
             the AUROC only.
         leave_out: whether layers may be left out; None means no for `grid`, which tries exactly
@@ -69,36 +160,44 @@ def search(
         progress: a progress bar; None shows one on a terminal.
     """
     began = time.perf_counter()
-    metric = objective_named(objective)
+    if objective not in OBJECTIVES:
+        raise NACError(f"unknown objective '{objective}'; expected one of {list(OBJECTIVES)}.")
     if strategy not in STRATEGIES:
         raise NACError(f"unknown strategy '{strategy}'; expected one of {list(STRATEGIES)}.")
     limit = _guard_limit(guard, held_out, id_val)
-    lists = paper_space(list(layers)) if sweep is None else sweep
     points = layer_candidates(
-        layers, lists, leave_out=strategy != "grid" if leave_out is None else leave_out
+        layers,
+        paper_space(list(layers)) if sweep is None else sweep,
+        leave_out=strategy != "grid" if leave_out is None else leave_out,
     )
     scored = {"ID validation": id_val, "OOD validation": ood_val}
-    samples = SearchData(
-        fit, scored if held_out is None else {**scored, "held-out training": held_out}
-    )
+    if held_out is not None:
+        scored["held-out training"] = held_out
+    samples = SearchData(fit, scored)
     samples.check(points)
     hidden = None if progress is None else not progress
     bar = tqdm(desc="NAC search", unit="point", leave=False, disable=hidden)
     with torch.no_grad(), bar:
-        tables = [score_layer(name, options, samples) for name, options in points.items()]
-        joint = Joint(tables, id_val.n_samples, ood_val.n_samples)
-        board = Leaderboard(joint, metric, limit, top, tell=bar.update)
+        joint = JointCandidates(
+            [score_layer(name, options, samples) for name, options in points.items()],
+            id_val.n_samples,
+            ood_val.n_samples,
+            objective=OBJECTIVES[objective],
+            guard=limit,
+            top=top,
+            progress=bar.update,
+        )
         rng = np.random.default_rng(whole_number("seed", seed, 0, 2**64 - 1))
-        STRATEGIES[strategy](board, budget or Budget(), rng)
+        STRATEGIES[strategy](joint, budget or Budget(), rng)
         return SearchResult(
-            ranking=_ranking(board, limit),
+            ranking=_ranking(joint, limit),
             landscape=_landscape(joint),
             strategy=strategy,
             objective=objective,
             guard=limit,
             guard_limit=_guard_limit("auto", held_out, id_val),
             surrogate=surrogate,
-            evaluated=board.evaluated,
+            evaluated=joint.evaluated,
             n_samples=fit.n_samples,
             seconds=time.perf_counter() - began,
         )
@@ -133,37 +232,33 @@ def _guard_limit(
     return float(guard)
 
 
-def _ranking(board: Leaderboard, guard: Optional[float]) -> tuple[Candidate, ...]:
-    if not len(board.choice):
+def _ranking(joint: JointCandidates, guard: Optional[float]) -> tuple[Candidate, ...]:
+    if not len(joint.choice):
         raise NACError(
-            f"no candidate is left: guard={guard} excludes all {board.evaluated} that were tried. "
+            f"no candidate is left: guard={guard} excludes all {joint.evaluated} that were tried. "
             "Raise `guard`, or try fewer bins or a larger full_count, which overfit less."
         )
-    choice = torch.from_numpy(board.choice)
-    joint = board.joint
-    numbers = [joint.evaluate(choice, metric).tolist() for metric in _METRICS]
-    guards = _optional(joint.guard(choice), len(choice))
-    return tuple(
-        Candidate(joint.configs(row), value, *found)
-        for row, value, *found in zip(
-            board.choice.tolist(), board.values.tolist(), *numbers, guards
-        )
-    )
+    choice = torch.from_numpy(joint.choice)
+    columns = [joint.values, *(joint.measure(choice, metric) for metric in _METRICS)]
+    layers = [joint.configs(row) for row in joint.choice.tolist()]
+    return _candidates(layers, columns, joint.guard(choice))
 
 
-def _landscape(joint: Joint) -> tuple[LayerPoint, ...]:
-    found = []
+def _landscape(joint: JointCandidates) -> tuple[Candidate, ...]:
+    found: tuple[Candidate, ...] = ()
     for layer, table in enumerate(joint.tables):
         first = dict(reversed([*zip(table.row.tolist(), table.points)]))
-        numbers = [joint.alone(layer, metric).tolist() for metric in _METRICS]
-        guards = _optional(joint.alone_guard(layer), len(numbers[0]))
-        found += [
-            # the weight makes no difference to a layer by itself
-            LayerPoint(table.name, dataclasses.replace(first[row], weight=1.0), *values)
-            for row, values in enumerate(zip(*numbers, guards))
+        # the weight makes no difference to a layer by itself
+        layers = [
+            {table.name: dataclasses.replace(first[row], weight=1.0)} for row in sorted(first)
         ]
-    return tuple(found)
+        columns = [None, *(joint.alone(layer, metric) for metric in _METRICS)]
+        found += _candidates(layers, columns, joint.alone_guard(layer))
+    return found
 
 
-def _optional(values: Optional[torch.Tensor], n: int) -> list[Optional[float]]:
-    return [None] * n if values is None else list(values.tolist())
+def _candidates(layers: list[Any], columns: list[Any], guard: Any) -> tuple[Candidate, ...]:
+    numbers = [
+        [None] * len(layers) if column is None else column.tolist() for column in (*columns, guard)
+    ]
+    return tuple(Candidate(*row) for row in zip(layers, *numbers))

@@ -1,14 +1,20 @@
-"""What to try: the paper's search space as data, and lists of settings turned into candidates."""
+"""What to try: the paper's search space, lists of settings as candidates, and search strategies."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Mapping, Sequence
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
-from nac_openood.core.layer_config import LayerConfig
+import numpy as np
+
+from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.detector.config import Sweep, check_sweep
 from nac_openood.errors import NACError
+from nac_openood.search.tables import JointCandidates
 
 #: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
 #: Full weight comes first: of equally good candidates the first one wins.
@@ -19,6 +25,12 @@ PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
     "steepness": (0.001, 0.005, 0.01, 0.1, 1.0, 10.0),
     "weight": (1.0, 0.8, 0.6, 0.4, 0.2),
 }
+#: Joint candidates that are evaluated at once.
+_BLOCK = 4096
+#: A grid above this would run for more than an hour; it is more likely a mistake.
+GRID_LIMIT = 10**8
+#: How often `random` leaves a layer out, where it may.
+_LEFT_OUT = 0.25
 
 
 def paper_space(
@@ -59,17 +71,12 @@ def layer_candidates(
     if not layers:
         raise NACError("no layers to search: pass e.g. {'avgpool': LayerConfig(), ...}.")
     check_sweep(layers, sweep)
-    found = {
-        name: tuple(
-            dataclasses.replace(base, **point) for point in grid_points(sweep.get(name, {}))
-        )
-        for name, base in layers.items()
-    }
-    if leave_out and len(layers) > 1:
-        found = {
-            name: (*points, dataclasses.replace(points[0], weight=0.0))
-            for name, points in found.items()
-        }
+    found = {}
+    for name, base in layers.items():
+        points = [dataclasses.replace(base, **point) for point in grid_points(sweep.get(name, {}))]
+        if leave_out and len(layers) > 1:
+            points.append(dataclasses.replace(points[0], weight=0.0))
+        found[name] = tuple(points)
     if all(point.weight == 0 for points in found.values() for point in points):
         raise NACError(
             "all layer weights are zero in every candidate, so there would be no score. "
@@ -83,3 +90,111 @@ def grid_points(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     names = list(lists)
     turned = itertools.product(*(lists[name] for name in reversed(names)))
     return [dict(zip(names, reversed(values))) for values in turned]
+
+
+# -- strategies: which joint candidates to evaluate -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much to try.
+
+    Args:
+        points: joint candidates that `random` tries.
+        seconds: `random` stops here even if `points` are left. How far it gets then depends on
+            the machine; the order of what it tries does not.
+        restarts: starting points of `layerwise`.
+    """
+
+    points: int = 10_000
+    seconds: Optional[float] = None
+    restarts: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("points", "restarts"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        if self.seconds is None and max(self.points, self.restarts) > GRID_LIMIT:
+            raise NACError(
+                f"{self.points} points or {self.restarts} restarts would run for more than an "
+                "hour: set `seconds`, or try fewer."
+            )
+        if self.seconds is not None and not self.seconds > 0:
+            raise NACError(f"seconds must be above 0 or None, got {self.seconds}.")
+
+
+def grid(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
+    """All joint candidates: the exact optimum of the lists."""
+    n_points = math.prod(joint.sizes)
+    if n_points > GRID_LIMIT:
+        raise NACError(
+            f"this grid has {n_points} joint points, more than {GRID_LIMIT}: it would run for "
+            "hours. Give shorter lists, or use strategy='layerwise' or 'random'."
+        )
+    for start in range(0, n_points, _BLOCK):
+        index = np.arange(start, min(start + _BLOCK, n_points))
+        joint.evaluate(np.stack(np.unravel_index(index, joint.sizes), axis=1))
+
+
+def layerwise(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
+    """Coordinate ascent: one layer at a time takes its best candidate, from several starts.
+
+    The starts are every layer at the candidate that is best alone, each such layer by itself
+    where layers may be left out, and random points.
+    """
+    for start in itertools.islice(_starts(joint, rng), budget.restarts):
+        _ascend(joint, start)
+
+
+def _starts(joint: JointCandidates, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    alone = []
+    for layer, table in enumerate(joint.tables):
+        values = joint.alone(layer, joint.objective)[table.row].cpu().numpy()
+        weights = np.array([point.weight for point in table.points])
+        alone.append(int(np.where(weights > 0, values, -1.0).argmax()))
+    yield np.array(alone)
+    if all(k is not None for k in joint.left_out):
+        for layer, best in enumerate(alone):
+            start = np.array(joint.left_out)
+            start[layer] = best
+            yield start
+    while True:
+        yield _draw(joint, rng, 1)[0]
+
+
+def _ascend(joint: JointCandidates, start: np.ndarray) -> None:
+    """Improve `start` layer by layer until no layer can be improved."""
+    best, value = start, float(joint.evaluate(start[None])[0])
+    layer, unchanged = 0, 0
+    while unchanged < len(start):
+        options = np.repeat(best[None], joint.sizes[layer], axis=0)
+        options[:, layer] = np.arange(len(options))
+        values = joint.evaluate(options, floor=value)
+        if values.max() > value:
+            best, value, unchanged = options[values.argmax()], float(values.max()), 0
+        unchanged += 1
+        layer = (layer + 1) % len(start)
+
+
+def random(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
+    """Independent random points; an equal seed tries equal points in equal order."""
+    deadline = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
+    for start in range(0, budget.points, _BLOCK):
+        # a whole block is drawn even if less is used, so that a larger budget begins the same way
+        drawn = _draw(joint, rng, _BLOCK)
+        joint.evaluate(drawn[: budget.points - start])
+        if time.monotonic() >= deadline:
+            break
+
+
+def _draw(joint: JointCandidates, rng: np.random.Generator, n: int) -> np.ndarray:
+    columns = []
+    for size, out in zip(joint.sizes, joint.left_out):
+        column = rng.integers(0, size, n)
+        if out is not None:
+            column[rng.random(n) < _LEFT_OUT] = out
+        columns.append(column)
+    return np.stack(columns, axis=1)
+
+
+Strategy = Callable[[JointCandidates, Budget, np.random.Generator], None]
+STRATEGIES: Mapping[str, Strategy] = {"grid": grid, "layerwise": layerwise, "random": random}

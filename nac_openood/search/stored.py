@@ -1,7 +1,7 @@
-"""The readings a search needs, by role, and a folder to keep them in.
+"""The readings a search needs, by role, with a folder to keep them in, and its result as files.
 
-A folder holds a safetensors file for each role and `readings.json`, which is written last: a set
-without it is not complete.
+A folder of readings holds a safetensors file for each role and `readings.json`, which is written
+last: without it the set is not complete.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
+import yaml
+
 from nac_openood import files, tensor_files
+from nac_openood.__about__ import __version__, versions
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import is_folder, mode_of
 from nac_openood.records import from_values
-from nac_openood.search.alternatives import Known
+from nac_openood.search.advise import Advice
+from nac_openood.search.alternatives import AlternativeLayers
+from nac_openood.search.loaders import SURROGATE_LABEL
+from nac_openood.search.run import SearchResult
 
 MANIFEST = "readings.json"
 _REQUIRED = ("fit", "id_val", "ood_val")
+_ROLES = (*_REQUIRED, "held_out")
 _FORMAT = 1
+_AGAIN = "Read the network and save its readings again"
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,7 @@ class ReadingSet:
     @property
     def roles(self) -> dict[str, Readings]:
         """The sets by role, as keywords of `search`."""
-        found = {role: getattr(self, role) for role in (*_REQUIRED, "held_out")}
-        return {role: readings for role, readings in found.items() if readings is not None}
+        return {role: getattr(self, role) for role in _ROLES if getattr(self, role) is not None}
 
     @property
     def surrogate(self) -> bool:
@@ -54,9 +61,9 @@ class ReadingSet:
         return bool(self.about.get("ood_val", {}).get("surrogate", False))
 
     @property
-    def known(self) -> Known:
-        """Which layers serve the alternatives; nothing is known without a note."""
-        return from_values(Known, self.about.get("known") or {})
+    def alternative_layers(self) -> AlternativeLayers:
+        """Which layers the alternatives of `advise` can use; none if there is no note of it."""
+        return from_values(AlternativeLayers, self.about.get("known") or {})
 
     def save(self, folder: Union[str, Path]) -> None:
         """Write the set into a folder, which is created."""
@@ -71,35 +78,37 @@ class ReadingSet:
         folder = Path(path) if is_folder(path) else Path(path).parent
         if not mode_of(path):
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
-        again = "Read the network and save its readings again"
-        noted = files.read_document(
-            folder / MANIFEST, _FORMAT, partial(from_values, _Manifest),
-            again=again, missing=f"{folder} holds no complete set of readings: {MANIFEST}, which "
-            f"is written last, is missing. {again}",
+        manifest = files.read_document(
+            folder / MANIFEST, _FORMAT, partial(from_values, _Manifest), again=_AGAIN,
+            missing=f"{folder} holds no complete set of readings: {MANIFEST}, which is written "
+            f"last, is missing. {_AGAIN}",
         )  # fmt: skip
-        paths = {role: folder / f"{role}.safetensors" for role in noted.roles}
-        found = {role: Readings.load(path) for role, path in paths.items()}
-        moved = [
-            r for r, seal in noted.checksums.items() if tensor_files.checksum_in(paths[r]) != seal
-        ]
-        if moved:
-            raise FileError(
-                f"{paths[moved[0]]} is not the file that was saved as '{moved[0]}'. {again}."
-            )
-        _refuse_strangers(folder, found)
-        loaded = cls(**found, about=noted.about)
-        named = [loaded.known.head_input or "", *loaded.known.early]
-        unread = [name for name in named if name and name not in loaded.fit]
-        if unread:
-            raise FileError(
-                f"{folder / MANIFEST} is damaged: it names the layer '{unread[0]}', which was not "
-                f"read. {again}."
-            )
+        found = {}
+        for role in manifest.roles:
+            file = folder / f"{role}.safetensors"
+            found[role] = Readings.load(file)
+            saved = manifest.checksums.get(role)
+            if saved is not None and tensor_files.checksum_in(file) != saved:
+                raise FileError(f"{file} is not the file that was saved as '{role}'. {_AGAIN}.")
+            differs = found[role].differs_from(found[manifest.roles[0]])
+            if differs:
+                raise FileError(
+                    f"{folder}: {role}.safetensors is of another network than "
+                    f"{manifest.roles[0]}.safetensors ({differs}). {_AGAIN}."
+                )
+        loaded = cls(**found, about=manifest.about)
+        layers = loaded.alternative_layers
+        for name in (layers.head_input, *layers.early):
+            if name and name not in loaded.fit:
+                raise FileError(
+                    f"{folder / MANIFEST} is damaged: it names the layer '{name}', which was not "
+                    f"read. {_AGAIN}."
+                )
         return loaded
 
 
 def prepare_folder(folder: Union[str, Path]) -> Path:
-    """Create a folder to keep readings in; a set that lies there counts as incomplete now."""
+    """Create a folder to keep readings in; a set that is there counts as incomplete now."""
     target = files.make_folder(folder)
     files.remove(target / MANIFEST)
     return target
@@ -120,10 +129,10 @@ class _OodVal:
 
 @dataclass(frozen=True)
 class _Origin:
-    """The entries of `about` that something depends on, where they are there."""
+    """The entries of `about` that results depend on, all of them optional."""
 
     ood_val: _OodVal = field(default_factory=_OodVal)
-    known: Known = field(default_factory=Known)
+    known: AlternativeLayers = field(default_factory=AlternativeLayers)
     samples: Mapping[str, int] = field(default_factory=dict)
     accuracy: float = 0.0
     id_data: Optional[str] = None
@@ -132,29 +141,67 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """Roles, origin, and the checksums of the files by role; early ones have none."""
+    """Roles, origin, and the checksums of the files by role, which early manifests do not have."""
 
     roles: tuple[str, ...]
     about: Mapping[str, Any]
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lacking = [role for role in _REQUIRED if role not in self.roles]
-        unknown = [role for role in self.roles if role not in (*_REQUIRED, "held_out")]
+        missing = [role for role in _REQUIRED if role not in self.roles]
+        unknown = [role for role in self.roles if role not in _ROLES]
         unknown += [role for role in self.checksums if role not in self.roles]
-        if lacking or unknown:
-            raise NACError(f"it does not name {lacking}" if lacking else f"unknown roles {unknown}")
-        noted = {f.name: self.about[f.name] for f in fields(_Origin) if f.name in self.about}
-        from_values(_Origin, noted, "about")
+        if missing or unknown:
+            raise NACError(f"it does not name {missing}" if missing else f"unknown roles {unknown}")
+        origin = {f.name: self.about[f.name] for f in fields(_Origin) if f.name in self.about}
+        from_values(_Origin, origin, "about")
 
 
-def _refuse_strangers(folder: Path, found: Mapping[str, Readings]) -> None:
-    """Raise if the files of a folder are readings of different layers or networks."""
-    first = next(iter(found))
-    for role, readings in found.items():
-        differs = readings.differs_from(found[first])
-        if differs:
-            raise FileError(
-                f"{folder}: {role}.safetensors is of another network than {first}.safetensors "
-                f"({differs}). Read the network and save its readings again."
-            )
+# -- the result of a search as files --------------------------------------------------------
+
+
+def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> None:
+    """Write the winner as YAML that `read_config` and OpenOOD read, with comments on the search."""
+    best = result.best
+    against = about.get("ood_val", {}).get("name", "the given OOD validation set")
+    guard = "not measured" if best.guard is None else f"{best.guard:.2%}"
+    comments = [
+        f"Chosen by nac_openood {__version__} search: {result.strategy}, {result.objective}, "
+        f"{result.evaluated} joint points.",
+        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%} (OOD "
+        f"found) and {best.fpr95_in:.2%} (ID kept), guard {guard} (near 50% is good).",
+    ]
+    if result.surrogate:
+        comments.append(f"Note: {SURROGATE_LABEL}.")
+    body = yaml.safe_dump(result.to_config().to_dict(), sort_keys=False)
+    files.write_text(path, "".join(f"# {line}\n" for line in comments) + body)
+
+
+def write_report(
+    path: Path,
+    result: SearchResult,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    advice: Optional[Advice] = None,
+) -> None:
+    """Ranking, landscape, guard values, settings, versions and advice as JSON."""
+    landscape = [{"layer": p.layer, **p.config.to_dict(), **p.numbers()} for p in result.landscape]
+    for point in landscape:
+        del point["weight"]  # which makes no difference to a layer by itself
+    document = {
+        "format": 1,
+        "warning": SURROGATE_LABEL if result.surrogate else None,
+        "settings": dict(settings),
+        "data": dict(about),
+        "versions": versions(),
+        "evaluated": result.evaluated,
+        "seconds": round(result.seconds, 3),
+        "guard": result.guard,
+        "advice": None if advice is None else advice.to_dict(),
+        "ranking": [
+            {"layers": {n: c.to_dict() for n, c in entry.layers.items()}, **entry.numbers()}
+            for entry in result.ranking
+        ],
+        "landscape": landscape,
+    }
+    files.write_json(path, document)

@@ -1,52 +1,92 @@
-"""Every candidate of a layer, scored once.
+"""Candidates without the network: every layer candidate is scored once, then they are combined.
 
 A layer's readings are turned into states once for each state and steepness, and binned once for
 each number of bins; `full_count` only decides where counts are cut off, and the weight only
-multiplies what comes out.
+multiplies the result. A joint candidate takes one candidate of every layer, combined exactly as the
+detector combines them.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import STATES, LayerConfig
+from nac_openood.core.layer_config import STATES, LayerConfig, whole_number
+from nac_openood.core.metrics import joined_auroc, joined_fpr_at
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 
+#: Scores that one thread computes at a time.
+_PIECE = 2**18
+_NEVER = float("-inf")
+
 _Key = Tuple[str, float, int, int]
+Objective = Callable[[Tensor, int], Tensor]
+
+
+def _one_minus_fpr(scores: Tensor, n_id: int) -> Tensor:
+    return 1 - joined_fpr_at(scores, n_id)
+
+
+#: What to make as large as possible: `([candidates, samples], n_id) -> [candidates]`.
+OBJECTIVES: Mapping[str, Objective] = {
+    "auroc": joined_auroc,
+    "fpr95": _one_minus_fpr,
+    "mean": lambda scores, n_id: (joined_auroc(scores, n_id) + _one_minus_fpr(scores, n_id)) / 2,
+}
 
 
 @dataclass(frozen=True)
 class SearchData:
-    """The readings a search works on, by role, in the order of the columns of every table.
+    """The readings a search works on.
 
     Args:
         fit: readings of the fitting subset; counted, not scored.
-        scored: readings of "ID validation", "OOD validation" and, where given, "held-out training".
+        scored: readings of "ID validation", "OOD validation" and, where given, "held-out training",
+            in the order of the columns of every table.
     """
 
     fit: Readings
     scored: Mapping[str, Readings]
 
     def check(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
-        """Raise where a set is empty, or lacks what the candidates of a layer look at."""
+        """Raise where a set is empty, or lacks what the candidates of a layer need."""
         for role, readings in {"fitting": self.fit, **self.scored}.items():
             if not readings.n_samples:
                 raise NACError(f"the {role} set is empty: the search needs at least one sample.")
             for name, options in points.items():
-                _check_layer(role, name, readings, self.fit)
-                if readings[name].gradient is None:
-                    _refuse_gradients(role, name, options)
+                self._check_layer(role, name, readings, options)
             readings.check_finite(role, points)
             if role != "OOD validation":
                 readings.check_labels(role)
+
+    def _check_layer(
+        self, role: str, name: str, readings: Readings, options: Sequence[LayerConfig]
+    ) -> None:
+        if name not in readings:
+            raise NACError(
+                f"the {role} readings have no layer '{name}', only {sorted(readings)}. "
+                "Read all datasets with the same layers."
+            )
+        width, expected = (r[name].activation.shape[1] for r in (readings, self.fit))
+        if width != expected:
+            raise NACError(
+                f"layer '{name}': the {role} readings have {width} neurons, those of the fitting "
+                f"set {expected}. Read all datasets with the same network."
+            )
+        wanting = sorted({point.state for point in options if STATES[point.state].uses_gradient})
+        if wanting and readings[name].gradient is None:
+            raise NACError(
+                f"layer '{name}': states {wanting} need gradients, but the {role} readings have "
+                "none. Read the network again with one of these states."
+            )
 
 
 @dataclass(frozen=True)
@@ -71,13 +111,9 @@ def score_layer(name: str, points: Sequence[LayerConfig], samples: SearchData) -
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
     for point in points:
         groups.setdefault((point.state, point.steepness), []).append(point)
-
-    def work(group: list[LayerConfig]) -> dict[_Key, Tensor]:
-        return _score_group(name, group, samples)
-
     rows: dict[_Key, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for found in pool.map(work, groups.values()):
+        for found in pool.map(lambda group: _score_group(name, group, samples), groups.values()):
             rows.update(found)
     keys = list(dict.fromkeys(map(_key, points)))  # in the order of their first points
     scores = torch.stack([rows[key] for key in keys])
@@ -93,13 +129,20 @@ def _key(point: LayerConfig) -> _Key:
 def _score_group(
     name: str, group: Sequence[LayerConfig], samples: SearchData
 ) -> dict[_Key, Tensor]:
-    """Scores float64 `[samples]` of candidates that have their states in common."""
-    histograms = _count(name, group, samples.fit)
+    """Scores float64 `[samples]` of candidates that have the same states."""
+    activation = samples.fit[name].activation
+    histograms = {
+        m: Histogram.empty(activation.shape[1], m, activation.device)
+        for m in sorted({point.n_bins for point in group})
+    }
+    for batch in samples.fit.batches():
+        states = states_of(batch[name], group[0])
+        for histogram in histograms.values():
+            histogram.update(states)
     parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}
-    device = samples.fit[name].activation.device
     for readings in samples.scored.values():
         for batch in readings.batches():
-            states = states_of(batch[name], group[0]).to(device)
+            states = states_of(batch[name], group[0]).to(activation.device)
             hits = {m: histogram.hits(states) for m, histogram in histograms.items()}
             for (*_, n_bins, full_count), part in parts.items():
                 covered = hits[n_bins].clamp(max=full_count).sum(dim=0, dtype=torch.int64)
@@ -107,38 +150,154 @@ def _score_group(
     return {key: torch.cat(part) for key, part in parts.items()}
 
 
-def _count(name: str, group: Sequence[LayerConfig], fit: Readings) -> dict[int, Histogram]:
-    """The fitting set counted once for each number of bins."""
-    activation = fit[name].activation
-    histograms = {
-        m: Histogram.empty(activation.shape[1], m, activation.device)
-        for m in sorted({point.n_bins for point in group})
-    }
-    for batch in fit.batches():
-        states = states_of(batch[name], group[0])
-        for histogram in histograms.values():
-            histogram.update(states)
-    return histograms
+class JointCandidates:
+    """Evaluates joint candidates and remembers the best.
 
+    A joint candidate is a row of `choice`, int64 `[candidates, layers]`: which of its candidates
+    each layer takes. A weight of 0 leaves a layer out, which changes no bit of the others' sum.
 
-def _check_layer(role: str, name: str, readings: Readings, fit: Readings) -> None:
-    if name not in readings:
-        raise NACError(
-            f"the {role} readings have no layer '{name}', only {sorted(readings)}. "
-            "Read all datasets with the same layers."
+    Of equal candidates the one that OpenOOD's own sweep visits first is better, in whatever order
+    they were tried. That sweep changes the first layer's settings fastest.
+
+    Args:
+        tables: the layers, in the detector's order.
+        n_id: how many columns are ID validation; they come first.
+        n_ood: how many are OOD validation, after those; the rest is held-out training.
+        objective: what to maximize.
+        guard: candidates whose guard AUROC is further than this from 0.5 do not count.
+        top: how many to remember.
+        progress: called with the number of candidates that were just evaluated.
+
+    Attributes:
+        choice: the best candidates, best first, `[top, layers]`.
+        values: their objectives.
+        evaluated: how many were evaluated.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[LayerTable],
+        n_id: int,
+        n_ood: int,
+        *,
+        objective: Objective,
+        guard: Optional[float],
+        top: int,
+        progress: Callable[[int], Any] = lambda n: None,
+    ) -> None:
+        self.tables, self.objective = tables, objective
+        self.sizes = [len(table.points) for table in tables]
+        #: by layer, the first candidate of weight 0, or None where the layer always counts
+        self.left_out = [
+            next((k for k, p in enumerate(t.points) if not p.weight), None) for t in tables
+        ]
+        self.choice = np.empty((0, len(tables)), dtype=np.int64)
+        self.values = np.empty(0)
+        self.evaluated = 0
+        self._limit, self._top, self._progress = guard, whole_number("top", top, 1), progress
+        self._n_id, n_val = n_id, n_id + n_ood
+        self._n_held = tables[0].scores.shape[1] - n_val
+        self._device = tables[0].scores.device
+        self._rows = [table.row.to(self._device) for table in tables]
+        self._weights = [
+            torch.tensor([p.weight for p in t.points], dtype=torch.float64, device=self._device)
+            for t in tables
+        ]
+        scores = [table.scores.to(self._device) for table in tables]
+        self._val = [part[:, :n_val].contiguous() for part in scores]
+        # held-out training samples take the place of ID: they should not score higher
+        self._guard = [torch.cat([part[:, n_val:], part[:, :n_id]], dim=1) for part in scores]
+
+    # -- numbers of given candidates -------------------------------------------------------
+
+    def measure(self, choice: Tensor, metric: Objective) -> Tensor:
+        """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
+        values = self._map(lambda part: metric(self._scores(self._val, part), self._n_id), choice)
+        return values.masked_fill(self._total(choice.to(values.device)) <= 0, _NEVER)
+
+    def guard(self, choice: Tensor) -> Optional[Tensor]:
+        """AUROC of held-out training against ID validation, `[candidates]`, or None without."""
+        if not self._n_held:
+            return None
+        return self._map(
+            lambda part: joined_auroc(self._scores(self._guard, part), self._n_held), choice
         )
-    width, expected = readings[name].activation.shape[1], fit[name].activation.shape[1]
-    if width != expected:
-        raise NACError(
-            f"layer '{name}': the {role} readings have {width} neurons, those of the fitting set "
-            f"{expected}. Read all datasets with the same network."
-        )
 
+    def alone(self, layer: int, metric: Objective) -> Tensor:
+        """`metric` of a layer by itself, for each row of its table."""
+        return metric(self._val[layer], self._n_id)
 
-def _refuse_gradients(role: str, name: str, options: Sequence[LayerConfig]) -> None:
-    wanting = sorted({point.state for point in options if STATES[point.state].uses_gradient})
-    if wanting:
-        raise NACError(
-            f"layer '{name}': states {wanting} need gradients, but the {role} readings have "
-            "none. Read the network again with one of these states."
-        )
+    def alone_guard(self, layer: int) -> Optional[Tensor]:
+        """`guard` of a layer by itself, for each row of its table."""
+        return joined_auroc(self._guard[layer], self._n_held) if self._n_held else None
+
+    def configs(self, row: Sequence[int]) -> dict[str, LayerConfig]:
+        """The settings of one joint candidate, without the layers it leaves out."""
+        chosen = {t.name: t.points[k] for t, k in zip(self.tables, row)}
+        return {name: point for name, point in chosen.items() if point.weight > 0}
+
+    # -- the best --------------------------------------------------------------------------
+
+    def evaluate(self, choice: np.ndarray, floor: float = float("inf")) -> np.ndarray:
+        """Objectives of `choice` `[candidates, layers]`; -inf for what the guard excludes.
+
+        Args:
+            choice: the joint candidates.
+            floor: candidates below this, and too low to be remembered, may keep their value without
+                a look at the guard.
+        """
+        rows = torch.from_numpy(np.ascontiguousarray(choice, dtype=np.int64))
+        values = self.measure(rows, self.objective).cpu().numpy()
+        self.evaluated += len(choice)
+        lowest = float(self.values[-1]) if len(self.values) == self._top else _NEVER
+        if self._limit is not None:
+            asked = np.flatnonzero((values >= min(floor, lowest)) & (values > _NEVER))
+            guards = self.guard(rows[torch.from_numpy(asked)]) if len(asked) else None
+            if guards is not None:
+                values[asked[np.abs(guards.cpu().numpy() - 0.5) > self._limit]] = _NEVER
+        good = np.flatnonzero((values >= lowest) & (values > _NEVER))
+        if len(good):
+            self._remember(choice[good], values[good])
+        self._progress(len(choice))
+        return values
+
+    def _remember(self, choice: np.ndarray, values: np.ndarray) -> None:
+        choice = np.concatenate([self.choice, choice])
+        values = np.concatenate([self.values, values])
+        order = np.lexsort([*choice.T, -values])
+        choice, values = choice[order], values[order]
+        new = np.ones(len(order), dtype=bool)  # a candidate may be tried more than once
+        new[1:] = (choice[1:] != choice[:-1]).any(axis=1)
+        self.choice, self.values = choice[new][: self._top], values[new][: self._top]
+
+    # -- sums --------------------------------------------------------------------------------
+
+    def _scores(self, tables: Sequence[Tensor], choice: Tensor) -> Tensor:
+        """Sample scores `[candidates, samples]`; see `nac_openood.core.rule.combine`."""
+        choice = choice.to(self._device)
+        added = self._weighted(tables, choice, 0)
+        for layer in range(1, len(tables)):
+            added += self._weighted(tables, choice, layer)
+        total = self._total(choice)
+        return added.div_(total.masked_fill(total <= 0, 1.0)[:, None])
+
+    def _weighted(self, tables: Sequence[Tensor], choice: Tensor, layer: int) -> Tensor:
+        picked = choice[:, layer]
+        scores = tables[layer].index_select(0, self._rows[layer][picked])
+        return scores.mul_(self._weights[layer][picked][:, None])
+
+    def _total(self, choice: Tensor) -> Tensor:
+        """Sums of weights, added in the order of `nac_openood.core.rule.total_weight`."""
+        total = self._weights[0][choice[:, 0]]
+        for layer, weights in enumerate(self._weights[1:], start=1):
+            total = total + weights[choice[:, layer]]
+        return total
+
+    def _map(self, work: Callable[[Tensor], Tensor], choice: Tensor) -> Tensor:
+        """`work` on pieces of `choice`, in threads on a CPU; the same numbers in any case."""
+        pieces = choice.split(max(1, _PIECE // self._val[0].shape[1]))
+        threads = torch.get_num_threads()
+        if threads == 1 or len(pieces) == 1 or self._device.type != "cpu":
+            return torch.cat([work(piece) for piece in pieces])
+        with ThreadPoolExecutor(threads) as pool:
+            return torch.cat(list(pool.map(work, pieces)))

@@ -60,7 +60,7 @@ class MethodSetup:
         search: what the search reports, as JSON values, e.g. `{"auroc": 0.81, "points": 5}`; None
             if there was no search.
         advice: how the method compares with simpler ones on validation data, as JSON values; see
-            `nac_openood.search.advice.Advice.to_dict`.
+            `nac_openood.search.advise.Advice.to_dict`.
         advice_seconds: how long that took, which does not count as setting the method up.
     """
 

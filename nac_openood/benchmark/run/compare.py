@@ -22,7 +22,7 @@ from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
 from nac_openood.progress import Say
-from nac_openood.search.surrogate import SurrogateLoader
+from nac_openood.search.loaders import SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.samples import FileImages, Samples, bad_images, bad_images_text
 from nac_openood.sources.sets import Datasets

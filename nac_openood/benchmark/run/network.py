@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files, tensor_files
+from nac_openood.__about__ import versions
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
@@ -24,7 +25,6 @@ from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.inputs import device_of
 from nac_openood.network.probe import classify
-from nac_openood.search.output import versions
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.tensor_files import TensorWriter
 

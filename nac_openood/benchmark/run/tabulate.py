@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Iterator, Mapping, 
 import numpy as np
 import torch
 
+from nac_openood.__about__ import versions
 from nac_openood.benchmark.methods.table import NAC, Method
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, against
 from nac_openood.benchmark.run import store
@@ -29,8 +30,7 @@ from nac_openood.benchmark.run.results import (
 )
 from nac_openood.errors import NACError, error_text
 from nac_openood.files import entries, is_file, is_folder, make_folder, replacing
-from nac_openood.search.output import versions
-from nac_openood.search.surrogate import SURROGATE_LABEL
+from nac_openood.search.loaders import SURROGATE_LABEL
 from nac_openood.sources.images import small_png
 
 if TYPE_CHECKING:

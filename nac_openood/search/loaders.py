@@ -1,8 +1,8 @@
-"""Stand-ins for out-of-distribution data, made of in-distribution images.
+"""Loaders made of other loaders: held-out and small parts of them, and surrogates of OOD data.
 
-For a search without any real OOD validation data. A stand-in keeps the pixels' statistics and
-breaks what a class is made of: where things are, what belongs together, how light and dark go.
-Settings chosen with them are chosen against *these* images: docs/search.md has what that costs.
+Surrogates are for a search without real OOD validation data. They are made of in-distribution
+images: they keep the pixels' statistics and break what a class is made of. Settings chosen with
+them are chosen against *these* images: docs/search.md has what that costs.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import Subset
 
-from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.batches import Batch, batches, indexable, loader_like
+from nac_openood.detector.subset import (
+    AUTHORS_SEED,
+    balanced_indices,
+    dataset_labels,
+    fitting_indices,
+)
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import Inputs, mapped, tensors_in
 
@@ -173,3 +181,55 @@ def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
         )
     if not 1 <= per_image <= len(kinds):
         raise NACError(f"per_image must be between 1 and {len(kinds)}, got {per_image}.")
+
+
+# -- parts of a loader ----------------------------------------------------------------------
+
+
+def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optional[Iterable[Any]]:
+    """A loader of training samples that `fit` and `read_loader` leave out with `n_samples`.
+
+    Args:
+        train: batches of training data.
+        n_samples: how many are fitted on.
+        n: how many others to take at most, drawn class by class as the fitting subset is.
+
+    Returns:
+        None where nothing is left, or where `train` is a stream that cannot be indexed.
+    """
+    if n_samples is None or not indexable(train):
+        return None
+    loader: Any = train
+    labels, size = dataset_labels(loader.dataset), len(loader.dataset)
+    rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
+    rows = _drawn(labels, rest, n)
+    return loader_like(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
+
+
+def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
+    """A loader of at most `n` samples, which can be read more than once.
+
+    They are drawn class by class where that is possible; of a stream they are the first ones, kept
+    in memory.
+    """
+    if indexable(loader):
+        source: Any = loader
+        labels, size = dataset_labels(source.dataset), len(source.dataset)
+        rows = _drawn(labels, np.arange(size), n)
+        return loader_like(loader, Subset(source.dataset, rows.tolist()))
+    taken: list[Batch] = []
+    for batch in batches(loader):
+        taken.append(batch.rows(slice(n)))
+        n -= taken[-1].size
+        if n <= 0:
+            break
+    return taken
+
+
+def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray:
+    """At most `n` of the rows `rest`, as many of each class where there are enough."""
+    if not n or n >= len(rest):
+        return rest[:n]
+    if labels is not None and n >= len(np.unique(labels[rest])):
+        return rest[balanced_indices(labels[rest], n, AUTHORS_SEED)]
+    return np.random.RandomState(AUTHORS_SEED).permutation(rest)[:n]
