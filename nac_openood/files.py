@@ -209,6 +209,9 @@ def locked(folder: PathLike) -> Iterator[None]:
         yield
     finally:
         if is_main():
+            if lock.lock_counter == 1:  # removed while it is held: no other process can hold it
+                with suppress(OSError):
+                    Path(lock.lock_file).unlink()
             lock.release()
 
 

@@ -81,6 +81,8 @@ def _is_locked(folder):
     """As another process sees it."""
     import fcntl
 
+    if not (folder / ".lock").exists():
+        return False
     with (folder / ".lock").open() as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
