@@ -1,27 +1,23 @@
 """Fitting and scoring with Ray Data, for data that outgrows a machine; `ray[data]` is needed.
 
-A dataset's blocks go to a pool of actors, each with a detector of its own. What was fitted on a
-block travels as tensors and settings and is merged; what is said about a block becomes rows of a
-new dataset. Ray repeats blocks whose node was lost.
+A dataset's blocks go to a pool of actors, each with a detector of its own. Detectors that were
+fitted on a block come back as files and are merged; predictions for a block become rows of a new
+dataset. Ray repeats blocks whose node was lost.
 """
 
 from __future__ import annotations
 
 import io
-import json
-from dataclasses import asdict
+import tempfile
+from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import numpy as np
-import safetensors.torch
 from PIL import Image
 
-from nac_openood.core.rules import rule_named
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
-from nac_openood.detector.store import FitSummary
 from nac_openood.errors import NACError
-from nac_openood.records import from_values
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.image_paths import Prediction, judge_batch, stacked
 from nac_openood.sources.images import ImageError, rgb_image
@@ -89,7 +85,7 @@ def fit_dataset(
     made = load().detector
     fitted: Optional[NACDetector] = None
     for state in states.iter_rows():
-        shard = _restored(state, made)
+        shard = _from_bytes(state["detector"], made)
         fitted = shard if fitted is None else fitted.merge(shard)
     if fitted is None:
         raise NACError("the dataset has no rows: there is nothing to fit on.")
@@ -109,10 +105,10 @@ def score_dataset(
     workers: int = 2,
     **options: Any,
 ) -> Dataset:
-    """Judge all rows of a dataset, when the result is used, e.g. by `write_parquet`.
+    """Score all rows of a dataset, when the result is used, e.g. by `write_parquet`.
 
     Args:
-        dataset: rows to judge.
+        dataset: rows to score.
         load: makes a calibrated detector and the transform of its inputs, e.g. a partial
             `nac_openood.sources.fitted.load_fitted`.
         column: an image as bytes or uint8 array, or anything else that the transform takes.
@@ -135,12 +131,12 @@ def score_dataset(
 
 
 def _mapped(
-    dataset: Dataset, actor: type, given: tuple[Any, ...], workers: int, options: dict[str, Any]
+    dataset: Dataset, actor: type, arguments: tuple[Any, ...], workers: int, options: dict[str, Any]
 ) -> Dataset:
     """A block is a batch to Ray: batches across blocks would depend on which came first."""
     pool = ActorPoolStrategy(min_size=1, max_size=workers)
     return dataset.map_batches(
-        actor, fn_constructor_args=given, batch_size=None, batch_format="numpy",
+        actor, fn_constructor_args=arguments, batch_size=None, batch_format="numpy",
         **{"compute": pool, **options},
     )  # fmt: skip
 
@@ -158,38 +154,33 @@ class _Fit:
             inputs = [_input(value, self._deployed) for value in part[self._rows.column]]
             x = stacked(inputs, "this block")
             detector.partial_fit(x if label is None else (x, part[label].copy()))
-        if detector.rule_ is None or detector.fit_summary_ is None:  # an empty block
-            return {"about": [], "tensors": []}
-        about = {
-            "rule": detector.rule_.name,
-            "settings": detector.rule_.settings(),
-            "summary": asdict(detector.fit_summary_),
-        }
-        tensors = {n: tensor.cpu().contiguous() for n, tensor in detector.rule_.tensors().items()}
-        return {"about": [json.dumps(about)], "tensors": [safetensors.torch.save(tensors)]}
+        if detector.rule_ is None:  # an empty block
+            return {"detector": []}
+        with tempfile.TemporaryDirectory() as folder:
+            detector.save(path := Path(folder) / "detector")
+            return {"detector": [path.read_bytes()]}
 
 
-def _restored(state: Mapping[str, Any], made: NACDetector) -> NACDetector:
+def _from_bytes(content: bytes, made: NACDetector) -> NACDetector:
     """A detector with the network of `made`, fitted on what an actor counted."""
-    about, tensors = json.loads(state["about"]), safetensors.torch.load(state["tensors"])
-    rule = rule_named(about["rule"]).restore(about["settings"], tensors)
-    shard = NACDetector.from_rule(made.net, rule, fast=made.fast, autocast=made.autocast)
-    shard.fit_summary_ = from_values(FitSummary, about["summary"])
-    return shard
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "detector"
+        path.write_bytes(content)
+        return NACDetector.load(path, made.net, fast=made.fast)
 
 
 class _Score:
-    """An actor that judges blocks."""
+    """An actor that scores blocks."""
 
     def __init__(self, load: Load, rows: _Rows, alpha: float, unreadable: str) -> None:
         self._deployed, self._rows = load(), rows
         self._alpha, self._unreadable = alpha, unreadable
 
     def __call__(self, block: _Columns) -> pa.Table:
-        judged = [row for part in self._rows.parts(block) for row in self._judged(part)]
-        return pa.Table.from_pylist(judged, schema=_FIELDS)
+        rows = [row for part in self._rows.parts(block) for row in self._predictions(part)]
+        return pa.Table.from_pylist(rows, schema=_FIELDS)
 
-    def _judged(self, part: _Columns) -> Iterator[dict[str, Any]]:
+    def _predictions(self, part: _Columns) -> Iterator[dict[str, Any]]:
         names, inputs = [], []
         for name, value in zip(part[str(self._rows.name)].tolist(), part[self._rows.column]):
             try:
@@ -208,7 +199,7 @@ class _Score:
 
 
 def _input(value: Any, deployed: Deployed) -> Any:
-    """What the network is given of one row."""
+    """The input of the network for one row."""
     if isinstance(value, bytes):
         return deployed.transform(rgb_image(io.BytesIO(value)))
     if isinstance(value, np.ndarray):

@@ -34,7 +34,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from nac_openood.ray_data import _Fit, _restored, _Rows, _Score, score_dataset  # noqa: E402
+from nac_openood.ray_data import _Fit, _from_bytes, _Rows, _Score, score_dataset  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what Ray does is not ours
 
@@ -259,14 +259,12 @@ def test_counts_of_blocks_add_up(folder, rule):
     ]  # fmt: skip
     shards = []
     for block in blocks:
-        state = actor(block)
-        row = {name: column[0] for name, column in state.items()}
-        shards.append(_restored(row, unfitted(rule).detector))
+        shards.append(_from_bytes(actor(block)["detector"][0], unfitted(rule).detector))
     merged = shards[2].merge(shards[0]).merge(shards[1])
     fitted_here = local_fit(folder, rule)
     calibration = batches(folder)
     assert same(merged.calibrate(calibration), fitted_here.calibrate(calibration))
-    assert actor({name: column[:0] for name, column in blocks[0].items()})["about"] == []
+    assert actor({name: column[:0] for name, column in blocks[0].items()})["detector"] == []
 
 
 def test_what_cannot_be_read(folder):

@@ -94,10 +94,9 @@ class DetectorCallback(Callback):
         self.detector_ = detector
 
 
-def _loaders(given: Any) -> list[Iterable[Any]]:
-    """Lightning has none, one, or several of them."""
-    if given is None:
+def _loaders(loaders: Any) -> list[Iterable[Any]]:
+    """Lightning has none, one, or several of them in a list or dict."""
+    if loaders is None:
         return []
-    if isinstance(given, dict):
-        return list(given.values())
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    loaders = list(loaders.values()) if isinstance(loaders, dict) else loaders
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -55,18 +55,28 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
                 f"expected at least {MIN_SAMPLES} samples to take p-values against, got "
                 f"{len(X)} sample(s)."
             )
-        share, n_folds = self._checked()
+        share: Any = self.contamination
+        if share != "auto" and not (isinstance(share, Real) and 0 < float(share) <= 0.5):
+            raise NACError(
+                "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
+                f"{share!r}."
+            )
+        n_folds = whole_number("n_folds", self.n_folds, 2)
         self._scaler = StandardScaler().fit(X)
-        rows = self._standardized(X)
+        rows = torch.from_numpy(self._scaler.transform(X))
         self._evidence = _evidence(rows)
-        held_out = _cross_fitted(rows, n_folds)
+        fold = torch.arange(len(rows)) % n_folds
+        held_out: dict[str, Tensor] = {}
+        for k in range(min(n_folds, len(rows))):
+            for name, part in _parts(_evidence(rows[fold != k]), rows[fold == k]).items():
+                held_out.setdefault(name, torch.empty_like(rows[:, 0]))[fold == k] = part
         self._p_values = {name: PValues(part) for name, part in held_out.items()}
-        own = _total({name: p_values.left_out() for name, p_values in self._p_values.items()})
+        own = torch.stack([p_values.left_out() for p_values in self._p_values.values()]).sum(dim=0)
         self._p_value_of_score = PValues(own)
-        if share is None:
+        if share == "auto":
             self.offset_ = threshold_at(own)
         else:
-            self.offset_ = float(np.percentile(self._scores(rows), 100 * share))
+            self.offset_ = float(np.percentile(self._scores(rows).numpy(), 100 * share))
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -86,28 +96,14 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
         """1 for inliers, -1 for outliers, `[samples]`."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
-    def _checked(self) -> tuple[Optional[float], int]:
-        """The share of outliers, None for "auto", and the number of folds."""
-        share: Any = self.contamination
-        if share == "auto":
-            share = None
-        elif not isinstance(share, Real) or not 0 < float(share) <= 0.5:
-            raise NACError(
-                "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
-                f"{self.contamination!r}."
-            )
-        return share, whole_number("n_folds", self.n_folds, 2)
-
     def _validated(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        return self._standardized(validate_data(self, X, dtype=np.float64, reset=False))
-
-    def _standardized(self, X: np.ndarray) -> Tensor:
+        X = validate_data(self, X, dtype=np.float64, reset=False)
         return torch.from_numpy(self._scaler.transform(X))
 
     def _scores(self, rows: Tensor) -> Tensor:
         parts = _parts(self._evidence, rows)
-        return _total({name: self._p_values[name].log(part) for name, part in parts.items()})
+        return torch.stack([self._p_values[n].log(part) for n, part in parts.items()]).sum(dim=0)
 
 
 def _evidence(rows: Tensor) -> LayerEvidence:
@@ -122,18 +118,3 @@ def _parts(evidence: LayerEvidence, rows: Tensor) -> dict[str, Tensor]:
     if evidence.gaussian is not None:
         parts["distance"] = evidence.gaussian.score(rows)
     return parts
-
-
-def _cross_fitted(rows: Tensor, n_folds: int) -> dict[str, Tensor]:
-    """The parts of every row, from evidence of the other folds only."""
-    fold = torch.arange(len(rows)) % n_folds
-    found: dict[str, Tensor] = {}
-    for k in range(min(n_folds, len(rows))):
-        mine = fold == k
-        for name, part in _parts(_evidence(rows[~mine]), rows[mine]).items():
-            found.setdefault(name, torch.empty_like(rows[:, 0]))[mine] = part
-    return found
-
-
-def _total(logs: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack(list(logs.values())).sum(dim=0)
