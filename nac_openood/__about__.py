@@ -6,19 +6,13 @@ __version__ = "0.1.0"
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that results depend on."""
+    """The versions of Python and of the packages that results depend on."""
     import platform
     from importlib.metadata import version
 
-    import numpy as np
-    import torch
-
+    packages = ("torch", "torchvision", "numpy", "scikit-learn", "pillow")
     return {
         "nac_openood": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": version("torchvision"),
-        "numpy": np.__version__,
-        "scikit-learn": version("scikit-learn"),
-        "pillow": version("pillow"),
+        **{name: version(name) for name in packages},
     }

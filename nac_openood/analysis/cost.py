@@ -30,7 +30,7 @@ from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import classify
 from nac_openood.progress import bar
-from nac_openood.search.split import few_of
+from nac_openood.search.loaders import few_of
 from nac_openood.tables import BarGroups, Column, Entry, Table
 
 FORWARD = "Forward pass"
