@@ -212,6 +212,7 @@ def test_logits_are_found_in_what_a_network_returns(wrap):
         (lambda y: (y[..., None], "x"), r"got tuple of \[2, 3, 1\], str"),
         (lambda y: Output(y[:, None]), r"got Output of \[2, 1, 3\]"),
         (lambda y: None, "got NoneType"),
+        (lambda y: y[:1], "logits for 1 samples, given input of shape"),
     ],
 )
 def test_what_came_in_the_place_of_logits_is_told(wrap, message):

@@ -7,7 +7,6 @@ from conftest import SmallNet
 from test_probe import NAMES, equal, expected_readings, layers, same, snapshot
 from torch import nn
 
-from nac_openood import NACDetector
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.probe import classify, read
 
@@ -16,13 +15,6 @@ def test_the_same_numbers_up_to_rounding(small_net, images):
     fast = PassPlan(small_net, images, fast=True)
     assert len(fast.pairs) == 3
     same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
-
-
-@pytest.mark.parametrize("caller", [torch.no_grad, torch.inference_mode])
-def test_any_caller(small_net, images, caller):
-    with caller():
-        probed = NACDetector(small_net, NAMES, fast=True)._reader.read(images)
-    same(probed, expected_readings(small_net, images))
 
 
 def test_every_batchnorm_of_a_resnet_is_folded():
@@ -34,15 +26,6 @@ def test_every_batchnorm_of_a_resnet_is_folded():
     for name in NAMES:  # in double precision rounding is all that could differ
         for a, b in zip(plain[name], folded[name]):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_weights_changed_in_between_are_seen(small_net, images):
-    fast = PassPlan(small_net, images, fast=True)
-    read(small_net, images, layers(small_net), fast)
-    with torch.no_grad():
-        small_net.layer1[0].weight.mul_(2)
-        small_net.layer2[1].running_mean.add_(1)
-    same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
 
 
 class Residual(nn.Module):
@@ -88,29 +71,6 @@ def test_large_batches_run_in_parts(small_net, images, monkeypatch):
     same(read(small_net, images, layers(small_net), plan), expected)
     fast = PassPlan(small_net, images, fast=True)
     same(read(small_net, images, layers(small_net), fast), expected)
-
-
-@pytest.mark.parametrize("crash", [False, True])
-def test_nothing_changes(small_net, images, crash):
-    detector = NACDetector(small_net, NAMES, fast=True)
-    small_net.train()
-    before = snapshot(small_net)
-    if crash:
-        detector.fit([images])
-        with pytest.raises(RuntimeError):
-            detector.score(images[:, :2])
-    else:
-        detector.fit([images]).score(images)
-    assert equal(before, snapshot(small_net))
-
-
-def test_wrapped_and_transformer_networks(small_net, images):
-    wrapped = nn.DataParallel(small_net)
-    fast = PassPlan(wrapped, images, fast=True)
-    same(read(wrapped, images, layers(wrapped), fast), expected_readings(small_net, images))
-    linear = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    detector = NACDetector(linear, ["0"], fast=True).fit([torch.rand(5, 4)])
-    assert detector.score(torch.rand(5, 4)).shape == (5,)
 
 
 # -- what must not be folded, or not as it was at first -------------------------------------------
@@ -201,29 +161,13 @@ def test_global_forward_hooks(wide, images, when):
 @pytest.mark.parametrize("path", ["layer1.0", "layer1.1"])
 def test_hooked_modules_are_not_folded(wide, images, kind, path):
     plan, seen = PassPlan(wide, images, fast=True), []
-    plain, folded = [], []
-    module = wide.get_submodule(path)
-    handle = getattr(module, f"register_{kind}")(lambda *given: seen.append(given[-1]))
-    for passes, p in ((plain, None), (folded, plan)):
-        read(wide, images, layers(wide, ["layer1.0", "avgpool"][1:]), p)
-        passes += [t[0].detach() if isinstance(t, tuple) else t.detach() for t in seen]
+    module, passes = wide.get_submodule(path), []
+    getattr(module, f"register_{kind}")(lambda *values: seen.append(values[-1]))
+    for p in (None, plan):
+        read(wide, images, layers(wide, ["avgpool"]), p)
+        passes.append([t[0].detach() if isinstance(t, tuple) else t.detach() for t in seen])
         seen.clear()
-    handle.remove()
-    torch.testing.assert_close(plain, folded, rtol=1e-9, atol=1e-11)
-
-
-def test_a_forward_of_the_users_own_stays(wide, images):
-    plan = PassPlan(wide, images, fast=True)
-    conv = wide.layer2[0]
-
-    def forward(x):
-        return conv._conv_forward(x, conv.weight, conv.bias) * 3
-
-    conv.forward = forward
-    assert_fast_is_exact(wide, images, plan=plan)
-    assert_fast_is_exact(wide, images)
-    assert vars(conv)["forward"] is forward
-    assert [pair[0] for pair in plan.pairs] == [wide.layer1[0], wide.layer3[0]]
+    torch.testing.assert_close(*passes, rtol=1e-9, atol=1e-11)
 
 
 class Exposed(nn.Module):

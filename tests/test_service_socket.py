@@ -56,11 +56,6 @@ def test_a_body_that_does_not_arrive_is_a_408(address):
     assert time.monotonic() - start > SHORT
 
 
-def test_a_length_is_refused_before_the_body_is_sent(address):
-    response = exchange(address, HEAD + b"Content-Length: 9999999999\r\n\r\n")
-    assert response.startswith(b"HTTP/1.1 413") and b"longer than the 50,000 bytes" in response
-
-
 def test_a_client_that_sends_all_the_same_can_read_why(address):
     big = b"x" * 5_000_000
     for body in (big, iter([big])):  # the second is sent in chunks, without its length

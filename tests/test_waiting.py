@@ -136,16 +136,6 @@ class Waits(Coverage):
         assert float(readings["avgpool"].activation.max()) < 1e9
 
 
-class Selects(Coverage):
-    """NAC that leaves out samples by a mask on the device."""
-
-    name = "selects"
-
-    def parts(self, readings):
-        found = super().parts(readings)
-        return {name: part[part >= 0] for name, part in found.items()}
-
-
 class Fetches(Coverage):
     """NAC that copies the scores of each batch to the CPU."""
 
@@ -155,23 +145,11 @@ class Fetches(Coverage):
         return {name: part.cpu() for name, part in super().parts(readings).items()}
 
 
-class Sends(Coverage):
-    """NAC that copies a table to the device for each batch."""
-
-    name = "sends"
-
-    def parts(self, readings):
-        table = torch.ones(40)
-        return {name: part * table.to(part) for name, part in super().parts(readings).items()}
-
-
 @pytest.mark.parametrize(
     "rule, step, operation",
     [
         (Waits, "fit", "_local_scalar_dense"),
-        (Selects, "score_loader", "index by booleans"),
         (Fetches, "score_loader", "copy to the CPU"),
-        (Sends, "score_loader", "copy to the device"),
     ],
 )
 def test_a_rule_that_waits_is_found(net, monkeypatch, rule, step, operation):
