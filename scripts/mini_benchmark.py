@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 
 from nac_openood import files
-from nac_openood.__about__ import versions
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
+from nac_openood.core.tensors import versions
 from nac_openood.report.comparison import verdict
 from nac_openood.report.methods import ranked_methods
 from nac_openood.tables import Cell

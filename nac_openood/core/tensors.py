@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import platform
+from importlib.metadata import version
 from typing import Any, Mapping, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nac_openood.__about__ import __version__
 from nac_openood.errors import NACError
 
 # -- precision and devices ------------------------------------------------------------------
@@ -65,6 +69,18 @@ def gen(logits: Tensor) -> Tensor:
 
 
 # -- tensors from files ---------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that numbers in files depend on."""
+    others = {name: version(name) for name in ("torchvision", "scikit-learn", "pillow")}
+    return {
+        "nac_openood": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        **others,
+    }
 
 
 def stored_tensor(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from nac_openood import files
-from nac_openood.__about__ import versions
+from nac_openood.core.tensors import versions
 from nac_openood.errors import NACError
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking, standard_error

@@ -14,7 +14,8 @@ from typing import Any, Mapping, Optional, Union
 import yaml
 
 from nac_openood import files, tensor_files
-from nac_openood.__about__ import __version__, versions
+from nac_openood.__about__ import __version__
+from nac_openood.core.tensors import versions
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import is_folder, mode_of

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import files, tensor_files
-from nac_openood.__about__ import versions
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.store import method_folder
-from nac_openood.core.tensors import stored_tensor
+from nac_openood.core.tensors import stored_tensor, versions
 from nac_openood.detector.batches import Batch, batches, load_batches
 from nac_openood.distributed import from_main, map_shared, world
 from nac_openood.errors import FileError, NACError

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Iterator, Mapping, 
 import numpy as np
 import torch
 
-from nac_openood.__about__ import versions
 from nac_openood.benchmark.methods.table import NAC, Method
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, against
 from nac_openood.benchmark.run import store
@@ -28,6 +27,7 @@ from nac_openood.benchmark.run.results import (
     SetInfo,
     metrics_by_set,
 )
+from nac_openood.core.tensors import versions
 from nac_openood.errors import NACError, error_text
 from nac_openood.files import entries, is_file, is_folder, make_folder, replacing
 from nac_openood.search.loaders import SURROGATE_LABEL
