@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from nac_openood import NACDetector
 from nac_openood.detector.outcomes import Verdicts
 from nac_openood.sources import networks
-from nac_openood.sources.samples import LabelledTexts, collate_texts
+from nac_openood.sources.samples import SampleList, collate_texts
 
 BATCH, LONGEST, WORDS = 100, 512, 8000
 TRAIN, VAL, TEST = 4000, 1000, 1000
@@ -41,7 +41,7 @@ def tokenizer_of(texts: list[str]) -> Any:
     )
 
 
-def trained(data: LabelledTexts) -> Any:
+def trained(data: SampleList) -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=WORDS, hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
@@ -59,7 +59,7 @@ def trained(data: LabelledTexts) -> Any:
 
 
 def judged(
-    detector: NACDetector, data: LabelledTexts, collate: Optional[Callable[..., Any]]
+    detector: NACDetector, data: SampleList, collate: Optional[Callable[..., Any]]
 ) -> tuple[Verdicts, float]:
     start = time.process_time()
     parts = [detector.judge(batch) for batch in DataLoader(data, BATCH, collate_fn=collate)]
@@ -74,9 +74,9 @@ def main() -> None:
     tokenizer = tokenizer_of([text for text, _ in rows[:TRAIN]])
     encode = networks.Tokenizer(tokenizer, transformers.BertConfig())
 
-    def texts(first: int, n: int) -> LabelledTexts:
+    def texts(first: int, n: int) -> SampleList:
         part = rows[first : first + n]
-        return LabelledTexts([text for text, _ in part], [y for _, y in part], encode, "AG News")
+        return SampleList([text for text, _ in part], [y for _, y in part], encode, "AG News")
 
     train, val, test = texts(0, TRAIN), texts(TRAIN, VAL), texts(TRAIN + VAL, TEST)
     net = trained(train)

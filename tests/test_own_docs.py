@@ -30,7 +30,8 @@ def commands():
 
 def test_commands_have_these_options():
     names = [build_parser()[0].parse_args(command).run.__name__ for command in commands()]
-    assert names == ["_fit", "_score", "_compare", "_score", "_export"]
+    used = ("fit", "score", "compare", "score", "export")
+    assert names == [f"{name}_command" for name in used]
 
 
 def test_the_first_commands_run_on_the_networks_and_data_of_the_page(

@@ -85,7 +85,7 @@ def test_bad_images_are_found_with_a_reason(photos):
     assert rest.names == NAMES[2:] and bad_images(rest, progress=False) == {}
     with pytest.raises(NACError, match=r"a.JPG cannot be read \(missing\).*check `data_root`"):
         images[0]
-    images.names = [f"{i}.png" for i in range(9)]
+    images.items = [f"{i}.png" for i in range(9)]
     assert bad_images_text(images, dict.fromkeys(range(9), "missing")).endswith("and 4 more")
 
 

@@ -116,7 +116,7 @@ def test_labels_follow_the_network(place):
     assert found.classes == ("sport", "money", "health") and found.labels[:3].tolist() == [0, 1, 2]
     sample = found[0]
     assert sample["label"] == 0 and sample["input_ids"].shape == (16,)
-    assert int(sample["attention_mask"].sum()) == len(found.texts[0].split())
+    assert int(sample["attention_mask"].sum()) == len(found.items[0].split())
     other = labelled_samples(place / "train.csv", encode, classes)
     assert found.identity() != other.identity()
 
@@ -152,7 +152,7 @@ def test_scores_do_not_depend_on_padding(place):
         labelled_samples(place / f"{name}.csv", encode, kind.classes(arch, None))
         for name in ("train", "val", "test")
     )
-    short = [i for i, text in enumerate(test.texts) if len(text.split()) <= 8]
+    short = [i for i, text in enumerate(test.items) if len(text.split()) <= 8]
     assert len(short) > 30
     detector = NACDetector(kind.build(arch, 3), "auto", rule="nac_plus")
     detector.fit(DataLoader(train, 60)).calibrate(DataLoader(val, 60))

@@ -251,10 +251,10 @@ def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
     """Batches of a set, in order, without unreadable images if the user wants that."""
     from torch.utils.data import DataLoader
 
-    from nac_openood.sources.samples import FileImages, Samples, bad_images, bad_images_text
+    from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text
 
     how = loading(args)
-    if args.skip_bad and isinstance(data, FileImages):
+    if args.skip_bad and isinstance(data, SampleList):
         bad = bad_images(data, workers=how["workers"], title=role)
         if bad:
             say(f"left out of {role}: {bad_images_text(data, bad)}")

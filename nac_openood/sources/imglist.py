@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 from nac_openood.errors import NACError
 from nac_openood.sources.images import Transform
 from nac_openood.sources.readers import listed_images, unlabelled_samples
-from nac_openood.sources.samples import FileImages
+from nac_openood.sources.samples import SampleList
 from nac_openood.sources.sets import NO_OOD, Datasets, named_sets
 from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 
@@ -52,7 +52,7 @@ class Benchmark:
         """OpenOOD's test transform."""
         return self.settings().transform()
 
-    def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> FileImages:
+    def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> SampleList:
         """The images of a list, e.g. `train_cifar10`."""
         root = Path(data_root)
         path = root / "benchmark_imglist" / self.name / f"{part}.txt"
@@ -133,7 +133,7 @@ def listed_sets(
     """
     transform = transform or benchmark.transform()
 
-    def listed(part: str) -> FileImages:
+    def listed(part: str) -> SampleList:
         return benchmark.images(data_root, part, transform)
 
     def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from torch.utils.data import Subset
 from nac_openood.errors import NACError, some, why_unreadable
 from nac_openood.files import entries, is_file, is_folder, read_text
 from nac_openood.sources.images import Transform, image_names
-from nac_openood.sources.samples import FileImages, LabelledTexts, takes_text
+from nac_openood.sources.samples import SampleList, takes_text
 from nac_openood.sources.transforms import square_settings
 
 PathOrText = Union[str, Path]
-Listed = Union[FileImages, LabelledTexts]
 #: More than any dataset has; a mistyped label must not make a list of so many names.
 _MOST_CLASSES = 10**6
 _HELD_OUT = 0.2
@@ -29,7 +28,7 @@ def labelled_samples(
     transform: Any,
     classes: Optional[Sequence[str]] = None,
     network_classes: Sequence[str] = (),
-) -> Listed:
+) -> SampleList:
     """Read samples with their labels and the names of their classes.
 
     Args:
@@ -73,13 +72,13 @@ def labelled_samples(
     return _dataset(path, column, items, numbers, transform, names)
 
 
-def unlabelled_samples(path: PathOrText, transform: Any) -> Listed:
+def unlabelled_samples(path: PathOrText, transform: Any) -> SampleList:
     """Read the images of a folder and its subfolders, or a CSV file with a column path or text."""
     column, items, _ = _read(Path(path), labelled=False)
     return _dataset(path, column, items, [-1] * len(items), transform)
 
 
-def listed_images(list_file: Path, root: Path, transform: Transform) -> FileImages:
+def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleList:
     """Read a list of OpenOOD's, with lines `path label`.
 
     Args:
@@ -107,7 +106,7 @@ def listed_images(list_file: Path, root: Path, transform: Transform) -> FileImag
             labels.append(int(label))
     if not names:
         raise NACError(f"the list {list_file} is empty.")
-    return FileImages(names, labels, root, transform, str(list_file))
+    return SampleList(names, labels, transform, str(list_file), root=root)
 
 
 def _is_csv(path: PathOrText) -> bool:
@@ -172,21 +171,19 @@ def _dataset(
     labels: Sequence[int],
     transform: Any,
     classes: Sequence[str] = (),
-) -> Listed:
-    if column == "text":
-        if not takes_text(transform):
-            raise NACError(
-                f"{path} holds texts, but the network takes images. Expected a column 'path' with "
-                "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
-            )
-        return LabelledTexts(items, labels, transform, str(path), classes)
-    root, origin = Path(path), f"the folder {path}"
-    if _is_csv(path):
-        root, origin = root.parent, str(path)
-    return FileImages(items, labels, root, transform, origin, classes)
+) -> SampleList:
+    if column == "text" and not takes_text(transform):
+        raise NACError(
+            f"{path} holds texts, but the network takes images. Expected a column 'path' with "
+            "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
+        )
+    origin, root = (
+        (str(path), Path(path).parent) if _is_csv(path) else (f"the folder {path}", Path(path))
+    )
+    return SampleList(items, labels, transform, origin, classes, None if column == "text" else root)
 
 
-class DomainFolder(FileImages):
+class DomainFolder(SampleList):
     """The images of one domain, as pairs `(image, label)`, sorted by class and path.
 
     PACS, VLCS, OfficeHome and TerraIncognita come as `root/domain/class/image`, like all datasets
@@ -208,7 +205,7 @@ class DomainFolder(FileImages):
         classes: Optional[Sequence[str]] = None,
         transform: Optional[Transform] = None,
     ) -> None:
-        data: Any = labelled_samples(path, transform or domainbed_transform(), classes)
+        data = labelled_samples(path, transform or domainbed_transform(), classes)
         missing = [c for number, c in enumerate(data.classes) if number not in data.labels]
         if missing or len(data.classes) < 2:
             lacking = f"no images of class {', '.join(missing)}, which another domain has"
@@ -219,7 +216,7 @@ class DomainFolder(FileImages):
             )
         order = np.argsort(data.labels, kind="stable")
         names = [data.names[i] for i in order]
-        rest = (data.root, data.transform, data.origin, data.classes)
+        rest = data.transform, data.origin, data.classes, data.root
         super().__init__(names, data.labels[order], *rest)
 
     def __getitem__(self, index: int) -> Any:

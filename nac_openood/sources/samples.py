@@ -20,7 +20,7 @@ from nac_openood.detector.batches import as_batch, check_labels
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
-from nac_openood.sources.images import ImageError, Transform, rgb_image
+from nac_openood.sources.images import ImageError, rgb_image
 
 Labels = Union[Sequence[int], np.ndarray]
 _MASK = "attention_mask"
@@ -133,7 +133,9 @@ def base_dataset(data: Any) -> Any:
 
 def _in_order(name: str, data: Any) -> tuple[Any, Any]:
     """A dataset and its `collate_fn`; a loader's shuffling and dropping is undone."""
-    collate: Any = collate_texts if isinstance(base_dataset(data), LabelledTexts) else None
+    collate: Any = None
+    if takes_text(getattr(base_dataset(data), "transform", None)):
+        collate = collate_texts
     if isinstance(data, DataLoader) and _is_indexed(data.dataset):
         if data.batch_size is None:
             raise NACError(
@@ -185,58 +187,83 @@ def _hash(digest: Any, item: Any) -> None:
         digest.update(uuid.uuid4().bytes)
 
 
-class FileImages(Dataset[Any]):
-    """Image files as OpenOOD's `{'data', 'label'}` dicts.
+class SampleList(Dataset[Any]):
+    """Image files or texts with labels, as readers find them.
+
+    Images become OpenOOD's `{'data', 'label'}` dicts, texts dicts of a network's inputs, with
+    `label`.
 
     Args:
-        names: paths relative to `root`.
-        labels: a label per image, -1 if it has none.
-        root: folder of the images.
-        transform: turns an RGB image into a tensor.
-        origin: where the names come from, for errors.
+        items: paths relative to `root`, or texts.
+        labels: a label per sample, -1 if it has none.
+        transform: turns an RGB image, or a text, into tensors; see `takes_text`.
+        origin: where the samples come from, for errors.
         classes: names of the classes in the order of their labels, where they are known.
+        root: folder of the images; None for texts.
     """
 
     def __init__(
-        self, names: Sequence[str], labels: Labels, root: Path, transform: Transform, origin: str,
+        self,
+        items: Sequence[str],
+        labels: Labels,
+        transform: Any,
+        origin: str,
         classes: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self.names, self.root, self.transform, self.origin = list(names), root, transform, origin
+        root: Optional[Path] = None,
+    ) -> None:
+        self.items, self.transform, self.origin, self.root = list(items), transform, origin, root
         self.labels, self.classes = np.asarray(labels, dtype=np.int64), tuple(classes)
         self._identity = ""
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Any:
-        return {"data": self.transform(self.picture(index)), "label": int(self.labels[index])}
+        label = int(self.labels[index])
+        if self.root is None:
+            return {**self.transform(self.items[index]), "label": label}
+        return {"data": self.transform(self.picture(index)), "label": label}
 
-    def picture(self, index: int) -> Image.Image:
-        """The image, in RGB."""
-        path = self.root / self.names[index]
+    @property
+    def names(self) -> list[str]:
+        """The relative paths of images, or the beginnings of texts."""
+        return self.items if self.root is not None else [text[:60] for text in self.items]
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of images; empty for texts."""
+        return [] if self.root is None else [self.root / item for item in self.items]
+
+    def picture(self, index: int) -> Optional[Image.Image]:
+        """The image in RGB; None for a text."""
+        if self.root is None:
+            return None
         try:
-            return rgb_image(path)
+            return rgb_image(self.root / self.items[index])
         except ImageError as error:
             raise NACError(
-                f"the image {path} cannot be read ({error}). Replace it, or take it out of "
-                f"{self.origin}; if all are missing, check `data_root`."
+                f"the image {self.root / self.items[index]} cannot be read ({error}). Replace it, "
+                f"or take it out of {self.origin}; if all are missing, check `data_root`."
             ) from error
 
-    def without(self, indices: Sequence[int]) -> FileImages:
-        """The same images without some of them."""
+    def without(self, indices: Sequence[int]) -> SampleList:
+        """The same samples without some of them."""
         rows = np.setdiff1d(np.arange(len(self)), indices)
-        names, same = [self.names[i] for i in rows], (self.root, self.transform, self.origin)
-        return FileImages(names, self.labels[rows], *same, self.classes)
+        same = self.transform, self.origin, self.classes, self.root
+        return SampleList([self.items[i] for i in rows], self.labels[rows], *same)
 
     def identity(self) -> str:
-        """A hash of the names, labels, sizes and modification times of all files and the transform.
+        """A hash of the labels, the transform and the texts or the files.
 
-        It is computed once, since a million files take a while.
+        Files count by name, size and modification time. It is computed once, since a million files
+        take a while.
         """
         if not self._identity:
             digest = hashlib.sha256(transform_text(self.transform).encode())
-            for name, label in zip(self.names, self.labels):
-                line = f"{name}\0{label}\0{_stamp(self.root / name)}\n"
+            for item, label in zip(self.items, self.labels):
+                line = f"{label}\0{len(item)}\0{item}"
+                if self.root is not None:
+                    line = f"{item}\0{label}\0{_stamp(self.root / item)}\n"
                 digest.update(line.encode("utf-8", "surrogateescape"))
             self._identity = digest.hexdigest()[:16]
         return self._identity
@@ -257,18 +284,17 @@ def transform_text(transform: Any) -> str:
 
 def common_files(one: Any, other: Any) -> int:
     """How many files two sets of images share; 0 where either is something else."""
-    if not isinstance(one, FileImages) or not isinstance(other, FileImages):
+    if not isinstance(one, SampleList) or not isinstance(other, SampleList):
         return 0
     # realpath, because resolve fails at a link to itself
-    paths = ({os.path.realpath(each.root / n) for n in each.names} for each in (one, other))
-    return len(set.intersection(*paths))
+    return len({*map(os.path.realpath, one.paths)} & {*map(os.path.realpath, other.paths)})
 
 
 def bad_images(
-    images: FileImages, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
+    images: SampleList, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
 ) -> dict[int, str]:
     """The reason for each missing or unreadable image, by index. Decodes every image once."""
-    paths: Any = [images.root / name for name in images.names]
+    paths: Any = images.paths
     loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=_problems)
     found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
     return {index: why for index, why in enumerate(found) if why}
@@ -287,43 +313,11 @@ def problem(path: Path) -> str:
     return ""
 
 
-def bad_images_text(images: FileImages, bad: Mapping[int, str]) -> str:
+def bad_images_text(images: SampleList, bad: Mapping[int, str]) -> str:
     """A sentence that names the first few bad images and counts them all."""
-    every = [f"{images.root / images.names[i]} ({why})" for i, why in bad.items()]
+    paths = images.paths
+    every = [f"{paths[i]} ({why})" for i, why in bad.items()]
     return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
-
-
-class LabelledTexts(Dataset[Any]):
-    """Texts as dicts of a network's inputs, with `label`.
-
-    Args:
-        texts: the texts.
-        labels: a label per text, -1 if it has none.
-        transform: makes tensors of a text; see `takes_text`.
-        origin: where the texts come from, for errors.
-        classes: names of the classes in the order of their labels, where they are known.
-    """
-
-    def __init__(
-        self, texts: Sequence[str], labels: Labels, transform: Any, origin: str,
-        classes: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self.texts, self.transform, self.origin = list(texts), transform, origin
-        self.labels, self.classes = np.asarray(labels, dtype=np.int64), tuple(classes)
-        self.names = [text[:60] for text in self.texts]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> Any:
-        return {**self.transform(self.texts[index]), "label": int(self.labels[index])}
-
-    def identity(self) -> str:
-        """A hash of the texts, labels and the transform."""
-        digest = hashlib.sha256(repr(self.transform).encode())
-        for text, label in zip(self.texts, self.labels):
-            digest.update(f"{label}\0{len(text)}\0{text}".encode())
-        return digest.hexdigest()[:16]
 
 
 def takes_text(transform: Any) -> bool:

@@ -21,7 +21,7 @@ from nac_openood.sources.readers import (
     split_indices,
     unlabelled_samples,
 )
-from nac_openood.sources.samples import FileImages, Samples, base_dataset
+from nac_openood.sources.samples import SampleList, Samples, base_dataset
 
 #: Names that no OOD set may have: those of other sets, and of means.
 RESERVED = ("test", "train", "id_val", "ood_val", "nearood", "farood")
@@ -194,7 +194,7 @@ def _split(data: Any, seed: int) -> tuple[Any, Any]:
     """Hold out 20 % of the samples."""
     dataset = Samples("train", data).dataset
     train, held_out = split_indices(len(dataset), seed)
-    if isinstance(data, FileImages):
+    if isinstance(data, SampleList):
         return data.without(held_out.tolist()), data.without(train.tolist())
     parts = (Subset(dataset, np.sort(rows).tolist()) for rows in (train, held_out))
     # the loader's `collate_fn` may be needed

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Union
 
 import yaml
 from PIL import Image
 from torch import Tensor
 
-from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector.config import AUTO
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, why_unreadable
 from nac_openood.files import is_file, read_text
-from nac_openood.records import parse_yaml
+from nac_openood.records import from_values, parse_yaml
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
@@ -51,32 +50,26 @@ class ImageSettings:
     gray: bool = False
     resize: Union[int, tuple[int, int], None] = None
     crop: Union[int, tuple[int, int], None] = None
-    mean: Optional[tuple[float, ...]] = None
-    std: Optional[tuple[float, ...]] = None
+    mean: Union[float, tuple[float, ...], None] = None
+    std: Union[float, tuple[float, ...], None] = None
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.gray, bool):
-            raise NACError(f"'gray' must be true or false, got {self.gray!r}.")
         channels = 1 if self.gray else 3
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            values = _values(numbers, int, float)
-            if numbers is not None and len(values) not in (1, channels):
+        for name, given in (("mean", self.mean), ("std", self.std)):
+            values = [given] if isinstance(given, (int, float)) else list(given or ())
+            if len(values) not in (0, 1, channels):
                 raise NACError(
-                    f"'{name}' must be {channels} numbers, one per channel, got {numbers!r}."
+                    f"'{name}' must be {channels} numbers, one per channel, got {given}."
                 )
-            made = tuple(map(float, values)) * (channels // max(len(values), 1))
-            object.__setattr__(self, name, made or None)
+            full = tuple(map(float, values)) * (channels // max(len(values), 1))
+            object.__setattr__(self, name, full or None)
         for name, size in (("resize", self.resize), ("crop", self.crop)):
-            sides = _values(size, int)
-            if size is not None and (len(sides) not in (1, 2) or min(sides) < 1):
-                raise NACError(
-                    f"'{name}' must be a positive whole number or two of them, got {size!r}."
-                )
-            object.__setattr__(self, name, size if len(sides) < 2 else tuple(sides))
+            if size is not None and min([size] if isinstance(size, int) else size) < 1:
+                raise NACError(f"'{name}' must be positive, got {size!r}.")
         if (self.mean is None) != (self.std is None):
             raise NACError("expected both 'mean' and 'std' or neither of them.")
-        if self.std is not None and min(self.std) <= 0:
+        if isinstance(self.std, tuple) and min(self.std) <= 0:
             raise NACError(f"'std' must be above 0, got {list(self.std)}.")
         if self.interpolation not in _INTERPOLATIONS:
             raise NACError(
@@ -96,10 +89,11 @@ class ImageSettings:
             found = parse_yaml(text)
             if not isinstance(found, Mapping) or not found:
                 raise NACError("expected a mapping with at least one key.")
-            refuse_unknown(found, {entry.name for entry in fields(cls)})
-            return cls(**found)
+            return from_values(cls, found)
         except NACError as error:
-            raise NACError(f"{origin}: {error} For example:\n{_EXAMPLE}") from error
+            raise NACError(
+                f"{origin}: {why_unreadable(error)}. For example:\n{_EXAMPLE}"
+            ) from error
 
     def to_yaml(self) -> str:
         """The text that `from_yaml` reads."""
@@ -122,13 +116,6 @@ class ImageSettings:
         if self.mean is not None:
             steps.append(transforms.Normalize(self.mean, self.std))
         return transforms.Compose(steps)
-
-
-def _values(given: Any, *types: type) -> list[Any]:
-    """A number, or a sequence of numbers, as a list; empty for anything else."""
-    values = [given] if type(given) in types else given
-    is_list = isinstance(values, Sequence) and all(type(value) in types for value in values)
-    return list(values) if is_list else []
 
 
 def read_settings(path: Union[str, Path]) -> ImageSettings:

@@ -24,7 +24,7 @@ from nac_openood.files import locked, make_folder, remove
 from nac_openood.progress import Say
 from nac_openood.search.loaders import SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.sources.samples import FileImages, Samples, bad_images, bad_images_text
+from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text
 from nac_openood.sources.sets import Datasets
 
 #: Which datasets of image files had no unreadable images, by identity.
@@ -127,7 +127,7 @@ class Study:
         skipped: dict[str, int] = {}
 
         def check(name: str, images: Any) -> Any:
-            if not isinstance(images, FileImages) or images.identity() in noted:
+            if not isinstance(images, SampleList) or images.identity() in noted:
                 return images
             bad = bad_images(images, workers=self.workers, progress=self.progress, title=name)
             if not bad:  # a bad file may be readable next time, so it is not noted
