@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
 from nac_openood.cli import inputs
-from nac_openood.cli.options import FORMS, command
+from nac_openood.cli.options import command
 from nac_openood.cli.output import interrupted, open_page, print_error, publish, say, typed_command
 from nac_openood.errors import NACError
 
@@ -24,14 +24,12 @@ _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
     """
   kinds KIND...           what to analyze; see below
 network and images:
-  --embedded              images that come with libraries, and a small network that is trained on
-      them
+  --embedded              a small network, trained on images that come with libraries
   --arch --checkpoint --transform --image-size --train --val --test --near --far --ood-val
   --id-data --data-root --skip-bad
 settings and studies:
   --nac-config
-  --no-search             use NAC's settings as they are instead of searching them on validation
-      images
+  --no-search             use NAC's settings as they are instead of searching them
   --repeats N: int        repeats of random draws (default: 5)
   --shares S...: float    samples: shares of the training data
   --steepness A...: float   states, params: values of alpha
@@ -53,7 +51,7 @@ how to run:
 kinds:
 {_KINDS}
   {ALL:<12} all of these except those that need other networks or measure time (schemes, cost)
-{FORMS}""",
+{inputs.FORMS}""",
 )
 def analyze_command(args: argparse.Namespace) -> int:
     r"""Analyze NAC on a checkpoint: each kind of analysis repeats a table or figure of the paper.

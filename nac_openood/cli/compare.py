@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.cli import inputs
-from nac_openood.cli.options import FORMS, STRATEGY_NAMES, command
+from nac_openood.cli.options import STRATEGY_NAMES, command
 from nac_openood.cli.output import (
     interrupted,
     open_page,
@@ -41,13 +41,12 @@ methods:
   --opengan FILE          OpenGAN's discriminator (best_DNet.ckpt)
   --nac-config
   --layers LAYER...       use only these of NAC's layers (default: all)
-  --nac-strategy {STRATEGY_NAMES} = grid   strategy of NAC's search (default:
-      %(default)s, the authors')
+  --nac-strategy {STRATEGY_NAMES} = grid   NAC's search (default: %(default)s, the authors')
 how to run:
   --out DIR = compare
   --against --batch-size --workers --device --seed
 """,
-    FORMS,
+    inputs.FORMS,
 )
 def compare_command(args: argparse.Namespace) -> int:
     r"""Run OOD detection methods on a checkpoint and tabulate how well they do.

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command
+from nac_openood.cli.options import DETECTOR, command
 from nac_openood.cli.output import show
 
 
@@ -17,7 +17,7 @@ program:
   --out FILE = detector.onnx   ends in .onnx or .pt2 (default: ./%(default)s)
   --device
 """,
-    NETWORK_FORMS,
+    inputs.NETWORK_FORMS,
 )
 def export_command(args: argparse.Namespace) -> int:
     r"""Write a fitted detector and its network as one program, which runs without this package.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import FORMS, command
+from nac_openood.cli.options import command
 from nac_openood.cli.output import print_error, show
 from nac_openood.errors import NACError
 
@@ -35,7 +35,7 @@ how to run:
   --out FILE = detector.nac   the detector's file (default: ./%(default)s)
   --batch-size --workers --device --seed --shard
 """,
-    FORMS,
+    inputs.FORMS,
 )
 def fit_command(args: argparse.Namespace) -> int:
     r"""Fit a detector on a network and its training images, and write it to one file.

@@ -1,4 +1,27 @@
-"""The network, the transform, the data and the detector that the options of a command name."""
+"""The network, the transform, the data and the detector that the options of a command name.
+
+networks (--arch):
+  resnet50, vit_b_16, ...    torchvision; --checkpoint FILE or torchvision:IMAGENET1K_V1
+  timm:NAME                  timm; without --checkpoint its published weights
+  hf:NAME-OR-FOLDER          Hugging Face, with its weights, class names, and image processor or
+                             tokenizer
+  net.pt2, script.pt         a program of torch.export or TorchScript, with its weights in it
+  file.py:factory, package.module:factory
+                             your own code, which is run: the factory is called with the number
+                             of classes if it takes it (n_classes), otherwise with nothing
+transforms (--transform):
+  auto                       what timm, torchvision or Hugging Face have for the network
+  transform.yml              e.g. {resize: 256, crop: 224, mean: [0.5, 0.5, 0.5],
+                             std: [0.2, 0.2, 0.2]}; also interpolation and gray
+  file.py:name               your own code, which is run: a function of an image, or a function
+                             or class without arguments that makes one
+data (--train, --val, --test, NAME=... of --near and --far):
+  FOLDER                     a subfolder per class; subfolders of OOD sets do not matter
+  list.csv                   columns path and label; paths are relative to the list. Columns text
+                             and label for a network of texts
+  file.py:function           your own code, which is run: returns a dataset of (x, y), or a dict
+                             of datasets; gets the transform if it takes an argument
+"""
 
 from __future__ import annotations
 
@@ -15,6 +38,10 @@ if TYPE_CHECKING:
     from nac_openood.sources.fitted import Deployed
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
+
+#: What the help of commands with --arch ends with, and that of commands with --train.
+FORMS = "\n" + (__doc__ or "").partition("\n\n")[2]
+NETWORK_FORMS = FORMS.partition("data (")[0]
 
 
 def option(name: str) -> str:
@@ -142,19 +169,23 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
 # ---- data
 
 
-class Data(NamedTuple):
-    """Datasets and the transform that makes their samples.
+def check_one_source(args: argparse.Namespace) -> None:
+    """Raise unless exactly one option says where the images are from."""
+    sources = [name for name in ("embedded", "id_data", "train") if name in args]
+    used = [option(name) for name in sources if getattr(args, name) not in (None, False)]
+    if len(used) != 1:
+        *most, last = map(option, sources)
+        raise NACError(
+            f"expected one of {', '.join(most)} and {last} to say which images to use, got "
+            f"{' and '.join(used) or 'none'}."
+        )
 
-    Args:
-        sets: the datasets.
-        transform: None if they come from code that needs no transform.
-        own: whether they are the user's, for which no settings are shipped.
-        ood_val: name of the OOD validation set, if there is one.
-    """
+
+class Data(NamedTuple):
+    """Datasets, the transform of their samples (None without one) and the name of `ood_val`."""
 
     sets: Datasets
     transform: Optional[Preprocessing]
-    own: bool
     ood_val: str = ""
 
 
@@ -168,70 +199,30 @@ def data_of(
         paths: of the network's checkpoints; all must have the same transform.
         needs_test: whether there must be ID test data.
     """
-    check_one_source(args)
-    options = dict.fromkeys(("val", "test", "near", "far", "ood_val", "fsood"))
-    options.update(vars(args))
-    return (_own if args.id_data is None else _listed)(args, options, paths, needs_test)
-
-
-def check_one_source(args: argparse.Namespace) -> None:
-    """Raise unless exactly one option says where the images are from."""
-    sources = [name for name in ("embedded", "id_data", "train") if name in args]
-    used = [option(name) for name in sources if getattr(args, name) not in (None, False)]
-    if len(used) != 1:
-        *most, last = map(option, sources)
-        raise NACError(
-            f"expected one of {', '.join(most)} and {last} to say which images to use, got "
-            f"{' and '.join(used) or 'none'}."
-        )
-
-
-def _listed(
-    args: argparse.Namespace,
-    options: dict[str, Any],
-    paths: Sequence[Optional[str]],
-    needs_test: bool,
-) -> Data:
-    """The lists of one of OpenOOD's benchmarks."""
     from nac_openood.sources.imglist import benchmark_named, listed_sets
-
-    refused = [option(name) for name in ("val", "test") if options[name] is not None]
-    if refused:
-        raise NACError(f"{' and '.join(refused)} goes with --train only.")
-    benchmark = benchmark_named(args.id_data)
-    transform = transform_of(args, paths, benchmark)
-    sets = listed_sets(
-        benchmark,
-        args.data_root or "data",
-        transform.transform,
-        near=options["near"],
-        far=options["far"],
-        ood_val=options["ood_val"],
-        full_spectrum=bool(options["fsood"]),
-        needs_test=needs_test,
-    )
-    name, is_folder, _ = (options["ood_val"] or benchmark.ood_val).partition("=")
-    title = name if is_folder else f"val_{name}"
-    return Data(sets, transform, own=False, ood_val="" if sets.ood_val is None else title)
-
-
-def _own(
-    args: argparse.Namespace,
-    options: dict[str, Any],
-    paths: Sequence[Optional[str]],
-    needs_test: bool,
-) -> Data:
-    """Data of the user's own."""
     from nac_openood.sources.networks import kind_of
     from nac_openood.sources.sets import needs_transform, own_sets
 
-    if options["fsood"]:
-        raise NACError("--fsood goes with --id-data only.")
-    roles = {name: options[name] for name in ("val", "test", "ood_val")}
-    roles.update({name: options[name] or () for name in ("near", "far")})
-    transform = None
+    check_one_source(args)
+    listed = args.id_data is not None
+    for name in ("val", "test") if listed else ("fsood",):
+        if getattr(args, name, None):
+            raise NACError(f"{option(name)} goes with {'--train' if listed else '--id-data'} only.")
+    ood: dict[str, Any] = {name: getattr(args, name, None) for name in ("near", "far", "ood_val")}
+    if listed:
+        benchmark = benchmark_named(args.id_data)
+        transform = transform_of(args, paths, benchmark)
+        ood["full_spectrum"] = getattr(args, "fsood", False)
+        root = args.data_root or "data"
+        sets = listed_sets(benchmark, root, transform.transform, **ood, needs_test=needs_test)
+        name, is_folder, _ = (args.ood_val or benchmark.ood_val).partition("=")
+        title = name if is_folder else f"val_{name}"
+        return Data(sets, transform, "" if sets.ood_val is None else title)
+    roles: dict[str, Any] = {name: getattr(args, name, None) for name in ("val", "test", "ood_val")}
+    roles.update({name: getattr(args, name, None) or () for name in ("near", "far")})
+    made = None
     try:
-        transform = transform_of(args, paths)
+        made = transform_of(args, paths)
     except NACError:  # code may need none
         asked = args.transform is not None or args.image_size is not None
         if asked or needs_transform(args.train, **roles):
@@ -239,12 +230,12 @@ def _own(
     sets = own_sets(
         args.train,
         **roles,
-        transform=None if transform is None else transform.transform,
+        transform=None if made is None else made.transform,
         classes=kind_of(args.arch).classes(args.arch, paths[0]),
         seed=args.seed,
         needs_test=needs_test,
     )
-    return Data(sets, transform, own=True, ood_val=(roles["ood_val"] or "").partition("=")[0])
+    return Data(sets, made, (args.ood_val or "").partition("=")[0])
 
 
 def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:

@@ -33,18 +33,14 @@ _SETS = "NAME=FOLDER of images; with --id-data also NAME of a list test_NAME"
 _SHARED = f"""
   --arch NET            the network: resnet18_32x32, a torchvision model, timm:NAME,
       hf:NAME-OR-FOLDER, FILE.pt2, or your code path/to/file.py:factory (see below)
-  --checkpoint PATH     a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1 for published
-      weights
+  --checkpoint PATH     a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1
   --transform T         how images become the network's input: auto (the network's own
       configuration), a YAML file, or your code path/to/file.py:name (default: auto; see below)
-  --image-size N: int   in place of --transform: resize images to N x N and normalize as for
-      ImageNet
+  --image-size N: int   in place of --transform: resize to N x N and normalize as for ImageNet
   --train DATA          training images of your own: a folder with a subfolder per class, a CSV
       file with the columns path and label, or your code path/to/file.py:function (see below)
-  --val DATA            ID validation images, not those the network was trained on (default: 20 %%
-      of --train is held out)
-  --test DATA           ID test images, not those the network was trained on (default: 20 %% of
-      what is left of --train is held out)
+  --val DATA            ID validation images unseen in training (default: 20 %% of --train)
+  --test DATA           ID test images unseen in training (default: 20 %% of the rest of --train)
   --near [SET...]       near-OOD sets: {_SETS}
   --far [SET...]        far-OOD sets: {_SETS}
   --id-data NAME        data of OpenOOD instead of --train: cifar10, cifar100, imagenet200 or
@@ -66,8 +62,7 @@ _SHARED = f"""
   --workers N: int      processes that load images (default: 0, load them in the main process)
   --device NAME         cpu, cuda, cuda:1, ... (default: cuda if available)
   --seed N: seed = 0    random seed (default: %(default)s)
-  --shard I/N: shard    do only share I of N, e.g. as one of N jobs of a batch system; nac-openood
-      merge joins the shares
+  --shard I/N: shard    do only share I of N, e.g. in one of N jobs; nac-openood merge joins them
 """
 
 #: The options of commands that use a detector's file.
@@ -77,37 +72,7 @@ detector and network:
   --arch NET            the network that the detector was fitted on, written as for nac-openood fit
       (see below); the detector's file is enough for timm:NAME and torchvision models
   --checkpoint
-  --transform T         needed only if it is your code, path/to/file.py:name (default: the
-      transform in the detector's file)
-"""
-
-#: What the help of every command with --arch and --transform ends with.
-NETWORK_FORMS = """
-networks (--arch):
-  resnet50, vit_b_16, ...    torchvision; --checkpoint FILE or torchvision:IMAGENET1K_V1
-  timm:NAME                  timm; without --checkpoint its published weights
-  hf:NAME-OR-FOLDER          Hugging Face, with its weights, class names, and image processor or
-                             tokenizer
-  net.pt2, script.pt         a program of torch.export or TorchScript, with its weights in it
-  file.py:factory, package.module:factory
-                             your own code, which is run: the factory is called with the number
-                             of classes if it takes it (n_classes), otherwise with nothing
-transforms (--transform):
-  auto                       what timm, torchvision or Hugging Face have for the network
-  transform.yml              e.g. {resize: 256, crop: 224, mean: [0.5, 0.5, 0.5],
-                             std: [0.2, 0.2, 0.2]}; also interpolation and gray
-  file.py:name               your own code, which is run: a function of an image, or a function
-                             or class without arguments that makes one
-"""
-#: The same for commands with --train.
-FORMS = f"""\
-{NETWORK_FORMS}\
-data (--train, --val, --test, NAME=... of --near and --far):
-  FOLDER                     a subfolder per class; subfolders of OOD sets do not matter
-  list.csv                   columns path and label; paths are relative to the list. Columns text
-                             and label for a network of texts
-  file.py:function           your own code, which is run: returns a dataset of (x, y), or a dict
-                             of datasets; gets the transform if it takes an argument
+  --transform T         needed only if it is your code, path/to/file.py:name (default: as fitted)
 """
 
 

@@ -20,28 +20,24 @@ if TYPE_CHECKING:
 checkpoints and images:
   checkpoints [CHECKPOINTS...]   files, or folders of files, of one training run
   --arch NET              resnet18, resnet50, another torchvision model, timm:NAME,
-      hf:NAME-OR-FOLDER, or your code path/to/file.py:factory, which is run with the number of
-      classes
+      hf:NAME-OR-FOLDER, or your code path/to/file.py:factory
   --train DIR...          folders of the source domains
   --val DIR...            folders of held-out data of the source domains (default: 20 %% of --train)
   --test DIR...           folders of target domains
-  --trial N: int = 0      number of the trial, which seeds the split of --train (default:
-      %(default)s)
+  --trial N: int = 0      trial number, which seeds the split of --train (default: %(default)s)
   --runs DIR              folder of runs: DIR/<target domain>/trial_<number>
   --data DIR              with --runs: folder of all domains, e.g. PACS
   --image-size N: int     images are resized to N x N and normalized as for ImageNet (default: 224)
   --transform T           in place of --image-size: auto (the network's own configuration), a YAML
       file, or your code path/to/file.py:name
 how to rank:
-  --layer NAME = auto     layer to read (default: avgpool in ResNets, norm2 of the last block in
-      ViTs)
+  --layer NAME = auto     layer to read (default: avgpool in ResNets, the last norm2 in ViTs)
   --space NAME            settings to choose from: vlcs, pacs, officehome, terraincognita (the
       paper's) or all (default: by the name of the data folder)
   --out DIR = rank
   --against --open --batch-size --workers --device
 demo:
-  --demo                  train small networks on images that come with libraries, and rank their
-      checkpoints
+  --demo                  train on images that come with libraries, and rank the checkpoints
   --seed
 """
 )
@@ -78,7 +74,8 @@ def rank_command(args: argparse.Namespace) -> int:
 
     out = Path(args.out)
     if args.demo:
-        _refuse(args, "--demo", ("checkpoints", "arch", "train", "val", "test", "runs", "data"))
+        other = ("checkpoints", "arch", "train", "val", "test", "runs", "data")
+        _check(args, "--demo", refuses=other)
         from nac_openood.demo.ranking import run_rank_demo
 
         ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
@@ -105,8 +102,7 @@ def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
     from nac_openood.evaluation.rank import rank_checkpoints
     from nac_openood.sources.checkpoints import run_checkpoints
 
-    _require(args, ("checkpoints", "arch", "train"))
-    _refuse(args, "CHECKPOINTS", ("data",))
+    _check(args, "CHECKPOINTS", ("checkpoints", "arch", "train"), ("data",))
     found = run_checkpoints(args.checkpoints)
     roles, classes = domains_by_role(
         args.train, args.val, args.test, _transform(args), trial=args.trial
@@ -121,8 +117,7 @@ def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
     """Rank the runs of a folder, each without its target domain."""
     from nac_openood.evaluation.leave_one_out import all_domains, find_runs, rank_runs
 
-    _require(args, ("data", "arch"))
-    _refuse(args, "--runs", ("checkpoints", "train", "val", "test"))
+    _check(args, "--runs", ("data", "arch"), ("checkpoints", "train", "val", "test"))
     domains = all_domains(args.data, _transform(args))
     runs = find_runs(args.runs, list(domains))
     classes = next(iter(domains.values())).classes
@@ -181,20 +176,18 @@ def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
     return with_origin(compared, dataset=dataset, arch=args.arch, command=typed_command())
 
 
-def _require(args: argparse.Namespace, names: Sequence[str]) -> None:
-    missing = ", ".join(_typed(name) for name in names if not getattr(args, name))
+def _check(
+    args: argparse.Namespace, kind: str, needs: Sequence[str] = (), refuses: Sequence[str] = ()
+) -> None:
+    """Raise if an option is missing for this kind of ranking, or does not go with it."""
+    names = {name: inputs.option(name) for name in (*needs, *refuses)}
+    names["checkpoints"] = "CHECKPOINTS"
+    missing = ", ".join(names[name] for name in needs if not getattr(args, name))
     if missing:
         raise NACError(
             f"{missing} not given. Give CHECKPOINTS, --arch and --train to rank one run, or "
             "--runs, --data and --arch for runs that leave one domain out."
         )
-
-
-def _refuse(args: argparse.Namespace, kind: str, names: Sequence[str]) -> None:
-    refused = ", ".join(_typed(name) for name in names if getattr(args, name))
+    refused = ", ".join(names[name] for name in refuses if getattr(args, name))
     if refused:
         raise NACError(f"{kind} does not go together with {refused}: leave that out.")
-
-
-def _typed(name: str) -> str:
-    return "CHECKPOINTS" if name == "checkpoints" else inputs.option(name)

@@ -14,12 +14,13 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Sequence, TextIO
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence, TextIO
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command
+from nac_openood.cli.options import DETECTOR, command
 from nac_openood.cli.output import print_error, results_stream
 from nac_openood.distributed import (
     ShardResult,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from nac_openood.sources.image_paths import Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
+#: Images on the page of --gallery.
+_IN_GALLERY = 24
 _BATCH = re.compile(rb"# batch ([0-9]+), ([0-9]+) lines\n")
 
 
@@ -51,7 +54,7 @@ how to judge:
   --gallery FILE          write a page with the most suspicious images, HTML
   --batch-size --workers --device --shard
 """,
-    NETWORK_FORMS,
+    inputs.NETWORK_FORMS,
 )
 def score_command(args: argparse.Namespace) -> int:
     r"""Judge images with a detector that nac-openood fit wrote; print one line for each image.
@@ -91,41 +94,42 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     checked_alpha(args.alpha)
     if args.gallery:
         check_target(Path(args.gallery))  # before the long part, or its result could not be written
+    if args.gallery and args.shard:
+        raise NACError("--gallery needs all images: leave out --shard.")
     deployed = inputs.detector_of(args)
     texts = takes_text(deployed.transform)
-    if args.gallery and (texts or args.shard):
-        raise NACError(
-            "--gallery shows images, and this detector is one of texts."
-            if texts
-            else "--gallery needs all images: leave out --shard."
-        )
+    if args.gallery and texts:
+        raise NACError("--gallery shows images, and this detector is one of texts.")
     # listed once: processes that read one stdin would each get a part of it
     paths = from_main("list of files", lambda: expand(_named(args.paths), texts=texts))
-    table, suspects = _Table(args, out, paths), _Suspects()
-    how = inputs.loading(args)
-    share = nullcontext() if args.shard is None else as_shard(args.shard.number - 1, args.shard.of)
+    table, counts = _Table(args, out, paths), Counter[str]()
     total, hidden = None if args.shard else len(paths), None if is_main() else True
-    bar = tqdm(total=total, unit="image", desc="score", disable=hidden, leave=False)
-    bad = 0
-    with share, bar:
-        for answer in judge_images(deployed, paths, alpha=args.alpha, **how):
-            bar.update()
+
+    def printed() -> Iterator[Prediction]:
+        found = judge_images(deployed, paths, alpha=args.alpha, **inputs.loading(args))
+        for answer in tqdm(found, "score", total, False, unit="image", disable=hidden):
+            counts["bad" if answer.problem else "out" if answer.is_out else "in"] += 1
             if answer.problem:
-                bad += 1
                 text = f"cannot read {answer.path} ({answer.problem})"
                 if not args.skip_bad:
                     raise NACError(
                         f"{text}. Replace it, or pass `skip_bad=True` to go on without such files."
                     )
                 print_error(text)
-            elif args.gallery:
-                suspects.add(answer)
             table.add(answer)
+            yield answer
+
+    share = nullcontext() if args.shard is None else as_shard(args.shard.number - 1, args.shard.of)
+    with share:
+        # nothing can be explained about NaN
+        explainable = (a for a in printed() if not a.problem and a.score == a.score)
+        suspects = heapq.nsmallest(_IN_GALLERY, explainable, key=lambda answer: answer.score)
     table.close()
-    if bad:
-        print_error(f"left out {bad} of {len(paths)} files, which cannot be read")
+    if counts["bad"]:
+        print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
     if args.gallery:
-        suspects.write(Path(args.gallery), deployed, args.alpha)
+        sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
+        _write_gallery(Path(args.gallery), suspects, deployed, alpha=args.alpha, **sizes)
     return 0
 
 
@@ -155,30 +159,27 @@ class _Table:
 
         self._out, self._shard, self._csv = out, args.shard, args.format == "csv"
         self._batch_size = inputs.number(args, "batch_size", 100, 1)
-        self._rows, self._answers, self._digest = io.StringIO(), 0, hashlib.sha256()
+        self._rows, self._answers, self._digest = "", 0, hashlib.sha256()
+        header = _csv_row(Prediction("").fields()) if self._csv else ""
         if self._shard is not None:
             detector = hashlib.sha256(Path(args.detector).read_bytes()).hexdigest()
             options = (detector, args.alpha, args.format, self._batch_size, args.skip_bad)
             run = hashlib.sha256("\0".join(map(repr, options)).encode())
             for path in paths:
                 run.update(b"\0" + path.encode("utf-8", "surrogateescape"))
-            self._print(f"# nac-openood score, shard {args.shard.number}/{args.shard.of} of ")
-            self._print(f"{run.hexdigest()[:16]}\n")
-        if self._csv:
-            csv.writer(self._rows, lineterminator="\n").writerow(Prediction("").fields())
-        self._print(self._taken())
+            shard = f"shard {self._shard.number}/{self._shard.of} of {run.hexdigest()[:16]}"
+            header = f"# nac-openood score, {shard}\n{header}"
+        self._print(header)
 
     def add(self, answer: Prediction) -> None:
         """Print an answer, unless its file could not be read."""
         if not answer.problem:
-            if self._csv:
-                writer = csv.writer(self._rows, lineterminator="\n")
-                writer.writerow(answer.fields().values())
-            else:
-                self._rows.write(f"{json.dumps(answer.json_fields())}\n")
+            row = answer.fields().values() if self._csv else answer.json_fields()
+            self._rows += _csv_row(row) if self._csv else f"{json.dumps(row)}\n"
         self._answers += 1
         if self._shard is None:
-            self._print(self._taken())  # whoever reads the other end of a pipe need not wait
+            self._print(self._rows)  # whoever reads the other end of a pipe need not wait
+            self._rows = ""
         elif self._answers % self._batch_size == 0:
             self._print_batch()
 
@@ -190,9 +191,10 @@ class _Table:
             self._print(f"# end {self._digest.hexdigest()}\n")
 
     def _print_batch(self) -> None:
-        turn, text = (self._answers - 1) // self._batch_size, self._taken()
-        number = turn * self._shard.of + self._shard.number - 1
-        self._print(f"# batch {number}, {text.count(chr(10))} lines\n{text}")
+        turn = (self._answers - 1) // self._batch_size
+        number, lines = turn * self._shard.of + self._shard.number - 1, self._rows.count("\n")
+        self._print(f"# batch {number}, {lines} lines\n{self._rows}")
+        self._rows = ""
 
     def _print(self, text: str) -> None:
         self._out.write(text)
@@ -201,10 +203,11 @@ class _Table:
         encoded = text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
         self._digest.update(encoded)
 
-    def _taken(self) -> str:
-        text = self._rows.getvalue()
-        self._rows = io.StringIO()
-        return text
+
+def _csv_row(values: Iterable[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
 
 
 def merge_tables(paths: Sequence[Path]) -> bytes:
@@ -244,38 +247,22 @@ def read_shard(path: Path) -> ShardResult:
     return ShardResult(path, int(first[1]), int(first[2]), first[3], batches)
 
 
-class _Suspects:
-    """Keeps the images with the lowest scores, and writes a page about them."""
+def _write_gallery(
+    path: Path, suspects: Sequence[Prediction], deployed: Deployed, **about: Any
+) -> None:
+    """Read the most suspicious images again, explain them and write a page."""
+    from nac_openood.files import write_text
+    from nac_openood.report.gallery import Suspect, suspects_page
+    from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
 
-    def __init__(self, most: int = 24) -> None:
-        self._most, self._n_images, self._n_out = most, 0, 0
-        self._kept: list[tuple[float, int, Prediction]] = []
-
-    def add(self, answer: Prediction) -> None:
-        """Keep an image if it is one of the most suspicious so far."""
-        self._n_images += 1
-        self._n_out += answer.is_out
-        if answer.score == answer.score:  # nothing can be explained about NaN
-            # of equal scores, the first are kept
-            heapq.heappush(self._kept, (-answer.score, -self._n_images, answer))
-            if len(self._kept) > self._most:
-                heapq.heappop(self._kept)
-
-    def write(self, path: Path, deployed: Deployed, alpha: float) -> None:
-        """Read the kept images again, and explain them."""
-        from nac_openood.files import write_text
-        from nac_openood.report.gallery import Suspect, suspects_page
-        from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
-
-        found = []
-        for _, _, answer in sorted(self._kept, reverse=True):
-            try:
-                picture = rgb_image(Path(answer.path))
-            except ImageError:  # it cannot be read any more
-                continue
-            why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
-            found.append(Suspect(answer, png_url(small_png(picture)), why))
-        arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
-        counts = {"n_images": self._n_images, "n_out": self._n_out}
-        write_text(path, suspects_page(found, arch=arch, alpha=alpha, **counts))
-        print_error(f"written to {path}: the {len(found)} most suspicious images")
+    found = []
+    for answer in suspects:
+        try:
+            picture = rgb_image(Path(answer.path))
+        except ImageError:  # it cannot be read any more
+            continue
+        why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
+        found.append(Suspect(answer, png_url(small_png(picture)), why))
+    arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
+    write_text(path, suspects_page(found, arch=arch, **about))
+    print_error(f"written to {path}: the {len(found)} most suspicious images")

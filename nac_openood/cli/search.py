@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Union
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import FORMS, OBJECTIVE_NAMES, STRATEGY_NAMES, command
+from nac_openood.cli.options import OBJECTIVE_NAMES, STRATEGY_NAMES, command
 from nac_openood.cli.output import publish, say
 from nac_openood.errors import NACError
 
@@ -54,7 +54,7 @@ how to search:
   --restarts N: int       starting points of 'layerwise' (default: 8)
   --top N: int = 10       candidates to show (default: %(default)s)
 """,
-    FORMS,
+    inputs.FORMS,
 )
 def search_command(args: argparse.Namespace) -> int:
     r"""Find the best settings of every layer.
@@ -172,7 +172,7 @@ def _read_network(args: argparse.Namespace) -> ReadingSet:
     sets = data.sets
     net = inputs.network_loader(args, sets.n_classes)(path)
     # shipped settings are for OpenOOD's data; for other data layers are found automatically
-    automatic = data.own and not args.layers
+    automatic = args.id_data is None and not args.layers
     config = NACConfig({}) if automatic else config_for(net, sets.id_name, args.layers)
     names = {"id_val": f"val_{sets.id_name}", "ood_val": data.ood_val}
     roles = {"train": sets.train, names["id_val"]: sets.id_val}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from nac_openood.cli import inputs
-from nac_openood.cli.options import DETECTOR, NETWORK_FORMS, command
+from nac_openood.cli.options import DETECTOR, command
 from nac_openood.cli.output import print_error, say
 from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
@@ -18,30 +19,18 @@ if TYPE_CHECKING:
     from nac_openood.serving.limits import Access
 
 _TOKEN = "NAC_TOKEN"
-#: The limits of the service; their defaults are those of `Limits`.
-_LIMITS = {
-    "max_pixels": "pixels of an image",
-    "max_bytes": "size of a request's body",
-    "max_images": "images in a request",
-    "max_requests": "requests at the same time",
-    "max_connections": "open connections",
-    "max_queue": "images that wait for the network",
-    "max_batch": "images in a pass over the network",
-    "max_wait_ms": "milliseconds that an image waits for others to join its batch",
-    "timeout": "seconds that a request may take to arrive, and then to be answered",
-    "rate": "images per second from one client",
-}
 
 
-def _limit(name: str) -> str:
-    """The row of a limit in the table of options."""
-    [default] = [field.default for field in fields(Limits) if field.name == name]
-    kind = "int" if isinstance(default, int) else "float"
-    metavar = {"max_wait_ms": "MS", "timeout": "S"}.get(name, "N")
-    head = f"{inputs.option(name)} {metavar}: {kind}"
-    if default is None:
-        return f"  {head}   {_LIMITS[name]} (default: unlimited)"
-    return f"  {head} = {default}   {_LIMITS[name]} (default: %(default)s)"
+def _limits_table() -> str:
+    """The rows of options for the fields of `Limits`, with the help of its docstring."""
+    helps = dict(re.findall(r"^ {8}(\w+): (.*)\.$", Limits.__doc__ or "", re.MULTILINE))
+    rows = []
+    for field in fields(Limits):
+        kind = "int" if isinstance(field.default, int) else "float"
+        default = "" if field.default is None else f" = {field.default}"
+        text = helps.get(field.name, "") + (" (default: %(default)s)" if default else "")
+        rows.append(f"  {inputs.option(field.name)} N: {kind}{default}   {text}")
+    return "\n".join(rows)
 
 
 @command(
@@ -54,9 +43,9 @@ who may use it:
   --token-file FILE       file with the token that clients must send (default: ${_TOKEN}, or none)
   --allowed-host NAME: append   name that a proxy passes on in the Host header; may be repeated
 limits:
-{chr(10).join(map(_limit, _LIMITS))}
+{_limits_table()}
 """,
-    NETWORK_FORMS,
+    inputs.NETWORK_FORMS,
 )
 def serve_command(args: argparse.Namespace) -> int:
     r"""Serve a detector that nac-openood fit wrote over HTTP.
@@ -81,7 +70,10 @@ def serve_command(args: argparse.Namespace) -> int:
     from nac_openood.serving import server
 
     server.check_extra()
-    access, limits = _access(args), Limits(**{name: getattr(args, name) for name in _LIMITS})
+    access, limits = (
+        _access(args),
+        Limits(**{f.name: getattr(args, f.name) for f in fields(Limits)}),
+    )
     # before the network is loaded, which may take long
     opened = server.listening_socket(args.host, args.port)
     with opened:

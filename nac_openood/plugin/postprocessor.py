@@ -85,7 +85,7 @@ class NACPostprocessor(BasePostprocessor):
         """Fit on a class-balanced subset of the training data; search if the config asks for it."""
         settings = self._settings
         if self.config_file is not None and Path(self.config_file).is_file():
-            settings = settings_in(read_document(self.config_file, self._name))
+            settings = settings_in(read_openood_config(self.config_file, self._name))
         settings = settings or preset_for(net, str(self._id_name), self._name)
         if self.setup_flag and self._is_current(net, settings):
             return
@@ -302,7 +302,7 @@ def settings_in(document: Mapping[str, Any]) -> Optional[NACConfig]:
     return None
 
 
-def read_document(path: Union[str, Path], rule: str) -> Mapping[str, Any]:
+def read_openood_config(path: Union[str, Path], rule: str) -> Mapping[str, Any]:
     """Read an OpenOOD config of a rule from a YAML file, and check its settings.
 
     Raises:

@@ -106,15 +106,15 @@ def _replace_lookups(undo: ExitStack) -> None:
 
 def _configured(config_root: Path, rule: str, id_data: str) -> Any:
     """The postprocessor of a rule, with the user's config, the shipped one, or automatic layers."""
-    from nac_openood.plugin.postprocessor import NACPostprocessor, read_document
+    from nac_openood.plugin.postprocessor import NACPostprocessor, read_openood_config
 
     own = config_root / "postprocessors" / f"{rule}.yml"
     shipped = CONFIG_ROOT / "postprocessors" / own.name
     document: Any = {"postprocessor": {"name": rule, "APS_mode": False}}
     if os.path.lexists(own):
-        document = read_document(own, rule)
+        document = read_openood_config(own, rule)
     elif shipped.is_file():
-        document = read_document(shipped, rule)
+        document = read_openood_config(shipped, rule)
     found = NACPostprocessor({**document, "dataset": {"name": id_data}})
     if os.path.lexists(own):
         # absolute: a pickle of it may be set up again from another working directory

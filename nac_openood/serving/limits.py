@@ -39,7 +39,7 @@ class Limits:
         max_batch: images in a pass over the network.
         max_wait_ms: milliseconds that an image waits for others to join its batch.
         timeout: seconds that a body may take to arrive, and then its answer to be made.
-        rate: images per second from one client address; None is unlimited.
+        rate: images per second from one client address; by default unlimited.
     """
 
     max_pixels: int = 25_000_000
