@@ -198,26 +198,11 @@ def test_errors_say_what_to_do(make, small_net, loaders):
         make(bins=3)
 
 
-def test_a_config_without_a_sweep_has_nothing_to_search(make, small_net, loaders):
-    postprocessor = make(sweep=None)
-    StandInEvaluator(small_net, postprocessor, *loaders)
-    assert postprocessor.hyperparam_search_done
-    assert postprocessor.layers["avgpool"] == LayerConfig(n_bins=20)
-
-
 @pytest.mark.parametrize("search_in", ["setup", "openood"])
 def test_broken_validation_images_are_named(make, small_net, loaders, search_in):
     loaders[1]["val"].dataset.images[3] = float("nan")
     with pytest.raises(NACError, match="1 of 30 validation samples have NaN"):
         make(search_in=search_in).setup(small_net, *loaders)
-
-
-def test_settings_are_chosen_from_data_and_network(make, small_net):
-    from nac_openood.detector.presets import preset, preset_for
-
-    assert preset_for(small_net, "cifar100") == preset("cifar100", "resnet")
-    with pytest.raises(NACError, match="preset 'cifar10' cannot be used: Sequential is not in the"):
-        preset_for(torch.nn.Sequential(torch.nn.Linear(2, 2)), "cifar10")
 
 
 def test_without_ood_validation_data_surrogates_are_used_and_said(make, small_net, loaders):

@@ -45,6 +45,7 @@ def test_unlabelled_batches(item):
         ("text", "dicts {'data': x, 'label': y}, .* got str"),
         ((X, torch.rand(4)), "one whole-number label for each of 4 samples, got torch.float32"),
         ((X, torch.ones(4, 2, dtype=torch.long)), r"of shape \[4, 2\]"),
+        ((X, ["cat"] * 4), "for each of 4 samples, got list of"),
     ],
 )
 def test_bad_batches(item, message):
@@ -93,7 +94,6 @@ def test_balanced_indices_are_drawn_as_the_authors_draw_them():
 
 
 def test_a_small_class_gives_all_it_has():
-    assert sorted(balanced_indices([0, 0, 0, 0, 1], 6)[:-1]) != []
     assert (np.array([0, 0, 0, 0, 1])[balanced_indices([0, 0, 0, 0, 1], 6)] == 1).sum() == 1
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from nac_openood import distributed
 from nac_openood.errors import NACError
 
-SIZES = (2, 3, 5)
+SIZES = (2, 5)
 NETWORK = ("--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu")
 DATA = ("--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val")
 WHOLE = (*DATA, "--test", "birds/test")
@@ -177,13 +177,11 @@ print(world.rank, "of", world.size)
 """
 
 
-@pytest.mark.parametrize("size", [3])
-@pytest.mark.filterwarnings("ignore")
-def test_every_kind_of_loader(size: int) -> None:
+def test_every_kind_of_loader() -> None:
     code = f"import warnings; warnings.simplefilter('ignore')\n{PASSES}"
-    for rank, done in enumerate(run_code(size, code)):
+    for rank, done in enumerate(run_code(3, code)):
         assert done.returncode == 0, done.stderr
-        assert done.stdout == f"{rank} of {size}\n"
+        assert done.stdout == f"{rank} of 3\n"
 
 
 # ---- errors
@@ -229,8 +227,8 @@ def test_processes_notice_that_they_do_different_things() -> None:
         assert "out of step: they are at ['step 0', 'step 1']" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_ends_the_others(here: Path, victim: int) -> None:
+def test_a_killed_process_ends_the_others(here: Path) -> None:
+    victim = 0
     slow = f"""
     import time
     from pathlib import Path

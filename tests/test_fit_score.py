@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -229,14 +228,6 @@ def test_json_lines_of_a_list_on_stdin(here, capsys, monkeypatch):
     assert isinstance(rows[0]["p_value"], float)
 
 
-def test_odd_names_are_quoted(here, tmp_path, capsys):
-    for name in ('a,"b.png', "line\nbreak.png", "ünï.png"):
-        shutil.copy("stripes/0.png", tmp_path / name)
-    assert score(str(tmp_path)) == 0
-    names = {os.path.basename(row["path"]) for row in table(capsys.readouterr().out)}  # noqa: PTH119
-    assert names == {'a,"b.png', "line\nbreak.png", "ünï.png"}
-
-
 def test_bad_files(here, tmp_path, capsys):
     shutil.copy("stripes/0.png", tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:200])
@@ -324,20 +315,6 @@ def test_other_files_and_the_same_transform(here, tmp_path, capsys):
     assert score(str(tmp_path / "empty")) == 1
     assert "holds no images" in capsys.readouterr().err
     assert score("--transform", "transform.yml", "stripes/0.png") == 0
-
-
-def test_images_of_different_sizes(here, tmp_path, capsys):
-    (tmp_path / "loose.yml").write_text("resize: 32\n")
-    given = [*NETWORK, "--transform", str(tmp_path / "loose.yml"), *DATA]
-    assert fit(*given, "--out", str(tmp_path / "loose.nac")) == 0
-    Image.new("RGB", (80, 40)).save(tmp_path / "wide.png")
-    capsys.readouterr()
-    images = ["stripes/0.png", str(tmp_path / "wide.png")]
-    detector = ["score", "--detector", str(tmp_path / "loose.nac"), *NETWORK]
-    assert main([*detector, "--device", "cpu", *images]) == 1
-    assert (
-        "leaves images of different sizes, [3, 32, 32] and [3, 32, 64]" in capsys.readouterr().err
-    )
 
 
 def test_a_network_by_name_needs_no_arch(here, tmp_path, capsys):

@@ -19,7 +19,6 @@ from nac_openood import (
     IntegralConfig,
     NACError,
     NotFittedError,
-    ProbeError,
     Reading,
     coverage_integral,
 )
@@ -71,14 +70,11 @@ def test_edges_are_closed_on_the_left(m):
     assert widened.tolist() == list(range(m))
 
 
-def test_a_state_of_exactly_one_is_in_no_bin():
+def test_a_state_of_exactly_one_is_in_no_bin_and_a_full_histogram_is_less_than_one():
     histogram = LinearHistogram.empty(1, 5, torch.device("cpu"))
     histogram.update(torch.tensor([[1.0], [1.0], [0.0]]))
     assert histogram.counts.tolist() == [[1, 0, 0, 0, 2]]
     assert histogram.integral(1) == 1 / 5
-
-
-def test_a_full_histogram_is_less_than_one():
     histogram = LinearHistogram.empty(2, 5, torch.device("cpu"))
     histogram.update(torch.tensor([[0.1], [0.3], [0.6], [0.9]]).expand(4, 2))
     assert histogram.integral(1) == 4 / 5
@@ -138,10 +134,8 @@ def test_batches_and_shards_make_no_difference(hand_net):
 
 def test_merging_refuses_other_settings_and_takes_empty_ones():
     probed, label, _ = passed(9)
-    rule, empty = (
-        counted(probed, label, IntegralConfig()),
-        CoverageIntegral("deep", IntegralConfig()),
-    )
+    rule = counted(probed, label, IntegralConfig())
+    empty = CoverageIntegral("deep", IntegralConfig())
     before = rule.integral()
     rule.merge(empty)
     empty.merge(rule)
@@ -151,16 +145,16 @@ def test_merging_refuses_other_settings_and_takes_empty_ones():
 
 
 def test_what_cannot_be_counted_is_told(small_net, images, labels):
-    with pytest.raises(NACError, match="expected labels, because only correctly classified"):
-        coverage_integral(small_net, [images])
-    with pytest.raises(NACError, match="yielded no batch"):
-        coverage_integral(small_net, [])
-    with pytest.raises(NACError, match=r"labels must be in 0..3"):
-        coverage_integral(small_net, [(images, labels + 1)])
-    with pytest.raises(ProbeError, match="has no layer 'layer9'"):
-        coverage_integral(small_net, [(images, labels)], "layer9")
-    with pytest.raises(NACError, match="`config` must be an IntegralConfig"):
-        coverage_integral(small_net, [(images, labels)], config={"M": 50})
+    data = [(images, labels)]
+    for told, *arguments in (
+        ("expected labels, because only correctly classified", [images]),
+        ("yielded no batch", []),
+        ("labels must be in 0..3", [(images, labels + 1)]),
+        ("has no layer 'layer9'", data, "layer9"),
+        ("`config` must be an IntegralConfig", data, "layer3", {"M": 50}),
+    ):
+        with pytest.raises(NACError, match=told):
+            coverage_integral(small_net, *arguments)
     with pytest.raises(NotFittedError, match="nothing was counted"):
         CoverageIntegral("a", IntegralConfig()).integral()
     for wrong in ({"n_bins": 1}, {"full_count": 0}, {"steepness": 0}, {"n_bins": 2.5}):

