@@ -152,7 +152,7 @@ def test_chosen_kinds():
     assert [k.name for k in chosen_kinds(["params", "layers"])] == ["layers", "params"]
     with pytest.raises(NACError, match=r"unknown kind of analysis \['layerz'\].*states, layers"):
         chosen_kinds(["layers", "layerz"])
-    with pytest.raises(NACError, match="expected a kind of analysis"):
+    with pytest.raises(NACError, match="no kind of analysis; expected some of"):
         chosen_kinds([])
 
 

@@ -12,6 +12,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
 from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
+from nac_openood.core.reading import logits_in
 from nac_openood.core.tensors import msp
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
@@ -127,17 +128,13 @@ def confidences(data: AnalysisData) -> Confidences:
     if val.logits is None or not bool((val.label >= 0).all()):
         raise NACError("calibration needs logits and a label for every ID validation sample.")
     temperature, val_correct = temperature_of(val.logits, val.label), _correct(val)
-    found: dict[str, dict[str, np.ndarray]] = {
-        MSP_TITLE: {},
-        SCALED: {},
-        NAC_TITLE: dict(scores[NAC_TITLE]),
-    }
-    constant = {}
-    for name, readings in with_id_val(data).items():
-        assert readings.logits is not None
-        found[MSP_TITLE][name] = msp(readings.logits).numpy()
-        found[SCALED][name] = msp(readings.logits.double() / temperature).numpy()
-        constant[name] = np.full(readings.n_samples, val_correct.mean())
+    logits = {name: logits_in(readings) for name, readings in with_id_val(data).items()}
+    scaled = {n: msp(each.double() / temperature).numpy() for n, each in logits.items()}
+    found: dict[str, BySet] = {
+        MSP_TITLE: {n: msp(each).numpy() for n, each in logits.items()},
+        SCALED: scaled, NAC_TITLE: scores[NAC_TITLE],
+    }  # fmt: skip
+    constant = {n: np.full(len(each), val_correct.mean()) for n, each in logits.items()}
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}
     joint = {}
     for method in (NAC_TITLE, NAC_PLUS_TITLE):
@@ -147,8 +144,7 @@ def confidences(data: AnalysisData) -> Confidences:
             found[f"{method}, fitted"] = {name: curve(score) for name, score in own.items()}
             fitted[f"{method}, fitted"] = curve._asdict()
             joint[f"{SCALED} x {method}"] = {
-                name: found[SCALED][name] * typicality(score, own[ID_VAL])
-                for name, score in own.items()
+                n: scaled[n] * typicality(score, own[ID_VAL]) for n, score in own.items()
             }
     correct = {name: _correct(readings) for name, readings in data.scored.items()}
     return Confidences(

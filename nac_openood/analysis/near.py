@@ -85,14 +85,24 @@ def _scores(
     """Scores of a method, `[samples]` by test set."""
     if method.name == NAC:
         return TestScores(data).scores(data.settings)
+    fitting = data.fitting
     if method.rule is not None:
-        return _plus_scores(data)
+        rules = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
+        if "NAC+" not in rules:
+            raise NACError(
+                "NAC+ needs the ends of the early stages, which are not among the layers that were "
+                f"read ({list(fitting.fit)}), or more ID validation samples."
+            )
+        return {
+            name: torch.cat([rules["NAC+"](part) for part in readings.batches()]).numpy()
+            for name, readings in data.scored.items()
+        }
     if method.needs != "features":
         raise Absent(
             f"{method.title} needs the network itself, not only readings of it: use "
             "nac_openood.compare."
         )
-    sets, fitting = data.bench.study.sets, data.fitting
+    sets = data.bench.study.sets
     scorer = make(method, data.bench.checkpoint)
     scorer.setup(
         MethodInputs(
@@ -107,21 +117,6 @@ def _scores(
         scored = scorer.score(_batches(data, readings))
         found[name] = checked_scores(scored, readings.n_samples, name).score.astype(np.float64)
     return found
-
-
-def _plus_scores(data: AnalysisData) -> dict[str, np.ndarray]:
-    fitting = data.fitting
-    rules = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
-    if "NAC+" not in rules:
-        raise NACError(
-            f"NAC+ needs the ends of the early stages, which are not among the layers that were "
-            f"read ({list(fitting.fit)}), or more ID validation samples."
-        )
-    with torch.no_grad():
-        return {
-            name: torch.cat([rules["NAC+"](part) for part in readings.batches()]).numpy()
-            for name, readings in data.scored.items()
-        }
 
 
 def _batches(data: AnalysisData, readings: Readings) -> FeatureBatches:

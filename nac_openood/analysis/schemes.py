@@ -12,7 +12,7 @@ import warnings
 from contextlib import redirect_stderr
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any, Mapping, NamedTuple, Union
+from typing import Any, Union
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -34,28 +34,13 @@ from nac_openood.progress import bar
 from nac_openood.sources.networks import build
 from nac_openood.tables import Column
 
-
-class Scheme(NamedTuple):
-    """A training scheme of OpenOOD.
-
-    Args:
-        title: the name in tables.
-        network: class in `openood.networks`, as `module:Class`.
-        trainer: class in `openood.trainers`, as `module:Class`.
-    """
-
-    title: str
-    network: str
-    trainer: str
-
-
-#: The paper's schemes by the names of their detectors in OpenOOD.
-SCHEMES: Mapping[str, Scheme] = {
-    "conf_branch": Scheme(
-        "ConfBranch", "conf_branch_net:ConfBranchNet", "conf_branch_trainer:ConfBranchTrainer"
-    ),
-    "rotpred": Scheme("RotPred", "rot_net:RotNet", "rotpred_trainer:RotPredTrainer"),
-    "godin": Scheme("GODIN", "godin_net:GodinNet", "godin_trainer:GodinTrainer"),
+#: Titles of the paper's schemes by the names of their detectors in OpenOOD.
+SCHEMES = {"conf_branch": "ConfBranch", "rotpred": "RotPred", "godin": "GODIN"}
+#: Their classes in `openood.networks` and `openood.trainers`.
+_CLASSES = {
+    "conf_branch": ("conf_branch_net:ConfBranchNet", "conf_branch_trainer:ConfBranchTrainer"),
+    "rotpred": ("rot_net:RotNet", "rotpred_trainer:RotPredTrainer"),
+    "godin": ("godin_net:GodinNet", "godin_trainer:GodinTrainer"),
 }
 # those of OpenOOD's configs/pipelines/train, but for the learning rate: short runs diverge at 0.1
 _OPTIMIZER = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
@@ -71,8 +56,8 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
     with openood_ready():  # raises before training if OpenOOD is missing
         pass
     group, found = data.main_group, {}
-    for name, scheme in SCHEMES.items():
-        options.say(f"{scheme.title}: training for {options.epochs} epochs")
+    for name, title in SCHEMES.items():
+        options.say(f"{title}: training for {options.epochs} epochs")
         net = _trained(data, name, options)
         for method, metrics in _compared(data, name, net, options).items():
             found[name, method] = metrics
@@ -85,18 +70,17 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
         ).rows.items()
     }
     rows: list[tabulate.MetricRow] = [
-        ([SCHEMES[name].title, _DETECTORS[method], accuracy[name]], line, (name, method))
+        ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line, (name, method))
         for (name, method), line in found.items()
     ]
     aurocs = {at: line[group]["AUROC"] for at, line in found.items()}
     listed = "; ".join(
-        f"{scheme.title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
+        f"{title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
         f"{aurocs[name, 'nac']:.2f} % with NAC"
-        for name, scheme in SCHEMES.items()
+        for name, title in SCHEMES.items()
     )
     bars = [
-        (scheme.title, [aurocs[name, method] for method in _DETECTORS])
-        for name, scheme in SCHEMES.items()
+        (title, [aurocs[name, method] for method in _DETECTORS]) for name, title in SCHEMES.items()
     ]
     return Finding(
         "schemes", "Other training schemes", f"{data.groups[group]} AUROC: {listed}.",
@@ -148,7 +132,7 @@ class NativeScorer(OpenOODScorer):
     """A scheme's own detector; it calls the scheme's network, not any network."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(Method(name, SCHEMES[name].title, needs="network", openood=True))
+        super().__init__(Method(name, SCHEMES[name], needs="network", openood=True))
 
     def _wrapped(self, given: MethodInputs) -> nn.Module:
         return given.net
@@ -156,7 +140,7 @@ class NativeScorer(OpenOODScorer):
 
 def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
     """A network trained by OpenOOD's trainer of a scheme, in evaluation mode."""
-    study, scheme = data.bench.study, SCHEMES[name]
+    study, (network, trainer_name) = data.bench.study, _CLASSES[name]
     n_classes = study.sets.n_classes
     sample = next(iter(batches(study.scored["test"].loader()))).rows(slice(2)).data
     backbone = Backbone(build(data.arch, n_classes), sample)
@@ -169,16 +153,16 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
         warnings.simplefilter("ignore")  # OpenOOD's are not ours
         from openood.utils import Config
 
-        kind = resolve_name(f"openood.networks.{scheme.network}")
+        kind = resolve_name(f"openood.networks.{network}")
         size = (backbone.feature_size,) if name == "godin" else ()
         net: nn.Module = kind(backbone, *size, n_classes)
         config = Config(
             num_classes=n_classes, baseline=False, trainer=Config(**_TRAINER),
             optimizer=Config(**_OPTIMIZER, num_epochs=options.epochs),
         )  # fmt: skip
-        trainer_class = resolve_name(f"openood.trainers.{scheme.trainer}")
+        trainer_class = resolve_name(f"openood.trainers.{trainer_name}")
         trainer = trainer_class(net, OpenOODBatches(shuffled), config)
-        for epoch in bar(range(options.epochs), f"training {scheme.title}", options.progress):
+        for epoch in bar(range(options.epochs), f"training {SCHEMES[name]}", options.progress):
             with redirect_stderr(io.StringIO()):  # its own bars, one per epoch
                 trainer.train_epoch(epoch)
     return net.eval()
@@ -190,7 +174,7 @@ def _compared(
     """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
     study = data.bench.study
     native = Method(
-        _NATIVE, SCHEMES[name].title, needs="network", uses_train=False,
+        _NATIVE, SCHEMES[name], needs="network", uses_train=False,
         scorer=partial(NativeScorer, name),
     )  # fmt: skip
     results = compare(

@@ -43,8 +43,8 @@ PARAMETERS = {
 }  # fmt: skip
 #: Steepness of layers other than the deepest, whose readings have another scale: times these.
 _FACTORS = (0.01, 0.1, 1, 10, 100)
-#: Whether O* is scaled with the number of samples, which keeps the paper's r.
-_SCALINGS = {"O* kept": False, "r kept": True}
+#: O* as it is, or scaled with the number of samples, which keeps the paper's r.
+_SCALINGS = ("O* kept", "r kept")
 
 
 class _Point(NamedTuple):
@@ -145,18 +145,13 @@ def _changes(
         if not r > 0:
             raise NACError(f"`bounds` must be above 0, got {r:g}.")
         counts[max(1, round(r * n / used.n_bins))] = float(r)
-    counts[used.full_count] = bound_of(used, n)
+    counts[used.full_count] = used.full_count * used.n_bins / n
     for count, r in sorted(counts.items()):
         yield "bound", r, replace(used, full_count=count)
     for m in sorted({*map(int, options.n_bins or PARAMETERS["n_bins"].values), used.n_bins}):
         if m < MIN_BINS:
             raise NACError(f"`n_bins` must be at least {MIN_BINS}, got {m}.")
         yield "n_bins", m, replace(used, n_bins=m)
-
-
-def bound_of(used: LayerConfig, n: int) -> float:
-    """The paper's r of settings that are fitted on `n` samples."""
-    return used.full_count * used.n_bins / n
 
 
 def samples(data: AnalysisData, options: Options) -> Finding:
@@ -180,9 +175,8 @@ def samples(data: AnalysisData, options: Options) -> Finding:
             for name, used in data.settings.items()
         }
         scores.prepare({name: [data.settings[name], scaled[name]] for name in data.layers})
-        for way, is_scaled in _SCALINGS.items():
-            metrics = scores.metrics(scaled if is_scaled else data.settings)
-            records[n, shares[n], way, draw] = metrics
+        for way, settings in zip(_SCALINGS, (data.settings, scaled)):
+            records[n, shares[n], way, draw] = scores.metrics(settings)
 
     def summary(n: int, way: str, name: str, metric: str) -> Value:
         found = [m[name][metric] for at, m in records.items() if (at[0], at[2]) == (n, way)]
@@ -191,17 +185,13 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     columns = {
         (way, name): f"{title}, {way}" for way in _SCALINGS for name, title in data.groups.items()
     }
-    rows = [
-        (
-            [f"{n:,} ({100 * share:g} %)"],
-            {at: {m: summary(n, *at, m) for m in tabulate.TABLE_METRICS} for at in columns},
-            "",
-        )
-        for n, share in shares.items()
-    ]
+    rows = []
+    for n, share in shares.items():
+        line = {at: {m: summary(n, *at, m) for m in tabulate.TABLE_METRICS} for at in columns}
+        rows.append(([f"{n:,} ({100 * share:g} %)"], line, ""))
     figures = [
         Lines(
-            tabulate.METRIC_KEYS[m], f"{data.groups[group]} {m}", "training samples (log scale)",
+            tabulate.metric_key(m), f"{data.groups[group]} {m}", "training samples (log scale)",
             f"{GROUP_WORDS[group]} {m}, %",
             [Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS],
             log_x=True,

@@ -38,11 +38,11 @@ class Kind(NamedTuple):
 
     def function(self) -> AnalysisFunction:
         """The function that does it, imported now."""
-        found: AnalysisFunction = resolve_name(f"{__package__}.{self.module}:{self.name}")
-        return found
+        return resolve_name(f"{__package__}.{self.module}:{self.name}")
 
 
-_ROWS = (
+#: Every kind by name, in the order of the page.
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
     Kind("layers", "which layers to combine: every subset of them", "layers"),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "sweeps"),
@@ -53,10 +53,7 @@ _ROWS = (
     Kind("agreement", "which samples NAC and other methods disagree on", "agreement"),
     Kind("cost", "time and memory, beside other methods", "cost", in_all=False),
     Kind("schemes", "NAC on networks of other training schemes", "schemes", in_all=False),
-)
-
-#: Every kind by name, in the order of the page.
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS}
+)}  # fmt: skip
 
 
 def chosen_kinds(names: Sequence[str]) -> list[Kind]:
@@ -67,9 +64,6 @@ def chosen_kinds(names: Sequence[str]) -> list[Kind]:
     """
     unknown = [name for name in names if name not in (*KINDS, ALL)]
     if unknown or not names:
-        raise NACError(
-            f"unknown kind of analysis {unknown}; expected some of {', '.join(KINDS)}, or '{ALL}'."
-            if unknown
-            else f"expected a kind of analysis: some of {', '.join(KINDS)}, or '{ALL}'."
-        )
+        wrong = f"unknown kind of analysis {unknown}" if unknown else "no kind of analysis"
+        raise NACError(f"{wrong}; expected some of {', '.join(KINDS)}, or '{ALL}'.")
     return [k for k in KINDS.values() if k.name in names or (ALL in names and k.in_all)]

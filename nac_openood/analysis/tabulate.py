@@ -13,14 +13,17 @@ from nac_openood.tables import BarGroups, Column, Entry, NamedRow, Table
 
 #: The metrics of the tables and which values are better.
 TABLE_METRICS = {"AUROC": "higher", "FPR@95": "lower"}
-#: Their names in file names.
-METRIC_KEYS = {"AUROC": "auroc", "FPR@95": "fpr95"}
 #: Entries of the first columns, metrics by key, and the row of the paper.
 MetricRow = tuple[Sequence[Entry], Mapping[Any, Mapping[str, Any]], Any]
 FPR_NOTE = (
     "FPR@95 is the share of ID samples rejected when 95 % of the OOD samples are found, as in "
     "OpenOOD. All numbers are percent on test data; means are over the OOD sets."
 )
+
+
+def metric_key(metric: str) -> str:
+    """The name of a metric in file names: "auroc" or "fpr95"."""
+    return metric.lower().replace("@", "")
 
 
 def text_heads(*titles: str) -> list[Column]:
@@ -46,10 +49,6 @@ class PaperRows:
 
     notes: Sequence[str] = ()
     rows: Mapping[Any, Mapping[str, PrintedValue]] = field(default_factory=dict)
-
-    def titles(self) -> list[str]:
-        """The title above the paper's columns, if there are any."""
-        return ["Paper"] if self.rows else []
 
     def entries(self, row: Any) -> list[Entry]:
         """AUROC and FPR@95 of a row."""
@@ -109,7 +108,7 @@ def metric_table(
     first = [text_heads(head)[0] if isinstance(head, str) else head for head in heads]
     measured = [
         Column(metric, above, better)
-        for above in (*columns.values(), *paper.titles())
+        for above in (*columns.values(), *(["Paper"] if paper.rows else []))
         for metric, better in TABLE_METRICS.items()
     ]
     lines = [
@@ -143,7 +142,7 @@ def metric_bars(
     """Bars of AUROC or FPR@95; for the arguments see `BarGroups`."""
     hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
     label = f"{metric}, % ({hint})"
-    return BarGroups(METRIC_KEYS[metric], title, label, names, rows, origin, ours=ours)
+    return BarGroups(metric_key(metric), title, label, names, rows, origin, ours=ours)
 
 
 def ranked_bars(
