@@ -4,8 +4,11 @@ On CPUs a large batch runs in parts small enough that the allocator reuses memor
 the system for it again and again. That is what choosing a smaller batch size would do.
 
 With `fast` the numbers stay the same up to rounding, so it is an option, never the default:
-BatchNorms are folded into convolutions (see `folding.py`), and on CPUs the pass runs channels-last,
-in which convolutions need no reordering.
+BatchNorms are folded into convolutions, and on CPUs the pass runs channels-last, in which
+convolutions need no reordering. In evaluation mode a BatchNorm is a multiplication and an addition
+per channel, which the convolution before it can do on the way. That needs a convolution whose
+output nothing but the BatchNorm reads, which is found by watching the network run. Only replicas
+are folded.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class PassPlan:
         self._on_cpu = tensors_in(x)[0].device.type == "cpu"
         with kept_random_state(), explained(given):
             before = torch_states()
-            self._watched = watch(net, rows(x, slice(1)))
+            self._watched = _watch(net, rows(x, slice(1)))
             self._draws = not all(map(torch.equal, before, torch_states()))
 
     @property
@@ -99,22 +102,28 @@ class PassPlan:
         """
         if not self._fast:
             return
-        structure = structure_of(replicas)
+        structure = _structure(replicas)
         watched = self._watched
         if watched.structure != structure:
-            watched = self._watched = watch(net, rows(x, slice(1)))
-        if watched.structure == structure:  # unless it is being changed right now
-            fold(watched.foldable, read, replicas)
+            watched = self._watched = _watch(net, rows(x, slice(1)))
+        if watched.structure != structure:  # it is being changed right now
+            return
+        for conv, norm, givers, takers in watched.foldable:
+            hooked = any(map(has_hooks, givers | takers))
+            if givers.isdisjoint(read) and not hooked and norm.running_mean is not None:
+                folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
+                vars(replicas[conv])["forward"] = folded
+                vars(replicas[norm])["forward"] = lambda input: input
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-class Foldable(NamedTuple):
+class _Foldable(NamedTuple):
     """A convolution whose output goes into a BatchNorm and nowhere else.
 
-    `givers` are all modules that return that output, `takers` all that are given it.
+    `givers` are all modules that return that output, `takers` all that take it.
     """
 
     conv: nn.Conv2d
@@ -123,41 +132,17 @@ class Foldable(NamedTuple):
     takers: frozenset[nn.Module]
 
 
-class Watched(NamedTuple):
-    """What was seen: the structure of the network, what can be folded, a layer's most bytes."""
+class _Watched(NamedTuple):
+    """The structure of the network, what can be folded, and the most bytes of a layer's output."""
 
     structure: list[tuple[nn.Module, Any]]
-    foldable: list[Foldable]
+    foldable: list[_Foldable]
     largest: int
 
 
-def structure_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
-    """What must stay the same for `watch` to stay true: modules, and forwards set on them."""
+def _structure(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
+    """What must stay the same for `_watch` to stay true: modules, and forwards set on them."""
     return [(module, vars(module).get("forward")) for module in modules]
-
-
-def fold(
-    foldable: Iterable[Foldable],
-    read: Collection[nn.Module],
-    replicas: Mapping[nn.Module, nn.Module],
-) -> None:
-    """Let replicas of convolutions do the work of their BatchNorms.
-
-    Args:
-        foldable: from `watch`.
-        read: the modules whose outputs are read. They and modules with hooks see no other tensor.
-        replicas: by their originals.
-    """
-    for conv, norm, givers, takers in foldable:
-        hooked = any(map(has_hooks, givers | takers))
-        if givers.isdisjoint(read) and not hooked and _has_statistics(norm):
-            folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
-            vars(replicas[conv])["forward"] = folded
-            vars(replicas[norm])["forward"] = _identity
-
-
-def _has_statistics(norm: nn.BatchNorm2d) -> bool:
-    return norm.running_mean is not None and norm.running_var is not None
 
 
 def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
@@ -168,10 +153,6 @@ def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
     bias = shift * scale if norm.bias is None else norm.bias.detach() + shift * scale
     weight = conv.weight.detach() * scale[:, None, None, None]
     return conv._conv_forward(input, weight, bias)
-
-
-def _identity(input: Tensor) -> Tensor:
-    return input
 
 
 class _Output(Tensor):
@@ -197,7 +178,7 @@ class _Output(Tensor):
         return result
 
 
-def watch(net: nn.Module, x: Inputs) -> Watched:
+def _watch(net: nn.Module, x: Inputs) -> _Watched:
     """Run `net` on a sample and find what can be folded.
 
     Args:
@@ -221,14 +202,15 @@ def watch(net: nn.Module, x: Inputs) -> Watched:
             return marked
         return None
 
-    structure = structure_of(net.modules())
+    structure = _structure(net.modules())
     run_without_grad(net, x, on_output=[(module, observe) for module in net.modules()])
     foldable = [
-        Foldable(output.conv, norm, frozenset(output.givers), frozenset(output.takers))
+        _Foldable(output.conv, norm, frozenset(output.givers), frozenset(output.takers))
         for output in outputs
         for norm in output.takers
-        if type(norm) is nn.BatchNorm2d and "forward" not in vars(norm) and _has_statistics(norm)
+        if type(norm) is nn.BatchNorm2d and "forward" not in vars(norm)
+        if norm.running_mean is not None
         if runs[output.conv] == runs[norm] == output.uses == 1
     ]
     sizes = [output.numel() * output.element_size() for output in outputs]
-    return Watched(structure, foldable, max(sizes, default=0))
+    return _Watched(structure, foldable, max(sizes, default=0))
