@@ -296,16 +296,6 @@ def test_nothing_is_left_on_the_network(mode):
     assert auto_layers(net.train(), x[:1]) == first == auto_layers(net.eval(), x.repeat(9, 1, 1, 1))
 
 
-def test_a_network_that_overwrites_its_input():
-    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    x = torch.randn(2, 4)
-    kept = x.clone()
-    found = auto_layers(net, x)
-    assert torch.equal(x, kept)
-    with torch.inference_mode():
-        assert auto_layers(net, torch.randn(2, 4)) == found
-
-
 def test_errors_say_what_can_be_named():
     class Recurrent(nn.Module):
         def __init__(self):

@@ -113,15 +113,6 @@ def test_another_forward(net, monkeypatch):
     assert difference(known, net) == f"{BUT}another `forward`"
 
 
-def test_a_function_in_a_module_of_torch():
-    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=F.relu).eval()
-    known = fingerprint(layer)
-    layer.activation = F.gelu
-    assert "TransformerEncoderLayer.activation" in difference(known, layer)
-    layer.activation, layer.self_attn.num_heads = F.relu, 4
-    assert "MultiheadAttention.num_heads" in difference(known, layer)
-
-
 NET = """
 from torch import nn
 

@@ -141,22 +141,6 @@ def test_a_compiled_network_gives_the_same(net, data, rule, backend):
     assert_same(fitted(compiled, rule, data), plain)
 
 
-def test_a_network_compiled_in_place_and_automatic_layers(net, data):
-    plain = NACDetector(net, "auto").fit(loader(data))
-    inside = copy.deepcopy(net)
-    inside.compile(backend="eager")
-    assert_same(NACDetector(inside, "auto").fit(loader(data)), plain)
-
-
-def test_a_detector_of_a_compiled_network_loads_for_the_plain_one(net, data, tmp_path):
-    compiled = torch.compile(copy.deepcopy(net), backend="eager")
-    detector = fitted(compiled, "nac", data)
-    detector.save(tmp_path / "compiled.safetensors")
-    loaded = NACDetector.load(tmp_path / "compiled.safetensors", net)
-    x = data[:8][0]
-    assert torch.equal(loaded.score(x), detector.score(x))
-
-
 # -- CUDA ----------------------------------------------------------------------------------
 
 

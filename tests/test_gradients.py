@@ -79,14 +79,6 @@ def test_the_graph_starts_at_the_first_layer_with_a_gradient(small_net, images):
     assert probed["layer1"].gradient is None and probed["layer2"].gradient is None
 
 
-def test_a_batch_in_parts(small_net, images, monkeypatch):
-    monkeypatch.setattr("nac_openood.network.plan._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
-    plan = PassPlan(small_net, images)
-    probed = read(small_net, images, layers(small_net), plan, gradients=["layer2"])
-    assert probed["layer2"].gradient.shape == probed["layer2"].activation.shape == (24, 8)
-    assert probed["layer1"].gradient is None and len(probed["layer1"].activation) == 24
-
-
 def test_parameters_made_in_inference_mode(images):
     with torch.inference_mode():
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 3))

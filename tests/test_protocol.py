@@ -54,14 +54,6 @@ def test_both_kinds_of_fpr_by_hand():
     assert high["FPR@95"] == 100.0 and high["FPR@95_IN"] == 10.0
 
 
-def test_the_two_kinds_of_fpr_can_rank_methods_differently():
-    rng = np.random.default_rng(0)
-    inside = rng.normal(2, 1, 1000)
-    wide, tailed = rng.normal(0, 1.4, 1000), np.r_[rng.normal(-1, 1, 900), rng.normal(4, 1, 100)]
-    first, second = ood_metrics(inside, wide), ood_metrics(inside, tailed)
-    assert first["FPR@95"] < second["FPR@95"] and first["FPR@95_IN"] > second["FPR@95_IN"]
-
-
 def test_the_threshold_is_that_of_calibrate():
     from nac_openood.core.metrics import threshold_at
 
@@ -276,22 +268,8 @@ def test_memory_of_a_block_is_seen_even_if_it_is_gone_at_the_end():
     assert 0 <= nothing < 50
 
 
-def test_a_block_that_raises_is_measured():
-    measured = Meter()
-    with pytest.raises(KeyError), measured:
-        raise KeyError
-    assert measured.seconds > 0
-
-
 def test_a_system_that_does_not_record_memory(monkeypatch):
     monkeypatch.setattr(Meter, "_restart_peak", lambda self: None)
     with Meter() as measured:
         pass
     assert measured.peak_mb is None and measured.seconds >= 0
-
-
-def test_memory_is_not_measured_where_nobody_asks(monkeypatch):
-    monkeypatch.setattr(Meter, "_restart_peak", None)  # which cannot be called
-    with Meter(memory=False) as measured:
-        pass
-    assert measured.peak_mb is None

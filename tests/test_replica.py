@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from nac_openood import ProbeError
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.probe import classify, read
-from nac_openood.network.replica import EndOfPass, Replica, private_copy, run
+from nac_openood.network.replica import Replica, private_copy, run
 
 
 def linear(seed=0):
@@ -251,17 +251,6 @@ def test_observers_see_modules_of_the_network_and_replace_outputs(small_net, ima
     assert seen == [(small_net.fc, (24, 10))]
     assert torch.equal(output, small_net(images) * 2)
     assert output.requires_grad
-
-
-def test_an_observer_can_end_the_pass(small_net, images):
-    ran = []
-
-    def stop(module, inputs):
-        raise EndOfPass
-
-    small_net.layer3.register_forward_hook(lambda *_: ran.append("layer3"))
-    assert run(small_net, images, on_input=[(small_net.layer2, stop)]) is None
-    assert ran == []
 
 
 # -- odd modules ----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import urllib.request
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -131,20 +130,6 @@ def test_a_token_is_asked_for_and_used(browser: Any, judge: Any, files: list[Pat
         assert field.is_displayed() and browser.switch_to.active_element == field
         field.send_keys(TOKEN, Keys.ENTER)  # tries again
         assert "distribution" in results(browser, 2)[0]
-
-
-def test_a_page_of_another_origin_gets_nothing(browser: Any, judge: Any, url: str) -> None:
-    """The service at another port is another origin: what the browser sends there is refused."""
-    ask = """
-    const [url, done] = arguments;
-    fetch(url + "score", {method: "POST", mode: "no-cors", body: new Blob(["x"], {type: "text/plain"})})
-      .then(r => done(r.type), e => done("blocked"));
-    """
-    with running(judge) as ((host, port), _):
-        browser.get(f"http://{host}:{port}/health")  # a page without a policy of its own
-        assert browser.execute_async_script(ask, url) == "opaque"
-    with urllib.request.urlopen(url + "metrics") as response:
-        assert b'nac_requests_total{path="/score",status="403"} 1.0' in response.read()
 
 
 def test_the_openapi_page_loads_nothing_from_elsewhere(browser: Any, url: str) -> None:
