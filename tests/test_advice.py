@@ -17,12 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError, NotFittedError, advise
 from nac_openood.benchmark.run.results import Results
-from nac_openood.core import tensors
-from nac_openood.core.coverage import Coverage, saturation, typical_steepness
+from nac_openood.core.coverage import Coverage, saturation
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.metrics import Aurocs, auroc
-from nac_openood.core.reading import Reading
-from nac_openood.core.tensors import energy, gen, msp
+from nac_openood.core.tensors import energy, msp
 from nac_openood.detector.presets import preset
 from nac_openood.records import from_values
 from nac_openood.report.hyperparameters import hyperparameters
@@ -422,16 +420,3 @@ def test_the_plugin_warns(monkeypatch):
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
     assert postprocessor.advice.table["MSP"].difference.low > MARGIN
-
-
-@pytest.mark.parametrize("score", [msp, energy, gen])
-def test_scores_of_logits_work_where_there_is_no_float64(score, monkeypatch):
-    moved = []
-    monkeypatch.setattr(tensors, "double", lambda x: (moved.append(x), x.double())[1])
-    score(torch.zeros(2, 3))
-    assert len(moved) == 1  # which moves what is on an MPS device to the CPU
-
-
-def test_a_suggested_steepness_looks_at_few_samples():
-    many = torch.tensor([[2.0, 4.0, 4.0]]).expand(10**13, 3)  # more than any memory holds
-    assert typical_steepness(Reading(many, many), FLAT) == pytest.approx(2.94 / 16)

@@ -1,3 +1,5 @@
+"""Bins: the authors' edges to the bit, and the bin of every state."""
+
 import json
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nac_openood import NACError
+from nac_openood.core import histogram
 from nac_openood.core.histogram import bin_index, count_bins, edges
 
 VECTORS = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text())
@@ -45,17 +48,6 @@ def test_edges_belong_to_the_bin_that_starts_there(m, dtype):
     assert bin_index(at, m).tolist() == expected.tolist()
 
 
-def test_a_dead_neuron_sits_in_the_bin_that_starts_at_one_half():
-    for m in (4, 50, 500):
-        k = int(bin_index(torch.tensor([0.5]), m))
-        assert edges(m)[k] == 0.5
-
-
-def test_nothing_finite_falls_outside():
-    extremes = torch.tensor([-1e30, -0.1, 0.0, 1.0, 1.1, 1e30])
-    assert bin_index(extremes, 50).tolist() == [0, 0, 0, 47, 47, 47]
-
-
 @given(
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.sampled_from([4, 9, 50, 999])
 )
@@ -66,3 +58,35 @@ def test_index_agrees_with_the_oracle(values, m):
     half = torch.from_numpy(states).half()
     expected = oracle.membership(half.numpy()[:, None], m)[:, :, 0].argmax(axis=1)
     assert bin_index(half, m).tolist() == expected.tolist()
+
+
+# -- the table lookup of states on a CPU is the binary search it replaces
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_bins", [4, 5, 6, 7, 50, 51, 500, 1000, 5000, 300_000])
+def test_lookup_is_bucketize(n_bins, dtype):
+    at = torch.tensor(edges(n_bins)[:: max(1, n_bins // 5000)]).to(dtype)
+    zero, one = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+    odd = torch.tensor([-1.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 1e-42])
+    states = torch.cat(
+        [at, at.nextafter(zero), at.nextafter(one), torch.rand(999, dtype=dtype), odd.to(dtype)]
+    )
+    boundaries = histogram._interior_edges(n_bins, dtype, states.device)
+    expected = torch.bucketize(states, boundaries, right=True)
+    assert bin_index(states[None], n_bins).equal(expected[None])
+    assert bin_index(states[:, None], n_bins).equal(expected[:, None])
+    assert bin_index(states, n_bins).equal(expected)
+
+
+def test_more_states_than_a_block(monkeypatch):
+    states = torch.rand(33, 40)
+    whole = bin_index(states, 500)
+    monkeypatch.setattr(histogram, "_BLOCK", 100)
+    assert bin_index(states, 500).equal(whole)
+    assert bin_index(states.t(), 500).equal(whole.t())
+
+
+def test_no_states():
+    assert bin_index(torch.rand(0, 4), 50).shape == (0, 4)
+    assert bin_index(torch.rand(4, 0), 50).shape == (4, 0)

@@ -86,15 +86,6 @@ def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
     assert one.held_out.n_samples == 30 and one.n_samples == 800
 
 
-def test_merged_shards_go_on_counting():
-    batches = cut(samples(300), 50)
-    one, first, second = fitted(batches), fitted(batches[:2]), fitted(batches[2:4])
-    first.merge(second)
-    for _, batch in batches[4:]:
-        first.update(batch)
-    assert same(one, first)
-
-
 def test_a_restored_rule_goes_on_counting():
     batches = cut(samples(300), 33)
     begun = fitted(batches[:4])

@@ -86,12 +86,3 @@ def test_counts_cannot_overflow():
     histogram = Histogram(torch.zeros(1, 48, dtype=torch.int32), n_bins=50, n_samples=2**31 - 1)
     with pytest.raises(NACError, match="at most 2147483647 samples"):
         histogram.update(torch.rand(1, 1))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_counts_are_cpu_counts():
-    states = torch.rand(100, 7)
-    on_gpu = Histogram.empty(7, 500, torch.device("cuda"))
-    on_gpu.update(states.cuda())
-    assert torch.equal(on_gpu.counts.cpu(), fitted(states, 500).counts)

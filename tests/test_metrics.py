@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -92,43 +88,6 @@ def test_minus_zero_is_zero() -> None:
     assert float(auroc([0.0], [-0.0])) == float(auroc([-0.0], [0.0])) == 0.5
 
 
-def test_float32_keeps_its_ties() -> None:
-    scores = torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float32)
-    assert float(auroc(scores, scores)[0]) == 0.5
-
-
-def test_the_scores_are_not_changed() -> None:
-    inside, outside = torch.rand(4, 9).double(), torch.rand(4, 8).double()
-    before = inside.clone(), outside.clone()
-    auroc(inside, outside), fpr_at(inside, outside)
-    assert inside.equal(before[0]) and outside.equal(before[1])
-
-
-def test_equals_the_real_openood() -> None:
-    source = Path(os.environ.get("OPENOOD_SRC", "")) / "openood" / "evaluators" / "metrics.py"
-    if not source.is_file():
-        pytest.skip("OPENOOD_SRC does not name an OpenOOD source tree")
-    spec = importlib.util.spec_from_file_location("openood_metrics", source)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    draw = np.random.default_rng(2)
-    for levels in (5, 50, 10**9):
-        inside, outside = draw.integers(levels // 4, levels, 300), draw.integers(0, levels, 200)
-        conf, label = np.r_[inside, outside] / levels, np.r_[np.zeros(300), -np.ones(200)]
-        area, _, _, fpr = module.auc_and_fpr_recall(conf, label, 0.95)
-        assert abs(float(auroc(inside / levels, outside / levels)) - area) <= 1e-12
-        assert float(fpr_at(inside / levels, outside / levels)) == fpr
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_equals_cpu() -> None:
-    inside, outside = torch.rand(30, 100).double(), torch.rand(30, 90).double().round(decimals=1)
-    for metric in (auroc, fpr_at):
-        assert metric(inside.cuda(), outside.cuda()).cpu().equal(metric(inside, outside))
-
-
 @pytest.mark.parametrize(
     ("inside", "outside", "message"),
     [
@@ -144,8 +103,3 @@ def test_bad_scores(inside: torch.Tensor, outside: torch.Tensor, message: str) -
     for metric in (auroc, fpr_at):
         with pytest.raises(NACError, match=message):
             metric(inside, outside)
-
-
-def test_bad_tpr() -> None:
-    with pytest.raises(NACError, match="tpr must be"):
-        fpr_at([1.0], [0.0], tpr=0)

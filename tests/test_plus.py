@@ -169,51 +169,7 @@ def test_counts_of_shards_cannot_overflow():
         LayerEvidence.of_sums({"counts": counts})
 
 
-def test_how_many_values_lie_below():
-    z = torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
-    z[:, 3] = z[:, 3].relu()  # half of them are zero
-    counts = FineCounts.empty(4, N_CELLS, CPU)
-    counts.update(z)
-    at = torch.tensor([-9.0, -1.0, -0.3, 0.0, 1e-9, 0.5, 2.0, 1e9], dtype=torch.float64)
-    exact = (z.double().t()[:, None] < at[:, None]).sum(-1)
-    assert (counts.count_below(at.expand(4, -1)) - exact).abs().max() < 25
-    assert counts.count_below(at.expand(4, -1))[3].tolist()[:5] == [
-        0,
-        0,
-        0,
-        0,
-        pytest.approx(exact[3, 4]),
-    ]
-
-
 # -- shards, files, edges ------------------------------------------------------------------
-
-
-def test_shards_add_up_exactly():
-    one, first, second = NACPlus(LAYERS), NACPlus(LAYERS), NACPlus(LAYERS)
-    batches = [samples(70, seed) for seed in range(8)]
-    for number, batch in enumerate(batches):
-        one.update(batch)
-        (first if number % 3 else second).update(batch)
-    first.merge(second)
-    assert first.n_samples == one.n_samples == 560
-    x, held = samples(30, 99, scale=2.0), samples(100, 77)
-    one.calibrate(map(one.parts, [held]))
-    first.calibrate(map(first.parts, [held]))
-    assert torch.equal(first.score(x), one.score(x))
-
-
-def test_batches_do_not_matter():
-    whole = samples(500, 3)
-    one, many = NACPlus(LAYERS), NACPlus(LAYERS)
-    one.update(whole)
-    for rows in torch.arange(500).split(37):
-        many.update(
-            Probed(whole.logits[rows], {n: Reading(r.activation[rows]) for n, r in whole.items()})
-        )
-    assert torch.equal(one.evidence["a"].counts.counts, many.evidence["a"].counts.counts)
-    assert torch.equal(one.evidence["a"].moments.low, many.evidence["a"].moments.low)
-    assert one.held_out.n_samples == many.held_out.n_samples == 50
 
 
 def test_without_calibration_data_it_says_so_and_works():
@@ -299,14 +255,6 @@ def test_wide_layers_have_no_distance():
     again = NACPlus.restore(rule.settings(), rule.tensors())
     assert torch.equal(again.score(wide), rule.score(wide))
     assert set(rule.contributions(rule.parts(wide))) == {"a", "logits"}
-
-
-def test_a_shard_without_samples_merges():
-    first, second, x = NACPlus(LAYERS), fitted(400), samples(9, 5)
-    first.merge(second)
-    for rule in (first, second):
-        rule.calibrate(map(rule.parts, [samples(100, 7)]))
-    assert torch.equal(first.score(x), second.score(x))
 
 
 def test_dead_and_constant_neurons_do_no_harm():

@@ -39,13 +39,6 @@ def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
     assert sum(found.contributions.values()) == pytest.approx(found.score)
 
 
-def test_about_a_share_p_of_new_data_falls_at_or_below_p(detector):
-    detector.calibrate(data(400, 1))
-    images = torch.cat([x for x, _ in data(400, 2)])
-    share = float((detector.p_value(images) <= 0.1).float().mean())
-    assert 0.04 < share < 0.17
-
-
 def test_false_alarms_are_reported_with_their_interval(detector):
     detector.calibrate(data(400, 1))
     found = detector.false_alarms(data(400, 2))
@@ -92,14 +85,6 @@ def test_without_calibration_data_p_values_are_marked(small_net, images):
 def test_it_is_forward_only(detector, small_net, images):
     small_net.fc.register_full_backward_hook(lambda *_: pytest.fail("there was a backward pass"))
     detector.calibrate(data(120, 1)).score(images)
-
-
-def test_shards_merge(small_net, detector, images):
-    half = list(data(200))
-    first = NACDetector(small_net, "auto", rule="nac_plus").fit(half[:3])
-    second = NACDetector(small_net, "auto", rule="nac_plus").fit(half[3:])
-    merged = first.merge(second).calibrate(data(120, 1))
-    assert torch.equal(merged.score(images), detector.calibrate(data(120, 1)).score(images))
 
 
 def test_automatic_layers_need_a_batch(small_net):

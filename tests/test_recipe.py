@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError
 from nac_openood.search.recipe import gather, held_out_of, set_up
@@ -45,15 +45,6 @@ def rows_of_fit(train, n):
     from nac_openood.detector.subset import fitting_loader
 
     return fitting_loader(train, n).dataset.indices
-
-
-def test_nothing_is_held_out_of_a_stream():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from loader(30).dataset
-
-    assert held_out_of(DataLoader(Stream(), batch_size=5), 10, 5) is None
-    assert held_out_of([torch.zeros(2, 3, 9, 9)], 2, 5) is None
 
 
 def test_every_step_gives_what_doing_it_by_hand_gives(small_net):

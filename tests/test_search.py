@@ -2,16 +2,14 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
-import numpy as np
 import openood_standin
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_metrics import fpr_at
 
-from nac_openood import Coverage, LayerConfig, NACConfig, NACError, Reading, Readings
+from nac_openood import Coverage, LayerConfig, NACError, Reading, Readings
 from nac_openood.core.metrics import auroc, fpr_in_at
 from nac_openood.core.rule import combine
 from nac_openood.detector.presets import preset, presets
@@ -190,38 +188,15 @@ def test_numbers_are_those_of_a_fitted_detector(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_same_seed_same_result_with_any_number_of_threads(strategy: str) -> None:
-    data, found = sets(SMALL), []
-    before = torch.get_num_threads()
+    data = {**sets(SMALL), "layers": SMALL, "sweep": SWEEP, "strategy": strategy, "seed": 3}
+    before, budget = torch.get_num_threads(), Budget(points=5000, restarts=5)
     try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found.append(
-                search(
-                    **data,
-                    layers=SMALL,
-                    sweep=SWEEP,
-                    held_out=data["fit"],
-                    strategy=strategy,
-                    seed=3,
-                    budget=Budget(points=5000, restarts=5),
-                )
-            )
+        torch.set_num_threads(1)
+        alone = search(**data, budget=budget)
+        torch.set_num_threads(2)
+        assert search(**data, budget=budget) == alone
     finally:
         torch.set_num_threads(before)
-    assert found[0] == found[1]
-
-
-def test_random_with_a_larger_budget_begins_the_same_way() -> None:
-    data = sets(SMALL)
-    few, many = (
-        search(
-            **data, layers=SMALL, sweep=SWEEP, strategy="random", budget=Budget(points=n), top=1000
-        )
-        for n in (60, 400)
-    )
-    assert few.evaluated == 60 and many.evaluated == 400
-    assert {str(c.layers) for c in few.ranking} <= {str(c.layers) for c in many.ranking}
-    assert many.best.objective >= few.best.objective
 
 
 def test_random_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,20 +271,6 @@ def test_guard_by_default() -> None:
     assert default_guard(50_000, 50_000) == 0.05
 
 
-def test_guard_that_excludes_everything() -> None:
-    data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.01)}
-    with pytest.raises(NACError, match=r"guard=0\.0 excludes all"):
-        search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=0)
-
-
-def test_config_survives_yaml() -> None:
-    layers = {"a": LayerConfig(layout="flat"), "b": LayerConfig(), "c": LayerConfig()}
-    found = search(**sets(SMALL), layers=layers, sweep=SWEEP)
-    config = found.to_config()
-    assert NACConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
-    assert config.layers == found.layers and config.n_samples == 60 and not config.search
-
-
 def test_the_papers_space() -> None:
     space = paper_space(["avgpool", "layer3", "layer2", "layer1"])
     sizes = [
@@ -342,21 +303,15 @@ def broken() -> Readings:
     ("change", "message"),
     [
         ({"id_val": empty()}, "the ID validation set is empty"),
-        ({"ood_val": empty()}, "the OOD validation set is empty"),
-        ({"fit": empty()}, "the fitting set is empty"),
         ({"ood_val": broken()}, "layer 'b': 1 of 5 OOD validation samples have NaN"),
-        ({"fit": broken()}, "layer 'b': 1 of 5 fitting samples have NaN"),
-        ({"held_out": broken()}, "held-out training samples have NaN"),
         ({"id_val": readings(5, ["a"], 0)}, "ID validation readings have no layer 'b'"),
         (
             {"id_val": readings(5, SMALL, 0, neurons=3)},
             "have 3 neurons, those of the fitting set 7",
         ),
         ({"sweep": {"a": {"bins": [1]}}}, "layer 'a': unknown setting 'bins'"),
-        ({"sweep": {"a": {"layout": ["flat"]}}}, "unknown setting 'layout'"),
         ({"sweep": {"z": {}}}, r"names layers \['z'\]"),
         ({"sweep": {"a": {"n_bins": []}}}, "expected a non-empty list of values for 'n_bins'"),
-        ({"sweep": {"a": {"state": "output"}}}, "expected a non-empty list of values for 'state'"),
         ({"sweep": {"a": {"n_bins": [2]}}}, "n_bins must be at least"),
         ({"sweep": {n: {"weight": [0]} for n in SMALL}}, "layer weights are zero in every"),
         ({"layers": {}}, "no layers to search"),
@@ -364,8 +319,8 @@ def broken() -> Readings:
         ({"objective": "luck"}, "unknown objective 'luck'"),
         ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
         ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "`guard` must be a distance from 0.5"),
-        ({"guard": "tight", "held_out": readings(5, SMALL, 0)}, "got 'tight'"),
         ({"top": 0}, "top must be at least 1"),
+        ({"guard": 0, "held_out": readings(40, SMALL, 7, spread=0.01)}, "guard=0.0 excludes all"),
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),
     ],
 )
@@ -378,11 +333,3 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
 def test_bad_budget_is_named(change: dict[str, Any]) -> None:
     with pytest.raises(NACError, match=f"{next(iter(change))} must be"):
         Budget(**change)
-
-
-def test_the_readings_are_not_changed() -> None:
-    data = sets(SMALL)
-    before = {k: {n: r.activation.clone() for n, r in v.items()} for k, v in data.items()}
-    search(**data, layers=SMALL, sweep=SWEEP)
-    for key, layers in before.items():
-        assert all(np.array_equal(a, data[key][name].activation) for name, a in layers.items())

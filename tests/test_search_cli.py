@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openood_standin
@@ -25,7 +22,7 @@ SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}
 LABEL = "searched against surrogate OOD, not real OOD"
 
 
-def make_data(root: Path) -> Path:
+def make_data(root):
     """Small pictures in OpenOOD's layout; OOD ones are of another size and brightness."""
     lists, draw = root / "benchmark_imglist" / "cifar10", np.random.RandomState(0)
     lists.mkdir(parents=True)
@@ -43,7 +40,7 @@ def make_data(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """Images, a checkpoint, and one run of the command with everything kept."""
     root = tmp_path_factory.mktemp("search")
     make_data(root / "data")
@@ -53,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_with_network(root: Path, *more: str) -> int:
+def run_with_network(root, *more):
     return main([
         "search", "--checkpoint", str(root / "best.ckpt"), "--arch", "resnet18_32x32",
         "--id-data", "cifar10", "--data-root", str(root / "data"), "--n-samples", "20",
@@ -61,11 +58,11 @@ def run_with_network(root: Path, *more: str) -> int:
     ])  # fmt: skip
 
 
-def again(place: Path, out: Path, *more: str) -> int:
+def again(place, out, *more):
     return main(["search", "--readings", str(place / "kept"), "--out", str(out), *more])
 
 
-def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written(place, monkeypatch):
     out = place / "out"
     assert sorted(p.name for p in out.glob("[!.]*")) == ["landscape.png", "nac.yml", "search.json"]
     config, report = read_config(out / "nac.yml"), json.loads((out / "search.json").read_text())
@@ -91,7 +88,7 @@ def test_what_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not postprocessor.APS_mode
 
 
-def test_the_winner_scores_what_the_search_saw(place: Path) -> None:
+def test_the_winner_scores_what_the_search_saw(place):
     kept = ReadingSet.load(place / "kept")
     layers = read_config(place / "out" / "nac.yml").layers
     # any network does where readings do not say of which they are
@@ -103,9 +100,7 @@ def test_the_winner_scores_what_the_search_saw(place: Path) -> None:
     assert report["ranking"][0]["auroc"] == pytest.approx(float(won.mean()), abs=1e-12)
 
 
-def test_ood_validation_images_in_a_folder(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ood_validation_images_in_a_folder(place, tmp_path, capsys):
     """`--ood-val` means what it means in `compare`: the same images, the same readings."""
     folder = place / "data" / "images_classic" / "val_tin"
     kept = tmp_path / "kept"
@@ -125,9 +120,7 @@ def test_ood_validation_images_in_a_folder(
     assert "expected NAME or NAME=FOLDER" in capsys.readouterr().err
 
 
-def test_searching_again_needs_neither_network_nor_images(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_searching_again_needs_neither_network_nor_images(place, tmp_path, capsys):
     assert again(place, tmp_path / "a" / "b", "--restarts", "1") == 0
     printed = capsys.readouterr().out
     assert "against val_tin" in printed and "guard" in printed and "avgpool" in printed
@@ -138,7 +131,7 @@ def test_searching_again_needs_neither_network_nor_images(
     assert (tmp_path / "nac.yml").read_text() == first
 
 
-def test_grid_takes_the_authors_lists(place: Path, tmp_path: Path) -> None:
+def test_grid_takes_the_authors_lists(place, tmp_path):
     assert again(place, tmp_path, "--strategy", "grid", "--guard", "none") == 0
     report = json.loads((tmp_path / "search.json").read_text())
     assert report["evaluated"] == 256 and report["settings"]["space"] == "preset"
@@ -148,7 +141,7 @@ def test_grid_takes_the_authors_lists(place: Path, tmp_path: Path) -> None:
     assert list(read_config(tmp_path / "nac.yml").layers) == ["avgpool"]
 
 
-def test_lists_of_ones_own(place: Path, tmp_path: Path) -> None:
+def test_lists_of_ones_own(place, tmp_path):
     space = tmp_path / "space.yml"
     space.write_text(
         "postprocessor:\n  postprocessor_args:\n    layers: {layer3: {}}\n"
@@ -160,9 +153,7 @@ def test_lists_of_ones_own(place: Path, tmp_path: Path) -> None:
     assert len(report["landscape"]) == 4 and report["settings"]["objective"] == "mean"
 
 
-def test_without_ood_data_everything_says_so(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_ood_data_everything_says_so(place, tmp_path, capsys):
     (place / "data" / "benchmark_imglist" / "cifar10" / "val_tin.txt").rename(tmp_path / "gone")
     try:
         code = run_with_network(
@@ -183,9 +174,7 @@ def test_without_ood_data_everything_says_so(
     assert list(ReadingSet.load(tmp_path / "kept").fit) == ["avgpool", "layer3"]
 
 
-def test_without_matplotlib_only_the_picture_is_lost(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatch, capsys):
     for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -205,31 +194,22 @@ def test_without_matplotlib_only_the_picture_is_lost(
         (["--readings", "{kept}", "--space", "x"], "expected 'paper', 'preset' or a YAML file"),
         (["--readings", "{kept}", "--guard", "x"], "--guard: expected a number"),
         (["--readings", "{kept}", "--guard", "0.7"], "between 0 and 0.5"),
-        (["--readings", "{kept}", "--restarts", "0"], "restarts must be at least 1"),
         (["--readings", "{data}"], "holds no complete set of readings"),
-        (["--id-data", "cifar11"], "unknown benchmark 'cifar11'"),
-        (["--arch", "resnet1"], "unknown architecture 'resnet1'"),
-        (["--arch", "timm:resnet1"], "timm has no model 'resnet1'"),
         (["--arch", "resnet18"], "does not fit ResNet: missing: "),
-        (["--arch", "densenet121"], "does not fit DenseNet"),
-        (["--id-data", "cifar100"], "train_cifar100.txt. Expected OpenOOD's layout"),
-        (["--checkpoint", "nowhere"], "there is no checkpoint nowhere"),
-        (["--data-root", "nowhere"], "there is no list nowhere"),
         (["--ood-val", "nowhere"], "val_nowhere.txt"),
         (["--layers", "layer9"], "has no layer 'layer9'"),
         (["--n-samples", "5"], "n_samples=5 is less than one sample for each of the 10 classes"),
         (["--held-out", "-1"], "--held-out must be at least 0"),
-        (["--device", "warp"], "--device: cannot use 'warp'"),
         (["--out", "{data}/benchmark_imglist/cifar10/val_tin.txt"], "cannot create the folder"),
     ],
 )  # fmt: skip
 def test_errors_are_sentences(
-    place: Path,
-    tmp_path: Path,
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    place,
+    tmp_path,
+    options,
+    message,
+    capsys,
+):
     options = [o.format(kept=place / "kept", data=place / "data") for o in options]
     complete = {"--checkpoint": place / "best.ckpt", "--arch": "resnet18_32x32"}
     complete.update({"--id-data": "cifar10", "--data-root": place / "data"})
@@ -242,39 +222,18 @@ def test_errors_are_sentences(
     assert not list(tmp_path.glob("[!.]*"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda p: p.write_bytes(p.read_bytes()[:60]), "7.png cannot be read"),
-        (lambda p: p.write_bytes(b"no image"), "7.png cannot be read"),
-        (lambda p: p.unlink(), "7.png, which is named in .*val_cifar10.txt"),
-    ],
-)
-def test_bad_images_are_named(
-    place: Path, tmp_path: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_image_is_named(place, tmp_path, capsys):
     image = place / "data" / "images_classic" / "val_cifar10" / "7.png"
     whole = image.read_bytes()
     try:
-        damage(image)
+        image.write_bytes(whole[:60])
         code = run_with_network(
             place, "--save-readings", str(tmp_path), "--layers", "avgpool", "--held-out", "0",
             "--out", str(tmp_path / "out"),
         )  # fmt: skip
     finally:
         image.write_bytes(whole)
-    assert code == 1 and re.search(message, capsys.readouterr().err)
+    assert code == 1 and "7.png cannot be read" in capsys.readouterr().err
     # what was read before stays, but does not pass for a complete set
     assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["fit.safetensors", "out"]
     assert main(["search", "--readings", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-
-
-def test_help_names_every_option_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["search", "--help"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    docs = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
-    docs = "\n".join(line for line in docs.splitlines() if "benchmarks/" not in line)
-    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", docs)):
-        assert option in printed, option

@@ -27,11 +27,6 @@ def test_every_step_is_correctly_rounded():
     np.testing.assert_array_equal(sigmoid(x).numpy(), rounded(x.numpy()))
 
 
-def test_torch_differs_in_the_last_bit_only():
-    x = arguments()
-    torch.testing.assert_close(sigmoid(x), torch.sigmoid(x), rtol=0, atol=1.2e-7)
-
-
 @pytest.mark.parametrize("size", [1, 3, 7, 16, 1000])
 def test_batches_of_any_size_give_the_same_states(size):
     x = arguments(8000)
@@ -49,15 +44,3 @@ def test_a_dead_neuron_is_at_one_half_and_ends_are_exact():
 def test_larger_arguments_have_no_smaller_states(values):
     states = sigmoid(torch.tensor(sorted(values)))
     assert bool((states.diff() >= 0).all())
-
-
-def test_double_precision_stays_double():
-    x = torch.randn(5, dtype=torch.float64)
-    assert torch.equal(sigmoid(x), torch.sigmoid(x))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_the_states_of_the_cpu():
-    x = arguments(1_000_000)
-    assert torch.equal(sigmoid(x.cuda()).cpu(), sigmoid(x))
