@@ -129,8 +129,5 @@ def test_splits_of_a_folder(tmp_path):
     own = own_sets(train, val=train, test=train, ood_val="none", transform=TO_TENSOR)
     assert len(own.train) == len(own.test) == 40 and own.ood_val is None
 
-
-def test_a_set_of_ones_own_needs_a_folder(tmp_path):
-    train = write_images(tmp_path / "birds", ["a", "b"], 20)
     with pytest.raises(NACError, match="expected NAME=FOLDER for a set of images of your own"):
         own_sets(train, far=["svhn"], transform=TO_TENSOR)

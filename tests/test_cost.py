@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nac_openood.analysis.cost import FORWARD, cost, method_runners, workload
@@ -69,28 +71,17 @@ def test_the_papers_times_are_beside_those_measured(found):
     assert rows["NAC+"][-2:] == [None, None]
 
 
-def test_notes_tell_of_the_limit_and_of_methods_that_cannot_run(data):
-    options = Options(
-        progress=False, repeats=1, most_samples=24, backend="pytorch-ood",
-        methods=["msp", "opengan"],
-    )  # fmt: skip
-    found = cost(data, options)
-    assert any("24 of 250 training samples" in note for note in found.notes)
-    assert any(note.startswith("OpenGAN was left out: OpenGAN is not in") for note in found.notes)
-
-
 class Broken:
     implementation, settings = "broken 1", {}
 
-    def setup(self, given, chosen=None):
+    def setup(self, inputs, chosen=None):
         raise KeyError("fc")
 
 
-def test_a_method_that_fails_is_a_note_and_the_others_go_on(data):
-    broken = Method("mine", "Mine", scorer=Broken)
-    options = Options(
-        progress=False, repeats=1, most_samples=24, backend="pytorch-ood", methods=[broken, "msp"]
-    )
-    found = cost(data, options)
+def test_methods_that_cannot_run_are_notes_and_the_others_go_on(data):
+    methods = [Method("mine", "Mine", scorer=Broken), "msp", "opengan"]
+    found = cost(data, replace(OPTIONS, repeats=1, most_samples=24, methods=methods))
     assert [row[0] for row in found.tables[0].rows][:3] == [FORWARD, "MSP", "NAC, 1 layer"]
+    assert any("24 of 250 training samples" in note for note in found.notes)
+    assert any(note.startswith("OpenGAN was left out: OpenGAN is not in") for note in found.notes)
     assert "Mine was left out: KeyError: 'fc'" in found.notes

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -40,27 +41,17 @@ def runtime():
 # -- bounds --------------------------------------------------------------------------------
 
 
-def test_oldest_versions_are_the_lower_bounds():
+def test_bounds():
+    """The oldest versions are pinned, the next major version is refused, what is installed fits."""
     oldest = requirements((ROOT / "constraints" / "oldest.txt").read_text())
     assert oldest.keys() == runtime().keys()
     for name, requirement in runtime().items():
-        lower = [s.version for s in requirement.specifier if s.operator == ">="]
-        pinned = [s.version for s in oldest[name].specifier if s.operator == "=="]
-        assert Version(*lower) == Version(*pinned), name
-
-
-def test_the_next_major_version_is_refused():
-    for name, requirement in runtime().items():
-        upper = [s.version for s in requirement.specifier if s.operator == "<"]
+        by_operator = {s.operator: s.version for s in requirement.specifier}
+        (pinned,) = oldest[name].specifier
+        assert pinned.operator == "==" and Version(by_operator[">="]) == Version(pinned.version)
+        upper = by_operator.get("<")
         # pillow's major version counts its releases
-        assert (not upper) == (name == "pillow"), name
-        assert all(Version(v) == Version(str(Version(v).major)) for v in upper), name
-
-
-def test_what_is_installed_fits():
-    from importlib import metadata
-
-    for name, requirement in runtime().items():
+        assert upper is None if name == "pillow" else Version(upper).release[1:] in ((), (0,)), name
         installed = Version(metadata.version(name)).public
         assert requirement.specifier.contains(installed, prereleases=True), name
 
@@ -98,12 +89,8 @@ def built(tmp_path_factory):
         pytest.skip("not in a git repository: there is no commit to build")
     out = tmp_path_factory.mktemp("dist")
     script = ROOT / "scripts" / "build_wheel.py"
-    for _ in range(3):  # it installs its tools, so the connection may fail
-        done = subprocess.run(
-            [sys.executable, script, "--out", out], capture_output=True, text=True, cwd=out
-        )
-        if done.returncode == 0 or "onnection" not in done.stderr:
-            break
+    command = [sys.executable, script, "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=out)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -127,16 +114,6 @@ def test_nothing_in_them_tells_who_built_them_or_when(built):
     with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
         assert len({entry.date_time for entry in wheel.infolist()}) == 1
         assert {entry.external_attr >> 16 & 0o777 for entry in wheel.infolist()} <= {0o644, 0o664}
-
-
-def test_another_commit_time_gives_other_bytes(built, tmp_path):
-    """Or the comparison could not fail."""
-    module = script_module("build_wheel")
-    sdist = tmp_path / "a.tar.gz"
-    original = next(built[0].glob("*.tar.gz")).read_bytes()
-    sdist.write_bytes(original)
-    module.rewritten(sdist, 1_000_000_000)
-    assert sdist.read_bytes() != original
 
 
 # -- types ---------------------------------------------------------------------------------
