@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import nac_openood.training
 from nac_openood.errors import NACError
 from nac_openood.training import NACEntropy
 from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram, soft_probability
@@ -173,13 +172,6 @@ def test_a_batch_larger_than_the_window_is_counted_whole(net):
     assert (measure.histogram().probabilities * 50).sum(1).tolist() == pytest.approx([50] * 5)
 
 
-def test_a_frozen_network_is_refused(net):
-    measure = NACEntropy(net.requires_grad_(False), "hidden")
-    net(inputs())
-    with pytest.raises(NACError, match="parameters before this layer that are trained"):
-        measure()
-
-
 def test_passes_without_gradients_are_ignored(net):
     measure = NACEntropy(net, "hidden")
     net(inputs())
@@ -263,7 +255,8 @@ def test_it_is_called_once_per_batch(net):
         measure()
     net(inputs())
     measure()
-    with pytest.raises(NACError, match="call this once per batch"):
+    net.requires_grad_(False)(inputs())
+    with pytest.raises(NACError, match="parameters before this layer that are trained"):
         measure()
 
 
@@ -283,9 +276,3 @@ def test_a_layer_that_returns_no_tensor_is_refused():
     NACEntropy(net, "0")
     with pytest.raises(NACError, match="returns tuple, expected one tensor"):
         net(torch.zeros(2, 5, 4))
-
-
-def test_names_are_found_in_the_package():
-    assert set(nac_openood.training.__all__) <= set(dir(nac_openood.training))
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        nac_openood.training.Nothing  # noqa: B018
