@@ -252,7 +252,7 @@ def _write_gallery(
 ) -> None:
     """Read the most suspicious images again, explain them and write a page."""
     from nac_openood.files import write_text
-    from nac_openood.report.gallery import Suspect, suspects_page
+    from nac_openood.report.gallery import suspects_page
     from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
 
     found = []
@@ -262,7 +262,7 @@ def _write_gallery(
         except ImageError:  # it cannot be read any more
             continue
         why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
-        found.append(Suspect(answer, png_url(small_png(picture)), why))
+        found.append((answer, png_url(small_png(picture)), why))
     arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
     write_text(path, suspects_page(found, arch=arch, **about))
     print_error(f"written to {path}: the {len(found)} most suspicious images")

@@ -333,7 +333,7 @@ def _time_picture(points: Sequence[tuple[RankedMethod, float, float]], title: st
             axis.annotate(
                 m.title, (ms, auroc), (1.03, (row + 0.5) / len(points)), color=color, fontsize=8.5,
                 textcoords="axes fraction", weight=weight, va="center",
-                arrowprops={"arrowstyle": "-", "color": drawing.GRID, "lw": 0.6, "shrinkB": 3},
+                arrowprops={"arrowstyle": "-", "color": drawing.CALM, "lw": 0.5, "shrinkB": 3},
             )  # fmt: skip
 
     listed = ", ".join(f"{m.title} {quantity(ms)} ms and {auroc:.1f} %" for m, ms, auroc in points)

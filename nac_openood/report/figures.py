@@ -11,7 +11,6 @@ from nac_openood.report.formatting import alt_text
 from nac_openood.tables import BarGroups, Densities, Density, Figure, Lines, Matrix, Series
 
 _COLORS = (drawing.OUR_COLOR, *drawing.OTHERS)
-_PANEL = (172, 118)
 _SQUARE = 38
 
 
@@ -124,31 +123,20 @@ def draw_density(axis: Any, panel: Density, ticks: int) -> tuple[Any, Any]:
 
 def _densities(figure: Densities) -> Picture:
     columns, rows = len(figure.columns), len(figure.rows)
-    left, top, bottom = 104, 48, 40
-    width, height = left + _PANEL[0] * columns + 6, top + _PANEL[1] * rows + bottom
-    room = {
-        "left": (left + 8) / width, "right": 1 - 22 / width, "wspace": 24 / (_PANEL[0] - 24),
-        "top": 1 - (top + 22) / height, "bottom": (bottom + 26) / height,
-        "hspace": 48 / (_PANEL[1] - 48),
-    }  # fmt: skip
 
     def paint(canvas: Any) -> None:
-        large: Any = {"fontsize": 11}
-        grid = canvas.subplots(rows, columns, squeeze=False, gridspec_kw=room)
+        canvas.set_layout_engine("constrained")
+        grid = canvas.subplots(rows, columns, squeeze=False)
         for axes, (title, panels) in zip(grid, figure.rows):
             for axis, panel in zip(axes, panels):
                 keys = draw_density(axis, panel, ticks=3)
-                axis.set_title(panel.note, fontsize=9.5, pad=3, loc="left")
-            at = ("figure points", "axes fraction")
-            axes[0].annotate(title, (4, 0.5), xycoords=at, va="center", **large)
-        for axis, title in zip(grid[0], figure.columns):
-            at = ("axes fraction", "figure fraction")
-            axis.annotate(title, (0.5, 1 - 38 / height), xycoords=at, ha="center", **large)
-        canvas.text((left + width) / 2 / width, 6 / height, figure.x_label, ha="center", **large)
-        canvas.legend(
-            keys, (figure.inside, figure.outside), loc="upper left", ncols=2, borderaxespad=0,
-            bbox_to_anchor=(4 / width, 1 - 2 / height), **large,
-        )  # fmt: skip
+                axis.set_title(panel.note, fontsize=9.5)
+            axes[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=11)
+        for axis, title, panel in zip(grid[0], figure.columns, figure.rows[0][1]):
+            axis.set_title(f"{title}\n{panel.note}", fontsize=9.5)
+        canvas.supxlabel(figure.x_label, fontsize=11)
+        names = (figure.inside, figure.outside)
+        canvas.legend(keys, names, loc="lower left", ncols=2, borderaxespad=0)
 
     listed = "; ".join(
         f"{title}, {column}: {panel.note}"
@@ -156,7 +144,7 @@ def _densities(figure: Densities) -> Picture:
         for column, panel in zip(figure.columns, panels)
     )
     alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
-    return Picture(figure.title, alt, (width, height), paint)
+    return Picture(figure.title, alt, (110 + 172 * columns, 60 + 105 * rows), paint)
 
 
 def _matrix(figure: Matrix) -> Picture:

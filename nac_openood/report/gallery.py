@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.detector.outcomes import Explanation
-from nac_openood.report.blocks import Bullets, Document, ScoredExample, Section
+from nac_openood.report.blocks import Block, Bullets, Document, ScoredExample, Section
 from nac_openood.report.formatting import count
 from nac_openood.report.render import render_page
 from nac_openood.sources.image_paths import Prediction
@@ -55,19 +54,8 @@ def _picture(results: Results, example: HardSample) -> Optional[str]:
     return png_url(content) if content.startswith(b"\x89PNG") else None
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """An image, what the detector says about it, and why.
-
-    Args:
-        judged: the image, and what the detector says.
-        image: a small picture as a data URL, if there is one.
-        why: what the score is made of.
-    """
-
-    judged: Prediction
-    image: Optional[str]
-    why: Explanation
+#: An image and what the detector says about it, a picture as a data URL, and why.
+Suspect = tuple[Prediction, Optional[str], Explanation]
 
 
 def suspects_page(
@@ -86,39 +74,33 @@ def suspects_page(
         "The numbers are what each part of the network adds to the score: the lower, the more "
         "suspicious. A bar compares a part that lowers the score with the one that lowers it most."
     )
-    neurons = "The neurons of each layer whose activations were seen least often in training:"
-    lines = [
-        f"{s.judged.path}: "
-        + "; ".join(f"{n} {', '.join(map(str, found))}" for n, found in s.why.neurons.items())
-        for s in suspects
-        if s.why.neurons
-    ]
-    examples = Examples("Lowest p-values first", [_example(s) for s in suspects])
-    document = Document(
-        "Most suspicious images",
-        arch,
-        f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g}).",
-        [
-            Section("gallery", "Images", [text, examples]),
-            Section("neurons", "Least covered neurons", [neurons, Bullets(lines)]),
-        ],
-        [
-            f"{count(len(suspects), 'image')} with the lowest p-values",
-            f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
-        ],
-        topic="nac-openood score",
-        version=__version__,
+    samples, neurons = [], []
+    for judged, image, why in suspects:
+        least = min(why.contributions.values(), default=0.0)
+        low = least < 0
+        bars = {n: 100 * max(0.0, v / least) if low else 0.0 for n, v in why.contributions.items()}
+        labels = {n: f"{v:.1f}" if low else f"{v:.2f}" for n, v in why.contributions.items()}
+        answer, p_value = f"{judged.label}, {judged.confidence:.0%} sure", f"{judged.p_value:.2g}"
+        sample = ScoredExample(answer, judged.path, bars, image, f"p = {p_value}", labels)
+        samples.append(sample)
+        layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
+        neurons += [f"{judged.path}: {'; '.join(layers)}"] if layers else []
+    least_covered = "The neurons of each layer whose activations were seen least often in training:"
+    images: list[Block] = [text, Examples("Lowest p-values first", samples)]
+    return render_page(
+        Document(
+            "Most suspicious images",
+            arch,
+            f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g}).",
+            [
+                Section("gallery", "Images", images),
+                Section("neurons", "Least covered neurons", [least_covered, Bullets(neurons)]),
+            ],
+            [
+                f"{count(len(suspects), 'image')} with the lowest p-values",
+                f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
+            ],
+            topic="nac-openood score",
+            version=__version__,
+        )
     )
-    return render_page(document)
-
-
-def _example(suspect: Suspect) -> ScoredExample:
-    judged, parts = suspect.judged, suspect.why.contributions
-    least = min(parts.values(), default=0.0)
-    answer = f"{judged.label}, {judged.confidence:.0%} sure"
-    bars: Mapping[str, float] = {
-        name: 100 * max(0.0, added / least) if least < 0 else 0.0 for name, added in parts.items()
-    }
-    labels = {n: f"{added:.1f}" if least < 0 else f"{added:.2f}" for n, added in parts.items()}
-    score = f"p = {judged.p_value:.2g}"
-    return ScoredExample(answer, judged.path, bars, suspect.image, score, labels)

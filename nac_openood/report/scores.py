@@ -21,7 +21,6 @@ from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Table, s
 _LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
-_AGAIN = "missing or damaged. Run the comparison again to make them."
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
 _BINS, _ROW = 44, 88
 _TITLE = "Score distributions"
@@ -228,18 +227,10 @@ def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optiona
     for m in ours:
         sample = run_scores(results, m.method)
         aurocs = layer_aurocs(sample) if sample is not None else {}
-        if sample is None and _has_scores(results, m.method):
-            blocks.append(f"{m.title}: the scores of ID data are {_AGAIN}")
         if sample is not None and aurocs:
             blocks += [Heading(m.title)] if len(ours) > 1 else []
             blocks += _layer_blocks(results, sample, aurocs)
     return Section("layers", "What each layer contributes", blocks) if blocks else None
-
-
-def _has_scores(results: Results, method: str) -> bool:
-    """Whether there are scores of any OOD set."""
-    runs = [row.run for row in results.rows if row.method == method and row.status == "ok"]
-    return any(results.scores(run, method, n) for run in runs for n in ood_sets(results))
 
 
 def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Block]:
@@ -247,7 +238,8 @@ def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> 
     read = {*sample.shifted, *sample.outside}
     lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
     if lacking:
-        yield f"Without {', '.join(map(set_title, lacking))}: the scores are {_AGAIN}"
+        names = ", ".join(map(set_title, lacking))
+        yield f"Without {names}: the scores are missing. Run the comparison again to make them."
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     title = "AUROC of each layer alone and of all layers together"
     rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
