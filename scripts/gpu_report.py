@@ -34,7 +34,7 @@ from nac_openood.cli.inputs import on_device
 from nac_openood.core.rules import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
-from nac_openood.report.blocks import Block, Bullets, Document, Facts, Section
+from nac_openood.report.blocks import Bullets, Content, Document, Facts, Section
 from nac_openood.report.comparison import against_paper
 from nac_openood.report.render import render_markdown
 from nac_openood.sources.small_networks import CifarResNet18
@@ -188,7 +188,7 @@ def speed_section(ratios: dict[str, dict[str, float]], loop: dict[str, float]) -
     rows = [[name, *(f"{ratio[name]:.2f} x" for ratio in ratios.values())] for name in names]
     loops = [[name, f"{ratio:.2f} x"] for name, ratio in loop.items()]
     own = [Column("", number=False), Column("")]
-    blocks: list[Block] = [
+    blocks: list[Content] = [
         Table("Scoring a batch over a plain forward pass of it", columns, rows),
         Table("`score_loader`, by where its batches are", own, loops),
     ]
@@ -197,7 +197,7 @@ def speed_section(ratios: dict[str, dict[str, float]], loop: dict[str, float]) -
 
 def table_sections(name: str, openood: Path, problem: str) -> list[Section]:
     """The measured beside the published numbers of a table, as far as there are results."""
-    blocks: list[Block] = [Bullets([problem])] if problem else []
+    blocks: list[Content] = [Bullets([problem])] if problem else []
     for folder in TABLES[name][1]:
         try:
             results = Results.load(openood / "results" / folder)

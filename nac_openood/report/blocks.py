@@ -93,7 +93,7 @@ class Pictures:
 
 
 #: A string is a paragraph.
-Block = Union[str, Heading, Bullets, Table, Code, Facts, Pictures, Examples]
+Content = Union[str, Heading, Bullets, Table, Code, Facts, Pictures, Examples]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Section:
 
     key: str
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[Content]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def about_section(
 ) -> Section:
     """The section on how to repeat a `what`: its command, and names and values by heading."""
     lists = Facts([(title, pairs) for title, pairs in facts.items() if pairs])
-    blocks: list[Block] = [Heading("Command to reproduce it"), Code("command", command), lists]
+    blocks: list[Content] = [Heading("Command to reproduce it"), Code("command", command), lists]
     return Section("about", f"About this {what}", blocks)
 
 

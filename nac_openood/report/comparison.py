@@ -9,8 +9,8 @@ from typing import Any, Iterator, Optional, Sequence
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
 from nac_openood.report import drawing
 from nac_openood.report.blocks import (
-    Block,
     Bullets,
+    Content,
     Document,
     Picture,
     Pictures,
@@ -290,7 +290,7 @@ def _times(results: Results, methods: Methods) -> Optional[Section]:
     hint = "Up and to the left is better. Our methods are blue diamonds." if pictures else ""
     rows: list[list[Entry]] = [[m.title, *(_cost(m, key) for key in _COSTS)] for m in measured]
     table = SortableTable("", [_NAME, *map(Column, _COSTS.values())], rows, _ours(measured))
-    blocks: list[Block] = [
+    blocks: list[Content] = [
         text,
         *_uncertain_times(methods),
         Pictures("wider", pictures, text=hint),

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import Sequence
 
 from nac_openood.analysis.finding import About, Finding
-from nac_openood.report.blocks import Block, Bullets, Document, Pictures, Section, about_section
+from nac_openood.report.blocks import Bullets, Content, Document, Pictures, Section, about_section
 from nac_openood.report.figures import picture_of
 from nac_openood.report.formatting import count, set_title, settings_text
 from nac_openood.report.render import text_table
@@ -56,7 +56,7 @@ def analysis_document(findings: Sequence[Finding], about: About) -> Document:
 
 
 def _section(found: Finding) -> Section:
-    blocks: list[Block] = [found.sentence]
+    blocks: list[Content] = [found.sentence]
     for is_wide, figures in groupby(found.figures, lambda figure: figure.type == "densities"):
         layout = "full" if is_wide else "wide"
         blocks.append(Pictures(layout, [picture_of(figure) for figure in figures]))

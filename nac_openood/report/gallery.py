@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 from nac_openood.__about__ import __version__
 from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.detector.outcomes import Explanation
-from nac_openood.report.blocks import Block, Bullets, Document, ScoredExample, Section
+from nac_openood.report.blocks import Bullets, Content, Document, ScoredExample, Section
 from nac_openood.report.formatting import count
 from nac_openood.report.render import render_page
 from nac_openood.sources.image_paths import Prediction
@@ -86,7 +86,7 @@ def suspects_page(
         layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
         neurons += [f"{judged.path}: {'; '.join(layers)}"] if layers else []
     least_covered = "The neurons of each layer whose activations were seen least often in training:"
-    images: list[Block] = [text, Examples("Lowest p-values first", samples)]
+    images: list[Content] = [text, Examples("Lowest p-values first", samples)]
     return render_page(
         Document(
             "Most suspicious images",

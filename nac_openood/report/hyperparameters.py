@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from nac_openood.benchmark.run.results import Results, Row
-from nac_openood.report.blocks import Block, Heading, Section
+from nac_openood.report.blocks import Content, Heading, Section
 from nac_openood.report.formatting import (
     capital,
     count,
@@ -33,7 +33,7 @@ _SEARCH: Sequence[tuple[str, str, Callable[[Any], str]]] = (
 def hyperparameters(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
     """Our methods layer by layer, then a row for each other method."""
     chosen = _chosen(results)
-    blocks: list[Block] = []
+    blocks: list[Content] = []
     others: list[list[Entry]] = []
     for m in methods:
         for row, runs in chosen:
@@ -63,7 +63,7 @@ def _chosen(results: Results) -> list[tuple[Row, str]]:
     return [(rows[0], ", ".join(row.run for row in rows)) for rows in found.values()]
 
 
-def _ours(row: Row, runs: str) -> Iterator[Block]:
+def _ours(row: Row, runs: str) -> Iterator[Content]:
     """Nested settings become tables, the others a line."""
     nested = {k: v for k, v in row.hyperparameters.items() if _is_table(v)}
     flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}

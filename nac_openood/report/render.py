@@ -12,7 +12,15 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from nac_openood.report.blocks import Block, Bullets, Code, Document, Facts, Heading, SortableTable
+from nac_openood.report.blocks import (
+    Bullets,
+    Code,
+    Content,
+    Document,
+    Facts,
+    Heading,
+    SortableTable,
+)
 from nac_openood.report.drawing import svg
 from nac_openood.report.formatting import ordinal, set_title
 from nac_openood.tables import Cell, Column, Table
@@ -70,7 +78,7 @@ def render_markdown(content: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(block: Block) -> Iterator[str]:
+def _markdown(block: Content) -> Iterator[str]:
     """The block's paragraphs; figures have none."""
     if isinstance(block, str):
         yield _escaped(block)

@@ -11,7 +11,7 @@ import numpy as np
 from nac_openood.benchmark.run.results import Results, Row
 from nac_openood.core.metrics import auroc
 from nac_openood.detector.outcomes import Scores
-from nac_openood.report.blocks import Block, Heading, Picture, Pictures, Section
+from nac_openood.report.blocks import Content, Heading, Picture, Pictures, Section
 from nac_openood.report.drawing import DASHES, FAINT, GRID, ID_COLOR, OTHERS, OUR_COLOR
 from nac_openood.report.figures import bars_picture, draw_density, picture_of
 from nac_openood.report.formatting import SHOWN, set_title
@@ -222,7 +222,7 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
 
 def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
     """AUROC and mean scores of each layer of our methods; None without scores by layer."""
-    blocks: list[Block] = []
+    blocks: list[Content] = []
     ours = [m for m in methods if m.ours]
     for m in ours:
         sample = run_scores(results, m.method)
@@ -233,7 +233,7 @@ def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optiona
     return Section("layers", "What each layer contributes", blocks) if blocks else None
 
 
-def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Block]:
+def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Content]:
     yield f"Checkpoint {sample.run}. {_best_layer(aurocs)}"
     read = {*sample.shifted, *sample.outside}
     lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
