@@ -30,8 +30,8 @@ def test_one_command_writes_a_report(tmp_path, capsys):
 
 
 def test_different_counts_are_told(tmp_path, monkeypatch):
-    def broken(self, device):
-        return self._changed(lambda tensor: tensor + 1)
+    def broken(self, device, **options):
+        return self._map(lambda tensor: tensor + 1)
 
     monkeypatch.setattr(Readings, "to", broken)
     monkeypatch.setattr(gpu_report, "speed_ratios", lambda device, quick: {"": {}})

@@ -1,6 +1,5 @@
 """A replica computes what the network computes, with the network's weights and none of its objects."""
 
-import gc
 import weakref
 from types import MethodType
 
@@ -282,29 +281,6 @@ def test_scripted_modules_inside(small_net, images, training):
     assert equal(before, snapshot(small_net))
     torch.testing.assert_close(found["layer1"], expected["layer1"], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["layer2"], expected["layer2"], rtol=1e-4, atol=1e-6)
-
-
-class Cleans(nn.Module):
-    """Removes its hook when it is deleted."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net, self.seen = net, []
-        self.handle = net.fc.register_forward_hook(lambda m, i, o: self.seen.append(1))
-
-    def __del__(self):
-        self.handle.remove()
-
-    def forward(self, x):
-        return self.net(x)
-
-
-def test_a_replica_that_goes_does_not_clean_up_after_the_network(small_net, images):
-    net = Cleans(small_net)
-    read(net, images, layers(net))
-    gc.collect()
-    assert len(small_net.fc._forward_hooks) == 1
-    assert net.seen == [1]
 
 
 def test_lazy_modules_must_have_run(images):

@@ -237,10 +237,7 @@ def _blank(module: nn.Module) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         # its modes are not Python's to set, and inside it no Python hook runs
         return copy.deepcopy(module).eval() if module.training else copy.copy(module)
-    kind = type(module)
-    if hasattr(kind, "__del__"):  # what is to happen when the original is deleted, and only then
-        kind = type(kind.__name__, (kind,), {"__del__": lambda self: None, "__module__": __name__})
-    replica: nn.Module = object.__new__(kind)
+    replica: nn.Module = object.__new__(type(module))
     return replica
 
 
