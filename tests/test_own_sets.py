@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from nac_openood.sources.readers import labelled_samples
 from nac_openood.sources.sets import classes_of, needs_transform, own_sets
 
 CLASSES = tuple(COLORS)
+TRANSFORM = ToTensor()
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def write_list(path, rows, header=("path", "label")):
 
 def test_folders(birds):
     sets = own_sets(
-        birds / "train", val=birds / "val", test=birds / "test", transform=ToTensor(),
+        birds / "train", val=birds / "val", test=birds / "test", transform=TRANSFORM,
         near=[f"odd={birds / 'val'}"], far=[f"stripes={birds.parent / 'stripes'}"],
     )  # fmt: skip
     assert (sets.id_name, sets.n_classes, classes_of(sets.train)) == ("birds", 4, CLASSES)
@@ -38,74 +38,65 @@ def test_folders(birds):
     assert sizes == [4 * SIZES[part] for part in ("train", "val", "test", "val")]
     assert sets.ood_val is None and set(sets.near["odd"].labels) == {-1}
     assert sets.train.labels.tolist() == sorted(sets.train.labels.tolist())
+    alone = own_sets(birds / "train", transform=TRANSFORM, needs_test=False)
+    assert alone.test is None and len(alone.train) + len(alone.id_val) == len(sets.train)
 
 
 def test_a_network_that_knows_its_classes_decides_their_order(birds):
     known = ("wren", *reversed(CLASSES))
-    sets = own_sets(birds / "train", transform=ToTensor(), classes=known)
+    sets = own_sets(birds / "train", transform=TRANSFORM, classes=known)
     assert sets.n_classes == 5 and classes_of(sets.train) == known
     image = sets.train.names.index("parrot/0.png")
     assert known[sets.train.labels[image]] == "parrot"
-    others = own_sets(birds / "train", transform=ToTensor(), classes=("tench", "goldfish"))
+    others = own_sets(birds / "train", transform=TRANSFORM, classes=("tench", "goldfish"))
     assert classes_of(others.train) == CLASSES
 
 
-def test_without_test_data(birds):
-    sets = own_sets(birds / "train", transform=ToTensor(), needs_test=False)
-    assert sets.test is None and len(sets.train) + len(sets.id_val) == 240
-
-
 def test_lists_of_names_and_of_numbers(birds, tmp_path):
-    entries = [
-        (os.path.relpath(birds / "train" / name / f"{n}.png", tmp_path), name)
-        for n in range(5)
-        for name in reversed(CLASSES)
-    ]
-    named = labelled_samples(write_list(tmp_path / "a.csv", entries), ToTensor())
+    (tmp_path / "images").symlink_to(birds / "train")
+    entries = [(f"images/{c}/{n}.png", c) for n in range(5) for c in reversed(CLASSES)]
+    named = labelled_samples(write_list(tmp_path / "a.csv", entries), TRANSFORM)
     assert named.classes == CLASSES and named[0]["label"] == 3
     assert named[0]["data"].shape == (3, 36, 36)
-    numbers = [(str(birds / "train" / name / "0.png"), CLASSES.index(name)) for name in CLASSES]
-    numbered = labelled_samples(write_list(tmp_path / "b.csv", numbers), ToTensor(), CLASSES)
+    numbers = [(str(birds / "train" / c / "0.png"), n) for n, c in enumerate(CLASSES)]
+    numbered = labelled_samples(write_list(tmp_path / "b.csv", numbers), TRANSFORM, CLASSES)
     assert numbered.classes == CLASSES and numbered.labels.tolist() == [0, 1, 2, 3]
     sets = own_sets(
-        tmp_path / "a.csv", val=tmp_path / "b.csv", test=birds / "test", transform=ToTensor(),
+        tmp_path / "a.csv", val=tmp_path / "b.csv", test=birds / "test", transform=TRANSFORM,
         far=[f"b={tmp_path / 'b.csv'}"],
     )  # fmt: skip
     assert sets.id_name == "a" and len(sets.id_val) == 4 and set(sets.far["b"].labels) == {-1}
 
 
 @pytest.mark.parametrize(
-    ("rows", "header", "told"),
+    ("rows", "told"),
     [
-        (
-            [("a.png", "wren")],
-            ("path", "label"),
-            "has samples of class wren, which is none of the 4",
-        ),
-        ([("a.png", "7")], ("path", "label"), "label 7 is no class; there are 4 classes"),
-        ([("a.png", "-1")], ("path", "label"), "label -1 is no class"),
-        ([("a.png", "0")], ("file", "label"), "a first line with path and label, got file, label"),
-        ([("a.png", "0"), ("b.png", "")], ("path", "label"), "line 3: path or label is empty"),
-        ([], ("path", "label"), "is empty"),
+        ([("a.png", "wren")], "has samples of class wren, which is none of the 4"),
+        ([("a.png", "7")], "label 7 is no class; there are 4 classes"),
+        ([("a.png", "-1")], "label -1 is no class"),
+        ([("a.png", "0"), ("b.png", "")], "line 3: path or label is empty"),
+        ([("a.png", "0", "1")], "line 2: expected 2 entries, got 3"),
+        ([], "is empty"),
     ],
 )
-def test_wrong_lists(tmp_path, rows, header, told):
-    path = write_list(tmp_path / "a.csv", rows, header)
+def test_wrong_lists(tmp_path, rows, told):
     with pytest.raises(NACError, match=told):
-        labelled_samples(path, ToTensor(), CLASSES)
+        labelled_samples(write_list(tmp_path / "a.csv", rows), TRANSFORM, CLASSES)
 
 
-def test_wrong_folders(birds, tmp_path):
-    with pytest.raises(NACError, match=r"there is no list nowhere.csv"):
-        own_sets("nowhere.csv", transform=ToTensor())
+def test_wrong_sets(birds, tmp_path):
     one = write_list(tmp_path / "one.csv", [("a.png", "wren"), ("b.png", "wren")])
-    with pytest.raises(NACError, match="has one class only: expected at least two"):
-        own_sets(one, transform=ToTensor())
     two = write_list(tmp_path / "two.csv", [("a.png", "wren"), ("b.png", "owl")])
-    with pytest.raises(NACError, match="has samples of class bluejay, cardinal, goldfinch, parrot"):
-        own_sets(two, val=birds / "val", transform=ToTensor())
-    with pytest.raises(NACError, match="expected a different name for each OOD set"):
-        own_sets(birds / "train", near=[f"a={birds}"], far=[f"a={birds}"], transform=ToTensor())
+    other = write_list(tmp_path / "other.csv", [("a.png", "0")], ("file", "label"))
+    for train, options, told in (
+        ("nowhere.csv", {}, "there is no list nowhere.csv"),
+        (other, {}, "a first line with path and label, got file, label"),
+        (one, {}, "has one class only: expected at least two"),
+        (two, {"val": birds / "val"}, "has samples of class bluejay, cardinal, goldfinch, parrot"),
+        (birds / "train", {"near": [f"a={birds}"], "far": [f"a={birds}"]}, "a different name for"),
+    ):
+        with pytest.raises(NACError, match=told):
+            own_sets(train, transform=TRANSFORM, **options)
 
 
 CODE = """
@@ -135,30 +126,28 @@ def unlabelled():
 """
 
 
-def test_datasets_of_ones_own_code(tmp_path):
+@pytest.fixture
+def code(tmp_path):
     (tmp_path / "data.py").write_text(CODE)
-    code = f"{tmp_path / 'data.py'}:"
+    return f"{tmp_path / 'data.py'}:"
+
+
+def test_datasets_of_ones_own_code(code):
     sets = own_sets(f"{code}everything", transform=None)
-    assert (sets.id_name, sets.n_classes, len(sets.test), list(sets.far)) == (
-        "everything", 5, 50, ["noise"],
-    )  # fmt: skip
+    found = sets.id_name, sets.n_classes, len(sets.test), list(sets.far)
+    assert found == ("everything", 5, 50, ["noise"])
     split = own_sets(f"{code}table", far=[f"t={code}table"], transform=None)
     assert [len(s) for s in (split.train, split.id_val, split.test)] == [32, 10, 8]
     assert not needs_transform(f"{code}table", far=[f"t={code}table"], ood_val="none", near=None)
     assert needs_transform(f"{code}table", far=["t=folder"])
-    given = own_sets(
-        f"{code}pictures", val=f"{code}pictures", transform=lambda image: torch.ones(2),
-        needs_test=False,
-    )  # fmt: skip
+    both = f"{code}pictures"
+    given = own_sets(both, val=both, transform=lambda image: torch.ones(2), needs_test=False)
     assert given.n_classes == 2
 
 
-def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(tmp_path):
-    (tmp_path / "data.py").write_text(CODE)
-    sets = own_sets(f"{tmp_path / 'data.py'}:loaded", transform=None)
-    assert (sets.n_classes, [len(s.dataset) for s in (sets.train, sets.id_val, sets.test)]) == (
-        5, [32, 10, 8],
-    )  # fmt: skip
+def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
+    sets = own_sets(f"{code}loaded", transform=None)
+    assert [len(s.dataset) for s in (sets.train, sets.id_val, sets.test)] == [32, 10, 8]
     x, _ = next(iter(sets.id_val))
     assert torch.equal(x, torch.stack([sets.id_val.dataset[i][0] for i in range(7)]) / 2)
 
@@ -172,7 +161,6 @@ def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(tmp_path):
         ("nothing", "has no 'nothing'. It has TensorDataset, table"),
     ],
 )
-def test_wrong_code(tmp_path, name, told):
-    (tmp_path / "data.py").write_text(CODE)
+def test_wrong_code(code, name, told):
     with pytest.raises(NACError, match=told):
-        own_sets(f"{tmp_path / 'data.py'}:{name}", transform=None)
+        own_sets(f"{code}{name}", transform=None)

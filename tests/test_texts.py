@@ -76,6 +76,16 @@ def place(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def arch(place):
+    return f"hf:{place / 'net'}"
+
+
+@pytest.fixture(scope="module")
+def encode(arch):
+    return kind_of(arch).transform(arch, None)
+
+
 def test_fit_and_score(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     data = ["--train", "train.csv", "--val", "val.csv", "--test", "test.csv"]
@@ -99,19 +109,15 @@ def test_fit_and_score(place, monkeypatch, capsys):
         assert told in capsys.readouterr().err
 
 
-def test_held_out_texts_have_an_identity_without_being_read(place, monkeypatch):
-    arch = f"hf:{place / 'net'}"
-    encode = kind_of(arch).transform(arch, None)
+def test_held_out_texts_have_an_identity_without_being_read(place, encode, monkeypatch):
     sets = [own_sets(place / "val.csv", transform=encode, seed=seed) for seed in (0, 0, 1)]
     monkeypatch.setattr(type(encode), "__call__", None)  # nothing is tokenized
     first, again, other = (Samples("val", each.id_val).identity for each in sets)
     assert first == again != other
 
 
-def test_labels_follow_the_network(place):
-    arch = f"hf:{place / 'net'}"
-    kind = kind_of(arch)
-    classes, encode = kind.classes(arch, None), kind.transform(arch, None)
+def test_labels_follow_the_network(place, arch, encode):
+    classes = kind_of(arch).classes(arch, None)
     found = labelled_samples(place / "val.csv", encode, classes)
     assert found.classes == ("sport", "money", "health") and found.labels[:3].tolist() == [0, 1, 2]
     sample = found[0]
@@ -119,9 +125,6 @@ def test_labels_follow_the_network(place):
     assert int(sample["attention_mask"].sum()) == len(found.items[0].split())
     other = labelled_samples(place / "train.csv", encode, classes)
     assert found.identity() != other.identity()
-
-
-def test_texts_are_no_images(place):
     with pytest.raises(NACError, match="holds texts, but the network takes images"):
         labelled_samples(place / "val.csv", lambda image: image)
 
@@ -144,10 +147,8 @@ def test_padding_at_the_end_of_all_texts_is_cut():
     assert without_padding({"attention_mask": mask * 0})["attention_mask"].shape == (3, 8)
 
 
-def test_scores_do_not_depend_on_padding(place):
-    arch = f"hf:{place / 'net'}"
+def test_scores_do_not_depend_on_padding(place, arch, encode):
     kind = kind_of(arch)
-    encode = kind.transform(arch, None)
     train, val, test = (
         labelled_samples(place / f"{name}.csv", encode, kind.classes(arch, None))
         for name in ("train", "val", "test")
@@ -157,16 +158,11 @@ def test_scores_do_not_depend_on_padding(place):
     detector = NACDetector(kind.build(arch, 3), "auto", rule="nac_plus")
     detector.fit(DataLoader(train, 60)).calibrate(DataLoader(val, 60))
     full = next(iter(DataLoader(Subset(test, short), len(short))))
-    (cut,) = Samples("test", Subset(test, short), batch_size=len(short)).loader()
+    samples = Samples("test", Subset(test, short), batch_size=len(short))
+    assert samples.collate is collate_texts and Samples("a", [1, 2]).collate is None
+    (cut,) = samples.loader()
     assert full["input_ids"].shape[1] == 16 and cut["input_ids"].shape[1] == 8
     expected, found = detector.judge(full), detector.judge(cut)
     assert expected.score.std() > 0.1
     assert torch.allclose(found.score, expected.score, rtol=0, atol=1e-5)
     assert torch.equal(found.out(), expected.out())
-
-
-def test_which_datasets_are_cut(place):
-    encode = kind_of(f"hf:{place / 'net'}").transform(f"hf:{place / 'net'}", None)
-    texts_of = labelled_samples(place / "val.csv", encode)
-    assert Samples("a", Subset(Subset(texts_of, [1, 2]), [0])).collate is collate_texts
-    assert Samples("a", [1, 2]).collate is None
