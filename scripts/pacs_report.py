@@ -27,8 +27,8 @@ from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, rank_correlation
 from nac_openood.files import write_json, write_text
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
-from nac_openood.sources.weights import load_checkpoint
 
 DOCS = Path(__file__).parents[1] / "docs"
 SPACE = "pacs"  # the settings of the paper's table

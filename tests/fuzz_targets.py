@@ -55,12 +55,12 @@ from nac_openood.report.comparison import comparison_document, results_csv, summ
 from nac_openood.report.render import render_markdown, render_page
 from nac_openood.report.write import write_analysis_page, write_ranked_page, write_ranked_tables
 from nac_openood.search.stored import ReadingSet
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.networks import build, network_of
 from nac_openood.sources.readers import labelled_samples, listed_images, unlabelled_samples
 from nac_openood.sources.samples import bad_images
 from nac_openood.sources.transforms import read_settings
-from nac_openood.sources.weights import load_checkpoint
 
 OLD = Path(__file__).parent / "data" / "v0.1"
 X = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))

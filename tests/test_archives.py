@@ -10,8 +10,8 @@ import torch
 from small_programs import small
 
 from nac_openood.errors import NACError
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import network_of
-from nac_openood.sources.weights import load_checkpoint
 
 X = torch.zeros(2, 3, 28, 28)
 pytestmark = pytest.mark.filterwarnings("ignore")

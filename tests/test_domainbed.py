@@ -10,9 +10,8 @@ import torchvision
 from torch import nn
 
 from nac_openood import NACError
-from nac_openood.sources.checkpoints import run_checkpoints, training_step
+from nac_openood.sources.checkpoints import load_checkpoint, run_checkpoints, training_step
 from nac_openood.sources.networks import build
-from nac_openood.sources.weights import load_checkpoint
 
 
 class Featurizer(nn.Module):

@@ -23,7 +23,7 @@ from nac_openood.files import (
     write_text,
 )
 from nac_openood.search.stored import ReadingSet
-from nac_openood.sources.weights import load_checkpoint
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.tensor_files import read_tensors, write_tensors
 
 DOCUMENTS = {

@@ -14,6 +14,7 @@ from torch import nn
 
 from nac_openood import NACError
 from nac_openood.sources import images as images_module
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.image_paths import expand
 from nac_openood.sources.imglist import BENCHMARKS, benchmark_named
 from nac_openood.sources.networks import build
@@ -21,7 +22,6 @@ from nac_openood.sources.readers import listed_images, unlabelled_samples
 from nac_openood.sources.samples import problem
 from nac_openood.sources.small_networks import CifarResNet18
 from nac_openood.sources.transforms import chosen_transform
-from nac_openood.sources.weights import load_checkpoint
 
 TRANSFORM = BENCHMARKS["cifar10"].transform()
 PICTURE = Image.new("RGB", (300, 400), (9, 99, 199))

@@ -12,8 +12,8 @@ import torch
 from nac_openood import NACDetector, Ranking, Readings, read_config
 from nac_openood.analysis.finding import Finding
 from nac_openood.cli import main
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
-from nac_openood.sources.weights import load_checkpoint
 
 OLD = Path(__file__).parent / "data" / "v0.1"
 

@@ -111,7 +111,7 @@ def test_equal_seeds_give_equal_weights_and_the_random_state_is_kept(name):
 
 
 def test_checkpoints_are_saved_and_load_again(tmp_path):
-    from nac_openood.sources.weights import load_checkpoint
+    from nac_openood.sources.checkpoints import load_checkpoint
 
     net, save, modes = small_net(), SaveCheckpoints(tmp_path / "run"), []
 

@@ -146,7 +146,7 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
         images_to: what is done with it, if that needs a detector of images.
     """
     from nac_openood.sources.fitted import load_fitted
-    from nac_openood.sources.samples import takes_text
+    from nac_openood.sources.transforms import takes_text
 
     weights = None
     if args.checkpoint is not None:

@@ -89,7 +89,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     from nac_openood.files import check_target
     from nac_openood.progress import tqdm
     from nac_openood.sources.image_paths import expand, judge_images
-    from nac_openood.sources.samples import takes_text
+    from nac_openood.sources.transforms import takes_text
 
     checked_alpha(args.alpha)
     if args.gallery:

@@ -33,10 +33,10 @@ from nac_openood.evaluation.leave_one_out import (
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
+from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD
-from nac_openood.sources.weights import load_checkpoint
 from nac_openood.training import SaveCheckpoints, train
 
 ARCH = "resnet_embedded"

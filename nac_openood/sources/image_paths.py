@@ -18,7 +18,8 @@ from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Deployed
 from nac_openood.sources.images import ImageError, Transform, files_in, image_names, rgb_image
-from nac_openood.sources.samples import takes_text, without_padding
+from nac_openood.sources.samples import without_padding
+from nac_openood.sources.transforms import takes_text
 
 
 class Prediction(NamedTuple):

@@ -6,18 +6,19 @@ import hashlib
 import importlib
 import json
 import warnings
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 from PIL import Image
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError, first_line
-from nac_openood.sources.checkpoints import PUBLISHED
+from nac_openood.files import is_file
+from nac_openood.sources.checkpoints import PUBLISHED, load_checkpoint
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.images import Transform
-from nac_openood.sources.programs import is_program, load_program
+from nac_openood.sources.programs import load_program
 from nac_openood.sources.small_networks import CifarResNet18, SmallResNet, small_vit
-from nac_openood.sources.weights import load_checkpoint
 
 _PACKAGE: dict[str, Callable[[int], nn.Module]] = {
     "resnet18_32x32": CifarResNet18,
@@ -25,6 +26,8 @@ _PACKAGE: dict[str, Callable[[int], nn.Module]] = {
     "vit_embedded": small_vit,
 }
 _MAX_TOKENS = 512
+#: What people call files of TorchScript.
+_SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 _PASS_FILE = "Pass a checkpoint file."
 
 
@@ -261,7 +264,8 @@ class _Programs(NetworkKind):
     form = "a program FILE.pt2 of torch.export, or FILE.pt of TorchScript"
 
     def matches(self, arch: str) -> bool:
-        return is_program(arch)
+        suffix = Path(arch).suffix
+        return suffix == ".pt2" or (suffix in _SCRIPTS and is_file(arch))
 
     def build(self, arch: str, n_classes: int) -> nn.Module:
         raise NACError(f"the program {arch} has its weights in it: leave out the checkpoint.")
@@ -345,8 +349,9 @@ def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.M
     """
     if weights is not None and not weights.startswith(PUBLISHED):
         return load_checkpoint(build(arch, n_classes), weights)
-    net = kind_of(arch).pretrained(arch, n_classes, weights)
-    return net if is_program(arch) else net.eval()  # programs have no other mode
+    kind = kind_of(arch)
+    net = kind.pretrained(arch, n_classes, weights)
+    return net if isinstance(kind, _Programs) else net.eval()  # programs have no other mode
 
 
 def _library(name: str, arch: str, extra: str) -> Any:

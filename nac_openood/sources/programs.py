@@ -23,10 +23,8 @@ from torch import Tensor, fx, nn
 
 from nac_openood.errors import NACError, first_line
 from nac_openood.files import is_file
-from nac_openood.sources.weights import check_archive
+from nac_openood.sources.checkpoints import check_archive
 
-_EXPORTED = ".pt2"
-_SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 #: Parts of a program that run when it is loaded: compiled code, and pickled objects of any kind.
 _CODE = ("data/aotinductor/", "data/constants/opaque_obj", "data/constants/custom_obj")
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -37,12 +35,6 @@ _HOW_TO_EXPORT = (
     "torch.export.export(net.eval(), (images,), dynamic_shapes=({0: torch.export.Dim('batch')},)), "
     "'net.pt2')."
 )
-
-
-def is_program(path: str) -> bool:
-    """Whether `path` is the path of a program rather than a name."""
-    suffix = Path(path).suffix
-    return suffix == _EXPORTED or (suffix in _SCRIPTS and is_file(path))
 
 
 def load_program(path: str) -> nn.Module:
@@ -57,7 +49,7 @@ def load_program(path: str) -> nn.Module:
     if not is_file(path):
         raise NACError(f"there is no program {path}.")
     check_archive(path)
-    if Path(path).suffix != _EXPORTED:
+    if Path(path).suffix != ".pt2":
         return _load_torchscript(path)
     code = [name for name in _parts(path) if any(part in name for part in _CODE)]
     if code:

@@ -14,8 +14,8 @@ from torch.utils.data import Subset
 from nac_openood.errors import NACError, some, why_unreadable
 from nac_openood.files import entries, is_file, is_folder, read_text
 from nac_openood.sources.images import Transform, image_names
-from nac_openood.sources.samples import SampleList, takes_text
-from nac_openood.sources.transforms import square_settings
+from nac_openood.sources.samples import SampleList
+from nac_openood.sources.transforms import square_settings, takes_text
 
 PathOrText = Union[str, Path]
 #: More than any dataset has; a mistyped label must not make a list of so many names.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import uuid
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +20,7 @@ from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import NACError, some
 from nac_openood.progress import bar
 from nac_openood.sources.images import ImageError, rgb_image
+from nac_openood.sources.transforms import takes_text, transform_text
 
 Labels = Union[Sequence[int], np.ndarray]
 _MASK = "attention_mask"
@@ -277,11 +277,6 @@ def _stamp(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def transform_text(transform: Any) -> str:
-    """The `repr` of a transform, without addresses in memory."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(transform))
-
-
 def common_files(one: Any, other: Any) -> int:
     """How many files two sets of images share; 0 where either is something else."""
     if not isinstance(one, SampleList) or not isinstance(other, SampleList):
@@ -318,11 +313,6 @@ def bad_images_text(images: SampleList, bad: Mapping[int, str]) -> str:
     paths = images.paths
     every = [f"{paths[i]} ({why})" for i, why in bad.items()]
     return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
-
-
-def takes_text(transform: Any) -> bool:
-    """Whether a transform is one of texts; such a transform has a true `takes_text`."""
-    return bool(getattr(transform, "takes_text", False))
 
 
 def collate_texts(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Union
@@ -19,7 +20,6 @@ from nac_openood.records import from_values, parse_yaml
 from nac_openood.sources.code import is_code, load_code, user_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
-from nac_openood.sources.samples import transform_text
 
 if TYPE_CHECKING:
     from nac_openood.sources.imglist import Benchmark
@@ -153,6 +153,16 @@ class Preprocessing(NamedTuple):
         if self.text == AUTO:
             return f"the network's own: {' '.join(repr(self.transform).split())}"
         return self.text if is_code(self.text) else ", ".join(self.text.splitlines())
+
+
+def transform_text(transform: Any) -> str:
+    """The `repr` of a transform, without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(transform))
+
+
+def takes_text(transform: Any) -> bool:
+    """Whether a transform is one of texts; such a transform has a true `takes_text`."""
+    return bool(getattr(transform, "takes_text", False))
 
 
 def chosen_transform(

@@ -34,7 +34,7 @@ from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy, run
 from nac_openood.search.space import grid_points
-from nac_openood.sources.weights import load_checkpoint
+from nac_openood.sources.checkpoints import load_checkpoint
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")
