@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock
 
 from nac_openood.errors import ProbeError
-from nac_openood.network.architectures import Layer, known_layers
+from nac_openood.network.architectures import Layer, table_layers
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.probe import read
 
@@ -43,7 +43,7 @@ def test_auto_agrees_with_the_table(name):
     make, _, side, _ = NETWORKS[name]
     net = make()
     found = auto_layers(net, torch.randn(2, 3, side, side))
-    table = known_layers(net)
+    table = table_layers(net)
     if "vit" in name or "deit" in name:  # three blocks: a quarter of them is the first
         assert [layer.alias for layer in found.early] == ["block0", "block1", "block2"]
         assert found.last is None

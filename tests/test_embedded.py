@@ -17,7 +17,7 @@ from nac_openood.demo.embedded_files import lists_of, write_openood
 from nac_openood.demo.trained import RECIPES, cache_folder, cached_file, train_embedded, trained
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import FileError, NACError
-from nac_openood.network.architectures import known_layers
+from nac_openood.network.architectures import table_layers
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.sources.imglist import benchmark_named
 from nac_openood.sources.networks import build
@@ -174,7 +174,7 @@ def test_the_residual_network_learns_its_digits(resnet, sets):
 
 
 def test_the_table_knows_both_networks():
-    found = {a: [row.alias for row in known_layers(build(a, 8))] for a in RECIPES}
+    found = {a: [row.alias for row in table_layers(build(a, 8))] for a in RECIPES}
     assert found["resnet_embedded"] == ["avgpool", "layer4", "layer3", "layer2", "layer1"]
     assert found["vit_embedded"] == ["ln", "block3", "block2", "block1", "block0"]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
 from nac_openood.core.reading import LAYOUTS, pooling_for
-from nac_openood.network.architectures import ARCHITECTURES, find_layer, known_layers, recognize
+from nac_openood.network.architectures import ARCHITECTURES, find_layer, recognize, table_layers
 from nac_openood.network.probe import read
 
 RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
@@ -56,7 +56,7 @@ def test_the_table_reads_real_networks(name):
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
     assert recognize(net)[0].name == row
-    layers = {layer.alias: layer for layer in known_layers(net)}
+    layers = {layer.alias: layer for layer in table_layers(net)}
     probed = read(net, torch.randn(2, 3, side, side), layers)
     assert [r.activation.shape[1] for r in probed.values()] == widths
     for alias, reading in probed.items():

@@ -14,7 +14,7 @@ from torch import nn
 from nac_openood.core.rule import Rule
 from nac_openood.detector.config import AUTO, NACConfig, read_config
 from nac_openood.errors import NACError, ProbeError
-from nac_openood.network.architectures import Layer, describe, find_layer, known_layers, recognize
+from nac_openood.network.architectures import Layer, describe, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
 
 LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
@@ -114,7 +114,7 @@ def _check_preset(net: nn.Module, name: str, rule: Type[Rule]) -> None:
         return
     close = difflib.get_close_matches(name, [*known, AUTO], n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    if name in dict(net.named_modules()) or name in {layer.alias for layer in known_layers(net)}:
+    if name in dict(net.named_modules()) or name in {layer.alias for layer in table_layers(net)}:
         hint = f" To read the layer '{name}', pass a list: `layers=['{name}']`."
     raise NACError(
         f"there is no preset '{name}' for rule '{rule.name}'; there are {known}, and '{AUTO}', "

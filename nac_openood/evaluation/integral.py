@@ -14,7 +14,7 @@ from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.reader import Reader
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import Layer, find_layer, known_layers, recognize
+from nac_openood.network.architectures import Layer, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import bar
@@ -99,7 +99,7 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
     found = recognize(net)
     if found is None:
         return auto_layers(net, x).head_input
-    layers = known_layers(net)
+    layers = table_layers(net)
     if found[0].family == "vit":
         layers = [layer for layer in layers if layer.layout == "tokens"]
     return layers[0]

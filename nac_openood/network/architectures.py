@@ -159,8 +159,8 @@ def recognize(net: nn.Module) -> Optional[tuple[Architecture, str]]:
     return None
 
 
-def known_layers(net: nn.Module) -> list[Layer]:
-    """The layers the table knows of `net`, deepest first, with full paths; [] if unknown."""
+def table_layers(net: nn.Module) -> list[Layer]:
+    """The layers that the table has for `net`, deepest first, with full paths; [] if none."""
     found = recognize(net)
     if found is None:
         return []
@@ -188,11 +188,11 @@ def find_layer(net: nn.Module, name: str) -> Layer:
     Raises:
         ProbeError: listing what could have been meant.
     """
-    known = known_layers(net)
-    for layer in known:
+    rows = table_layers(net)
+    for layer in rows:
         if name == layer.alias or name in layer.also:
             return layer
-    layouts = {layer.path: layer.layout for layer in known}
+    layouts = {layer.path: layer.layout for layer in rows}
     modules = dict(net.named_modules())
     for prefix in _prefixes(modules):
         if name and prefix + name in modules:
@@ -209,7 +209,7 @@ def describe(net: nn.Module) -> str:
 
 
 def _unknown_layer(net: nn.Module, name: str) -> str:
-    aliases = [layer.alias for layer in known_layers(net)]
+    aliases = [layer.alias for layer in table_layers(net)]
     paths = [path for path, _ in net.named_modules() if path]
     close = difflib.get_close_matches(name, [*aliases, *paths], n=3)
     hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""

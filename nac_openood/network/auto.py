@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.errors import ProbeError
-from nac_openood.network.architectures import Layer, known_layers
+from nac_openood.network.architectures import Layer, table_layers
 from nac_openood.network.flow import Call, Value, record
 from nac_openood.network.inputs import (
     Inputs,
@@ -99,7 +99,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     prefix = next(path for path, module in net.named_modules() if module is inner)
     prefix = f"{prefix}." if prefix else ""
     calls = {call.path: call for call in recorded.calls}
-    known = [row for row in known_layers(inner) if row.path in calls]
+    known = [row for row in table_layers(inner) if row.path in calls]
 
     def layer(block: Block, inside: bool) -> Layer:
         """A layer as the table has it, if it knows the module or one inside."""
@@ -112,7 +112,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
 
     exact = [call for call in structure.readable if call.outputs[0].node == operand.node]
     head_input = _head_input(exact[0] if exact else near, operand if exact else None, batch)
-    for row in known_layers(inner)[:1]:
+    for row in table_layers(inner)[:1]:
         if row in known and structure.is_after_products(calls[row.path], operand.node):
             head_input = row
     head_input = replace(head_input, path=prefix + head_input.path)
@@ -213,9 +213,9 @@ def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
     if not longer.any():
         return None
     read, mask = (read & mask)[longer], mask[longer]
-    places = torch.arange(read.shape[1])
-    last = (mask * places).amax(dim=1, keepdim=True)
-    if bool((read == (places == last)).all()):
+    positions = torch.arange(read.shape[1])
+    last = (mask * positions).amax(dim=1, keepdim=True)
+    if bool((read == (positions == last)).all()):
         return "last_token"
     # in short sequences, two tokens may be all there are
     classes = _CLASS_TOKENS if int(mask.sum(dim=1).max()) > _CLASS_TOKENS + 1 else 1

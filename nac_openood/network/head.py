@@ -19,7 +19,7 @@ from nac_openood.network.replica import run_without_grad, unwrap
 
 
 class Featured(NamedTuple):
-    """A batch's logits `[batch, classes]` and what the head was given, `[batch, D]`."""
+    """A batch's logits `[batch, classes]` and the input of the head, `[batch, D]`."""
 
     logits: Tensor
     features: Tensor
@@ -55,7 +55,7 @@ class Head(nn.Module):
         """Logits `[batch, classes]` of features `[batch, D]`, alone or with (a list of) them."""
         logits = self.fc(x.to(self.fc.weight.dtype))
         if return_feature:
-            return logits, x.clone()  # OpenOOD's ASH overwrites what it is given
+            return logits, x.clone()  # OpenOOD's ASH overwrites it
         return (logits, [x.clone()]) if return_feature_list else logits
 
     def forward_threshold(self, x: Tensor, threshold: float) -> Tensor:
@@ -110,10 +110,10 @@ def _run(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> tuple[Tens
 
     def observe(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         # tokens and maps are no logits, and holding them all would take memory
-        given = inputs[0] if inputs else None
-        if isinstance(layer, nn.Linear) and isinstance(given, Tensor) and given.ndim == 2:
+        features = inputs[0] if inputs else None
+        if isinstance(layer, nn.Linear) and isinstance(features, Tensor) and features.ndim == 2:
             # copies: an operation in place may rewrite the originals
-            calls.append(_Call(paths[layer], layer, given.clone(), output.clone()))
+            calls.append(_Call(paths[layer], layer, features.clone(), output.clone()))
 
     x = prepare(inner, x)
     on_output = [(layer, observe) for layer in paths]

@@ -22,6 +22,7 @@ from typing import Any, Collection, ContextManager, Iterable, Mapping, NamedTupl
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from nac_openood.network.inputs import (
     Inputs,
@@ -55,11 +56,11 @@ class PassPlan:
 
     def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
         net = unwrap(net)
-        given, x = x, prepare(net, x)
+        batch, x = x, prepare(net, x)
         self._fast = fast
         self.replicas = ReplicaCache()
         self._on_cpu = tensors_in(x)[0].device.type == "cpu"
-        with kept_random_state(), explained(given):
+        with kept_random_state(), explained(batch):
             before = torch_states()
             self._watched = _watch(net, rows(x, slice(1)))
             self._draws = not all(map(torch.equal, before, torch_states()))
@@ -171,9 +172,8 @@ class _Output(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if isinstance(result, (Tensor, tuple, list, np.ndarray)):
-            given = [*args, *kwargs.values()]
-            flat = [a for arg in given for a in (arg if isinstance(arg, (tuple, list)) else [arg])]
-            for output in {id(a): a for a in flat if isinstance(a, cls)}.values():
+            used = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
+            for output in {id(value): value for value in used}.values():
                 output.uses += 1
         return result
 

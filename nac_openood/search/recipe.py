@@ -31,7 +31,7 @@ from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.files import is_file
-from nac_openood.network.architectures import known_layers, recognize
+from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.fingerprint import identity
 from nac_openood.search.advise import REAL, SURROGATE, Advice, advise, advise_on_readings
 from nac_openood.search.alternatives import alternative_layers
@@ -268,7 +268,7 @@ def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = 
     """The shipped settings, or the default ones of the layers `names`, deepest first."""
     if not names:
         return preset_for(net, benchmark)
-    order = [layer.alias for layer in known_layers(net)]
+    order = [layer.alias for layer in table_layers(net)]
     if all(name in order for name in names):
         names = sorted(names, key=order.index)
     n_samples = preset_or_auto(net, benchmark).n_samples

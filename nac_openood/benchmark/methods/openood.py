@@ -27,7 +27,7 @@ from nac_openood.detector.batches import as_batch, batches, map_shards
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import world
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import known_layers
+from nac_openood.network.architectures import table_layers
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import device_of, logits_of
@@ -256,7 +256,7 @@ class NetworkView(nn.Module):
         # OpenOOD takes the output of a stage for maps [batch, channels, height, width]
         self._stages = {
             layer.alias: modules[layer.path]
-            for layer in known_layers(net)
+            for layer in table_layers(net)
             if layer.layout == "maps" or layer.alias == "avgpool"
         }
 

@@ -20,7 +20,7 @@ from nac_openood.benchmark.methods.pytorch_ood import (
 from nac_openood.benchmark.methods.scorer import MethodInputs, Point
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import known_layers, recognize
+from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import EndOfPass, run
 
@@ -212,7 +212,7 @@ def _stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
     Raises:
         Absent: where the network has none that output maps `[batch, channels, height, width]`.
     """
-    found = {layer.alias: layer for layer in known_layers(net)}
+    found = {layer.alias: layer for layer in table_layers(net)}
     if all(name in found and found[name].layout == "maps" for name in names):
         modules = dict(net.named_modules())
         return [modules[found[name].path] for name in names]
