@@ -17,7 +17,7 @@ from typing import Any, Mapping, Optional, Sequence
 import yaml
 from templates import rendered
 
-from nac_openood.analysis import table
+from nac_openood import analysis
 from nac_openood.files import write_json
 
 HERE = Path(__file__).parent
@@ -179,7 +179,7 @@ def page(findings: Mapping[str, Mapping[str, Finding]]) -> str:
     return rendered(
         "analyses.md.j2", findings=findings, kinds=KINDS, sources=SOURCES, table=markdown,
         printed=printed, figures=figures,
-        about={name: kind.help for name, kind in table.KINDS.items()},
+        about={name: kind.help for name, kind in analysis.KINDS.items()},
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from script_module import script_module
 
-from nac_openood.analysis.table import KINDS
+from nac_openood.analysis import KINDS
 from nac_openood.benchmark.paper.published import tables
 from nac_openood.cli import build_parser
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, finding, prepared
 
+from nac_openood.analysis import KINDS, chosen_kinds
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.data import Options
 from nac_openood.analysis.finding import About, Finding
 from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.scoring import TestScores
-from nac_openood.analysis.table import KINDS, chosen_kinds
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig

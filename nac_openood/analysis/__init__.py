@@ -1,1 +1,69 @@
-"""The paper's analyses, one file per study; `table.py` lists them."""
+"""The paper's analyses: the table of their kinds, one row each.
+
+Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
+function `(AnalysisData, Options) -> Finding` of its name and add a row.
+"""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+
+from nac_openood.errors import NACError
+
+if TYPE_CHECKING:
+    from nac_openood.analysis.data import AnalysisData, Options
+    from nac_openood.analysis.finding import Finding
+
+    AnalysisFunction = Callable[[AnalysisData, Options], Finding]
+
+#: All kinds that work on readings alone.
+ALL = "all"
+
+
+class Kind(NamedTuple):
+    """A kind of analysis.
+
+    Args:
+        name: what users type.
+        help: what it shows, for the help text.
+        module: the module of this package with the function of that name.
+        in_all: whether "all" includes it: it needs no other networks and measures no times.
+    """
+
+    name: str
+    help: str
+    module: str
+    in_all: bool = True
+
+    def function(self) -> AnalysisFunction:
+        """The function that does it, imported now."""
+        return resolve_name(f"{__name__}.{self.module}:{self.name}")
+
+
+#: Every kind by name, in the order of the page.
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
+    Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
+    Kind("layers", "which layers to combine: every subset of them", "layers"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use", "sweeps"),
+    Kind("samples", "how many training samples NAC needs", "sweeps"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near"),
+    Kind("weighted", "weights of the layers, searched, against equal weights", "layers"),
+    Kind("calibration", "calibration errors; OOD counts as wrong", "calibration"),
+    Kind("agreement", "which samples NAC and other methods disagree on", "agreement"),
+    Kind("cost", "time and memory, beside other methods", "cost", in_all=False),
+    Kind("schemes", "NAC on networks of other training schemes", "schemes", in_all=False),
+)}  # fmt: skip
+
+
+def chosen_kinds(names: Sequence[str]) -> list[Kind]:
+    """The rows of the given names, each once, in the order of the table.
+
+    Raises:
+        NACError: for an unknown name, listing the known ones.
+    """
+    unknown = [name for name in names if name not in (*KINDS, ALL)]
+    if unknown or not names:
+        wrong = f"unknown kind of analysis {unknown}" if unknown else "no kind of analysis"
+        raise NACError(f"{wrong}; expected some of {', '.join(KINDS)}, or '{ALL}'.")
+    return [k for k in KINDS.values() if k.name in names or (ALL in names and k.in_all)]

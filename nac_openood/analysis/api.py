@@ -21,9 +21,9 @@ import numpy as np
 from torch import nn
 from torch.utils.data import Subset
 
+from nac_openood.analysis import chosen_kinds
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.table import chosen_kinds
 from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.methods.table import AUTO_BACKEND
 from nac_openood.benchmark.run import store
@@ -63,14 +63,9 @@ def prepare_analysis(
     config: Optional[NACConfig] = None,
     search: bool = True,
     most_train: int = MOST_TRAIN,
-    batch_size: int = 100,
-    workers: int = 0,
-    seed: int = 0,
-    skip_bad: bool = False,
     checkpoint: str = "",
-    progress: Optional[bool] = None,
     say: Say = lambda text: None,
-    command: str = "",
+    **options: Any,
 ) -> AnalysisData:
     """Read all datasets once, or load what was read before, and choose NAC's settings.
 
@@ -83,14 +78,10 @@ def prepare_analysis(
             or automatic layers where there are none.
         search: whether to search NAC's settings, as `nac_openood.compare` does.
         most_train: upper limit of training samples to read.
-        batch_size: samples per batch.
-        workers: number of processes that load samples.
-        seed: random seed.
-        skip_bad: leave out image files that cannot be read.
         checkpoint: where the weights come from, for the record.
-        progress: whether to show progress bars; None shows them on a terminal.
         say: receives progress messages.
-        command: the command that repeats the analysis, for the report.
+        options: those of `Study`: `batch_size`, `workers`, `seed`, `skip_bad`, `progress` and
+            `command`.
 
     Raises:
         NACError: the data is incomplete, or the network cannot be run on it.
@@ -100,9 +91,7 @@ def prepare_analysis(
         run = Checkpoint("network", checkpoint)
         study = Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
-            make=scorers((), AUTO_BACKEND), out=folder,
-            batch_size=batch_size, workers=workers, seed=seed, skip_bad=skip_bad,
-            progress=progress, say=say, command=command,
+            make=scorers((), AUTO_BACKEND), out=folder, say=say, **options,
         ).checked()  # fmt: skip
         bench = NetworkRun(study, run, net)
         return _read(bench, config or preset_or_auto(net, sets.id_name), search, most_train, say)
@@ -183,7 +172,7 @@ def analyze(
 
     Args:
         data: from `prepare_analysis`.
-        kinds: names of `analysis.table.KINDS`, or "all".
+        kinds: names of `nac_openood.analysis.KINDS`, or "all".
         options: for all of them.
 
     Yields:

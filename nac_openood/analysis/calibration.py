@@ -20,7 +20,7 @@ from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
-ERRORS = ("RMS", "MAD")
+_ERRORS = ("RMS", "MAD")
 #: How many OOD samples are mixed with the ID test samples.
 ALL_SAMPLES, FIFTH = "all samples", "5 ID : 1 OOD"
 _ID_PER_OOD = 5
@@ -88,12 +88,12 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
         )
         for mixture in (ALL_SAMPLES, FIFTH)
         for method in methods
-        for metric in ERRORS
+        for metric in _ERRORS
     }
     heads = [*text_heads("ID test data with"), *(Column(m, better="lower") for m in methods)]
     tables, best = [], []
     for mixture in (ALL_SAMPLES, FIFTH):
-        for metric in ERRORS:
+        for metric in _ERRORS:
             rows: list[list[Entry]] = [
                 [name or _ID_ALONE, *(by_method[m][metric] for m in methods)]
                 for (name, mixed), by_method in errors.items()
@@ -173,7 +173,7 @@ def _mixture_errors(
         repeats = options.repeats if wanted < size else 1
         draws = [known.errors(name, rng.permutation(size)[:wanted]) for _ in range(repeats)]
         found[name, FIFTH] = {
-            method: {m: float(np.mean([draw[method][m] for draw in draws])) for m in ERRORS}
+            method: {m: float(np.mean([draw[method][m] for draw in draws])) for m in _ERRORS}
             for method in known.by_method
         }
     return found
@@ -202,7 +202,7 @@ def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
     rows: list[list[Entry]] = []
     for dataset in dict.fromkeys(cell.at["dataset"] for cell in printed.cells()):
         measured = errors.get((dataset, ALL_SAMPLES), {})
-        for metric in ERRORS:
+        for metric in _ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
             own = [measured[m][metric] if measured else None for m in _PRINTED.values()]
             rows.append([dataset, metric, *own, *(None if v is None else v.mean for v in values)])

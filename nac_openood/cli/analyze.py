@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from nac_openood.analysis.table import ALL, KINDS, chosen_kinds
+from nac_openood.analysis import ALL, KINDS, chosen_kinds
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
 from nac_openood.cli.output import interrupted, open_page, print_error, publish, say, typed_command

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Optional
 
 from nac_openood import files
+from nac_openood.analysis import KINDS
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.table import KINDS
 from nac_openood.benchmark.run.results import Results
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRuns
