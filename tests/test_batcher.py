@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nac_openood.serving.judge import Batcher, BusyError
+from nac_openood.serving.limits import Limits
 
 
 def numbers(*values):
@@ -33,8 +34,8 @@ class Work:
 
 def run(work, test, **options):
     async def main():
-        settings = {"max_batch": 4, "max_wait": 0.01, "max_queue": 20, **options}
-        batcher = Batcher(work, **settings)
+        settings = {"max_batch": 4, "max_wait_ms": 10, "max_queue": 20, "max_images": 1, **options}
+        batcher = Batcher(work, Limits(**settings))
         await batcher.start()
         try:
             return await test(batcher)
@@ -76,9 +77,9 @@ def test_a_batch_waits_for_others_but_not_for_long():
         return await batcher.results(numbers(1)), await batcher.results(numbers(2))
 
     start = time.monotonic()
-    for test, batches, wait in ((together, [2], 60), (apart, [1, 1], 0.001)):
+    for test, batches, wait in ((together, [2], 60_000), (apart, [1, 1], 1)):
         work = Work()
-        assert run(work, test, max_wait=wait, max_batch=2) == ([2.0], [4.0])
+        assert run(work, test, max_wait_ms=wait, max_batch=2) == ([2.0], [4.0])
         assert work.batches == batches
     assert time.monotonic() - start < 30, "a full batch starts at once"
 
@@ -118,7 +119,7 @@ def test_the_queue_has_an_end():
 
 def test_closing_answers_what_waits_and_takes_no_more():
     async def main():
-        batcher = Batcher(Work(), max_batch=2, max_wait=5, max_queue=9)
+        batcher = Batcher(Work(), Limits(max_batch=2, max_wait_ms=5000))
         with pytest.raises(BusyError, match="stopping"):
             await batcher.results(numbers(1))
         await batcher.start()

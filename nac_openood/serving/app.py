@@ -8,6 +8,7 @@ import re
 import time
 from contextlib import asynccontextmanager
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, AsyncIterator, Literal, Mapping, Optional
 
@@ -54,22 +55,10 @@ class Result(BaseModel):
 
 
 _Results = dict[str, list[Result]]
-#: The error responses of /score.
+#: The error responses of /score; their `error` says why.
 ERRORS: dict[Any, dict[str, Any]] = {
-    status: {"description": f"`error` says why: {reason}", "model": dict[str, str]}
-    for status, reason in {
-        400: "empty, truncated or damaged image; a form that cannot be read",
-        401: "token missing or wrong",
-        403: "a page of another origin",
-        408: "the body did not arrive in time",
-        413: "too many bytes, pixels or images",
-        415: "not an image of an accepted format",
-        421: "the Host is not one of this service's names",
-        429: "too many images per second from this client",
-        500: "the network failed on the image",
-        503: "too many requests or images at the same time",
-        504: "no answer in time",
-    }.items()
+    status: {"model": dict[str, str], "description": HTTPStatus(status).phrase}
+    for status in (400, 401, 403, 408, 413, 415, 421, 429, 500, 503, 504)
 }
 _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}

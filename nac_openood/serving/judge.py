@@ -86,23 +86,17 @@ class Batcher:
 
     Args:
         work: from a batch `[n, ...]` to its n results; called from a thread of its own.
-        max_batch: images in a batch.
-        max_wait: seconds that an image waits for others.
-        max_queue: images that may wait.
+        limits: `max_batch`, `max_wait_ms` and `max_queue` count.
         observe: called with the size of each batch and the seconds it took.
     """
 
     def __init__(
         self,
         work: Callable[[Tensor], list[Any]],
-        *,
-        max_batch: int,
-        max_wait: float,
-        max_queue: int,
+        limits: Limits,
         observe: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
-        self._work, self._observe = work, observe
-        self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
+        self._work, self._limits, self._observe = work, limits, observe
         self._queue: deque[_Waiting] = deque()
         self._task: Optional[asyncio.Task[None]] = None
         self.running = False
@@ -135,7 +129,7 @@ class Batcher:
         """
         if not self.running:
             raise BusyError("the service is stopping.")
-        if len(self._queue) + len(items) > self.max_queue:
+        if len(self._queue) + len(items) > self._limits.max_queue:
             raise BusyError("too many images are waiting. Try again.")
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(item, loop.create_future(), loop.time()) for item in items]
@@ -154,8 +148,9 @@ class Batcher:
         while self.running or self._queue:
             left = None
             if self._queue:
-                left = self._queue[0].since + self.max_wait - asyncio.get_running_loop().time()
-                if left <= 0 or len(self._queue) >= self.max_batch or not self.running:
+                waited = asyncio.get_running_loop().time() - self._queue[0].since
+                left = self._limits.max_wait_ms / 1000 - waited
+                if left <= 0 or len(self._queue) >= self._limits.max_batch or not self.running:
                     await self._finish(self._take())
                     continue
             self._changed.clear()
@@ -165,9 +160,10 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         """The next batch: the first image and those of its shape."""
         shape = self._queue[0].item.shape
-        taken = [entry for entry in self._queue if entry.item.shape == shape][: self.max_batch]
-        chosen = set(map(id, taken))
-        self._queue = deque(entry for entry in self._queue if id(entry) not in chosen)
+        alike = [entry for entry in self._queue if entry.item.shape == shape]
+        taken = alike[: self._limits.max_batch]
+        futures = {entry.future for entry in taken}
+        self._queue = deque(entry for entry in self._queue if entry.future not in futures)
         return taken
 
     async def _finish(self, batch: list[_Waiting]) -> None:

@@ -57,10 +57,7 @@ class Scoring:
     def __init__(self, judge: Judge, limits: Limits) -> None:
         self.judge, self.limits = judge, limits
         self.metrics = ServiceMetrics(judge.alpha, lambda: len(self.batcher))
-        self.batcher = Batcher(
-            judge.answers, max_batch=limits.max_batch, max_wait=limits.max_wait_ms / 1000,
-            max_queue=limits.max_queue, observe=self.metrics.batch,
-        )  # fmt: skip
+        self.batcher = Batcher(judge.answers, limits, self.metrics.batch)
         self.rates = Rates(limits.rate, max(limits.max_images, int(limits.rate or 0)))
         self._requests = 0
 
