@@ -264,7 +264,7 @@ def checkpoint_answers(path: Path) -> list[Any]:
 
 def shards_answers(folder: Path) -> list[Any]:
     """Shards of a fit that are merged: all of them as they were written, or nothing."""
-    fitted = merge_shards([folder / "fit_part2", folder / "fit_part1"]).fitted
+    fitted = merge_shards([folder / "fit_part2", folder / "fit_part1"])[0]
     counts = [tensor.tolist() for tensor in fitted.rule.tensors().values()]
     return [fitted.threshold, fitted.pvalues.scores.tolist(), *counts]
 

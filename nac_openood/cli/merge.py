@@ -92,9 +92,8 @@ def _fits(paths: list[Path], out: str | None) -> int:
 
     path = Path(out or "detector.nac")
     check_target(path)
-    merged = merge_shards(paths)
-    merged.fitted.save(path)
-    fitted = merged.fitted
+    fitted, report = merge_shards(paths)
+    fitted.save(path)
     arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
-    show_fit(merged.report, arch, fitted.rule.name, layers, path)
+    show_fit(report, arch, fitted.rule.name, layers, path)
     return 0

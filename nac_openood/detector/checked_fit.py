@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -181,15 +181,11 @@ def write_shard(
     files.write_document(target / NOTES_FILE, _FORMAT, document)
 
 
-class Merged(NamedTuple):
-    """A whole fit: what a detector's file holds, and what there is to say about it."""
-
-    fitted: Fitted
-    report: FitReport
-
-
-def merge_shards(folders: Sequence[files.PathLike]) -> Merged:
+def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
     """Merge all shards of a fit, in any order, and calibrate the result.
+
+    Returns:
+        The content of the detector's file, and the report of the fit.
 
     Raises:
         NACError: a shard is missing, unfinished or damaged, or of another fit.
@@ -214,7 +210,7 @@ def merge_shards(folders: Sequence[files.PathLike]) -> Merged:
         alarms = false_alarm_rates(pvalues(scores), [notes.alpha])[0]
     answers = _confusion([(logits_in(each).shape[1], each.prediction, each.label) for each in val])
     report = _report(summary, answers, pvalues, alarms, messages, notes.n_classes, notes.alpha)
-    return Merged(replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report)
+    return replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class NACDetector:
                 layers are found on the first one.
 
         Raises:
-            NACError: the batch has NaN or Inf readings, or labels that are no classes of the
+            NACError: the batch has NaN or Inf readings, or labels that are not classes of the
                 network. Nothing of it was counted.
         """
         new = as_batch(batch)
