@@ -90,10 +90,15 @@ def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
     assert CONFIG_ROOT.is_dir()
 
 
-SWEPT = (
-    "{{postprocessor_args: {{layers: {{a: {{}}, b: {{}}}}, layer_names: {}}}, APS_mode: {}, "
-    "postprocessor_sweep: {{b: {{n_bins: {}}}}}}}"
-)
+def document(args="layers: {a: {}}", more=""):
+    return f"{{postprocessor_args: {{{args}}}{more and ', ' + more}}}"
+
+
+def swept(lists, **options):
+    return document(more=f"postprocessor_sweep: {lists}", **options)
+
+
+ONE_OF_TWO = "layers: {a: {}, b: {}}, layer_names: [a]"
 
 
 @pytest.mark.parametrize(
@@ -106,29 +111,30 @@ SWEPT = (
         ("{", "nac.yml: not valid YAML: while parsing"),
         ("{postprocessor_args: 5}", "expected a mapping under 'postprocessor_args:', got 5"),
         ("{postprocessor: {name: nac}, netwrok: {}}", r"unknown key \['netwrok'\]"),
-        ("{name: msp, postprocessor_args: {layers: {a: {}}}}", "unknown rule 'msp'"),
-        ("{APS_mode: 'False', postprocessor_args: {layers: {a: {}}}}", "APS_mode must be true or"),
-        ("{postprocessor_args: {layers: auto, fast: 'no'}}", "fast must be true or false"),
+        (document(more="name: msp"), "unknown rule 'msp'"),
+        (document(more="APS_mode: 'False'"), "APS_mode must be true or"),
+        (document("layers: auto, fast: 'no'"), "fast must be true or false"),
+        (swept("{b: {n_bins: [50]}}"), r"unknown layer in postprocessor_sweep \['b'\]; .*\['a'\]"),
+        (document("layers: {a: {}}, layer_names: [a, b]"), r"unknown layer in layer_names \['b'\]"),
+        (document("layers: {a: {}}, layer_names: a"), "layer_names must be a list"),
+        (document("layers: {a: {}}, layer_names: false"), "of names, got False"),
+        (document("layers: {a: {}}, layer_names: []"), r"of names, got \[\]"),
+        (document("layers: {a: {n_bins: 50, M: 60}}"), r"\['n_bins'\] is given in two spellings"),
+        (document("layers: {a: {n_bins: 50.5}}"), r"nac\.yml: n_bins must be a whole number"),
         (
-            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {b: {n_bins: [50]}}}",
-            r"unknown layer in postprocessor_sweep \['b'\]; expected one of \['a'\]",
+            document("layers: auto, n_samples: 5, valid_num: 6"),
+            "n_samples and valid_num are the sam",
         ),
+        (swept("{a: {n_bins: 50}}"), "layer 'a': expected a non-empty list of values for 'n_bins'"),
+        (swept("{a: {n_bins: [2]}}"), "n_bins must be at least 4"),
+        (swept("{a: {bins: [2]}}"), "unknown sweep setting"),
+        (swept("{a: {n_bins: [50]}}", args="layers: auto"), "leave out postprocessor_sweep"),
+        (document(more="layer_kwargs: {a: {}}"), "layers and layer_kwargs are the same setting"),
+        (document("layers: {a: {}, b: {n_binz: 5}}, layer_names: [a]"), r"setting \['n_binz'\]"),
+        (swept("{b: {n_bins: 5}}", args=ONE_OF_TWO), "list of values for 'n_bins', got 5"),
         (
-            "{postprocessor_args: {layers: {a: {}}, layer_names: [a, b]}}",
-            r"unknown layer in layer_names \['b'\]",
-        ),
-        ("{postprocessor_args: {layers: {a: {}}, layer_names: a}}", "layer_names must be a list"),
-        (
-            "{postprocessor_args: {layers: {a: {n_bins: 50, M: 60}}}}",
-            r"\['n_bins'\] is given in two spellings",
-        ),
-        (
-            "{postprocessor_args: {layers: auto, n_samples: 5, valid_num: 6}}",
-            "n_samples and valid_num are the same setting",
-        ),
-        (
-            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {n_bins: 50}}}",
-            "layer 'a': expected a non-empty list of values for 'n_bins', got 50",
+            document(ONE_OF_TWO, "APS_mode: true, postprocessor_sweep: {b: {n_bins: [50]}}"),
+            r"sweep is of \['b'\], and layer_names has \['a'\]",
         ),
         ("a: 5\nb: 010", "expected a decimal number in line 2, got 010"),
         ("a: 1:30", "expected a decimal number in line 1, got 1:30"),
@@ -136,28 +142,8 @@ SWEPT = (
         ("{name: nac, name: nac_plus}", "duplicate key 'name' in line 1"),
         ("a: &x [1, 2]\nb: [*x, *x]", r"aliases \(\*name\) are not supported; line 2 has one"),
         ("{a: 1, <<: {a: 2}}", r"merge keys \(<<\) are not supported; line 1 has one"),
-        (
-            "{postprocessor_args: {layers: {a: {}}}, layer_kwargs: {a: {}}}",
-            "layers and layer_kwargs are the same setting: give one of them",
-        ),
-        ("{postprocessor_args: {layers: {a: {}}, layer_names: false}}", "of names, got False"),
-        ("{postprocessor_args: {layers: {a: {}}, layer_names: []}}", r"of names, got \[\]"),
-        (
-            "{postprocessor_args: {layers: {a: {}, b: {n_binz: 5}}, layer_names: [a]}}",
-            r"unknown layer setting \['n_binz'\]",
-        ),
-        (SWEPT.format("[a]", "false", "5"), "a non-empty list of values for 'n_bins', got 5"),
-        (SWEPT.format("[a]", "true", "[50]"), r"sweep is of \['b'\], and layer_names has \['a'\]"),
         ("[" * 60 + "]" * 60, "more than 50 levels of nesting"),
         ("{a: 2001-99-99}", "not valid YAML"),
-        (
-            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {n_bins: [2]}}}",
-            "n_bins must be at least 4",
-        ),
-        (
-            "{postprocessor_args: {layers: {a: {}}}, postprocessor_sweep: {a: {bins: [2]}}}",
-            "unknown sweep setting",
-        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, text, message):

@@ -149,30 +149,7 @@ def shards(tmp_path_factory):
     return str(folder / "train-{000..002}.tar")
 
 
-@pytest.fixture
-def web_loader():
-    """Makes a loader. WebDataset 1.0 leaves it to the garbage collector to close files."""
-    wds = pytest.importorskip("webdataset")
-
-    def made(shards, **options):
-        dataset = wds.WebDataset(shards, shardshuffle=False, **options).decode("torchrgb")
-        return DataLoader(dataset.to_tuple("png", "cls").batched(16), batch_size=None)
-
-    yield made
-    gc.collect()
-
-
 unclosed = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
-
-@unclosed
-@pytest.mark.parametrize("rule", RULES)
-def test_shards_of_webdataset(small_net, shards, web_loader, rule):
-    given = list(web_loader(shards))
-    assert sum(len(x) for x, _ in given) == 60
-    det = NACDetector(small_net, RULES[rule], rule=rule).fit(web_loader(shards))
-    assert same(det, NACDetector(small_net, RULES[rule], rule=rule).fit(given))
-    assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 15)
 
 
 @unclosed
