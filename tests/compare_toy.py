@@ -100,14 +100,16 @@ def study(
     runs: tuple[str, ...] = ("s0",),
     network: Callable[[Checkpoint], nn.Module] = small_net,
     benchmark: Benchmark = CIFAR10,
+    arch: str = "small",
+    batch_size: int = 4,
     **more: Any,
 ) -> Study:
     sets = listed_sets(benchmark, data, full_spectrum=full_spectrum)
     return Study(
-        sets=sets, arch="small", network=network, out=out,
+        sets=sets, arch=arch, network=network, out=out,
         methods=tuple(METHODS.get(name, Method(name, name.title())) for name in make),
         runs=tuple(Checkpoint(name, f"{name}.ckpt") for name in runs),
-        make=lambda method, _run: make[method.name](), progress=False, batch_size=4, **more,
+        make=lambda method, _run: make[method.name](), progress=False, batch_size=batch_size, **more,
     )  # fmt: skip
 
 

@@ -18,12 +18,13 @@ from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACDetector, NACError, tensor_files
 from nac_openood.benchmark.methods.table import Absent
-from nac_openood.benchmark.run import cost, network, store
+from nac_openood.benchmark.run import cost, store
 from nac_openood.benchmark.run.compare import run_study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.benchmark.run.tabulate import tabulate
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import batches
-from nac_openood.sources.imglist import listed_sets
+from nac_openood.network.head import with_features
 
 
 @pytest.fixture(scope="module")
@@ -54,60 +55,32 @@ def counted():
 def test_the_numbers_are_those_of_the_scores(data, tmp_path):
     asked = study(data, tmp_path, {"toy": Toy, "nac": nac})
     results = run_study(asked)
-    net = small_net(None)
-    loader = {name: samples.loader() for name, samples in asked.scored.items()}
-    with torch.no_grad():
-        features = {
-            name: torch.cat(
-                [
-                    net.avgpool(net.layer4(net.layer3(net.layer2(net.layer1(b.data))))).flatten(1)
-                    for b in batches(batched)
-                ]
-            ).mean(1)
-            for name, batched in loader.items()
-        }
+    net, features = small_net(None), {}
+    for name, samples in asked.scored.items():
+        x = torch.cat([batch.data for batch in batches(samples.loader())])
+        features[name] = with_features(net, x).features.mean(1)
     for name in ("cifar100", "mnist"):
-        label = np.r_[np.ones(10), np.zeros(10)]
         score = np.r_[features["test"], features[name]]
-        expected = 100 * roc_auc_score(label, score)
+        expected = 100 * roc_auc_score(np.r_[np.ones(10), np.zeros(10)], score)
         assert results.value("toy", name, "AUROC").mean == pytest.approx(expected, abs=1e-9)
     near = [results.value("toy", n, "FPR@95").mean for n in ("cifar100", "tin")]
     assert results.value("toy", "nearood", "FPR@95").mean == pytest.approx(np.mean(near))
     row = next(r for r in results.rows if r.method == "nac")
-    assert row.search["points"] == 2 and set(row.hyperparameters["layers"]) == {"avgpool", "layer2"}
-    found = results.scores("s0", "nac", "mnist")
-    np.testing.assert_allclose(
-        found.score,
-        np.mean([found.by_layer["avgpool"], found.by_layer["layer2"]], axis=0),
-        atol=1e-6,
-    )
-
-
-def test_nac_scores_what_its_detector_scores(data, tmp_path):
-    asked = study(data, tmp_path, {"nac": nac})
-    results = run_study(asked)
-    chosen = results.rows[0].hyperparameters
-    from nac_openood.core.layer_config import LayerConfig
-
-    layers = {n: LayerConfig.from_dict(c) for n, c in chosen["layers"].items()}
-    detector = NACDetector(small_net(None), layers)
+    layers = {n: LayerConfig.from_dict(c) for n, c in row.hyperparameters["layers"].items()}
+    assert row.search["points"] == 2 and set(layers) == {"avgpool", "layer2"}
+    detector = NACDetector(net, layers)
     detector.fit(asked.fitting["train"].loader(), n_samples=50, progress=False)
-    expected = detector.score_loader(asked.scored["tin"].loader(), progress=False).score
-    np.testing.assert_array_equal(results.scores("s0", "nac", "tin").score, expected)
+    expected = detector.score_loader(asked.scored["tin"].loader(), progress=False)
+    found = results.scores("s0", "nac", "tin")
+    np.testing.assert_array_equal(found.score, expected.score)
+    np.testing.assert_array_equal(found.by_layer["layer2"], expected.by_layer["layer2"])
 
 
-def test_methods_on_features_share_one_pass(data, tmp_path, counted):
-    methods = dict.fromkeys(("one", "two", "three"), Toy)
-    run_study(study(data, tmp_path, methods, network=lambda run: counted))
-    images = 100 + 10 + 10 + 5 * 10  # train, both validation sets, five test sets
-    # the head is found by one more batch here and there
-    assert images <= counted.tally.seen <= images + 8 * 4 * 2 + 4 * 2  # and two to warm up
-
-
-def test_methods_that_need_no_training_data_cost_no_pass_over_it(data, tmp_path, counted):
-    run_study(study(data, tmp_path, {"msp": Toy}, network=lambda run: counted))
-    assert counted.tally.seen < 100 + 7 * 10
-    assert not (tmp_path / "runs/s0/features/train.safetensors").exists()
+@pytest.mark.parametrize(("methods", "images"), [(("one", "two", "three"), 180), (("msp",), 80)])
+def test_methods_on_features_share_one_pass(data, tmp_path, counted, methods, images):
+    """Of train (unless no method needs it), both validation sets and five test sets."""
+    run_study(study(data, tmp_path, dict.fromkeys(methods, Toy), network=lambda run: counted))
+    assert counted.tally.seen == images + 8  # a batch to find the head with, and one to warm up
 
 
 def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
@@ -119,59 +92,41 @@ def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
     assert second == first == Results.load(tmp_path)
 
 
-def test_features_of_an_earlier_run_are_read_once(data, tmp_path, monkeypatch):
-    run_study(study(data, tmp_path, {"toy": Toy}))
-    opened = []
-
-    def read(path, *more):
-        opened.append(path)
-        return tensor_files.read_tensors(path, *more)
-
-    monkeypatch.setattr(network, "tensor_files", SimpleNamespace(read_tensors=read))
-    run_study(study(data, tmp_path, {"toy": Toy}, seed=1))
-    assert len(opened) == len(set(opened)) == 8
+def other_weights(run):
+    net = small_net(run)
+    with torch.no_grad():
+        net.layer4[1].weight.mul_(-1)
+    return net
 
 
-CHANGES = ["weights", "settings", "seed", "images", "batch_size", "arch", "transform"]
+WIDE = dataclasses.replace(CIFAR10, mean=(0.2, 0.3, 0.4))
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_was_made_with_something_else_is_made_again(data, finished, tmp_path, change):
-    whole, before = finished
-    shutil.copytree(whole, tmp_path / "out")
-    more, net, make, root = {}, small_net, Toy, data
-    if change == "weights":
-
-        def net(run):
-            other = small_net(run)
-            with torch.no_grad():
-                other.layer4[1].weight.mul_(-1)
-            return other
-
-    elif change == "settings":
-        make = lambda: Toy(sign=-1.0)  # noqa: E731
-    elif change == "seed":
-        more = {"seed": 1}
-    elif change == "images":
-        root = write_data(tmp_path / "data")
-        Image.new("RGB", (32, 32), (9, 9, 9)).save(root / "images_classic" / "tin/test/0.png")
-    asked = study(root, tmp_path / "out", {"toy": make}, network=net, **more)
-    if change == "batch_size":
-        asked = dataclasses.replace(asked, batch_size=5)
-    if change == "arch":
-        asked = dataclasses.replace(asked, arch="small, with other padding")
-    if change == "transform":
-        wide = dataclasses.replace(CIFAR10, mean=(0.2, 0.3, 0.4))
-        asked = dataclasses.replace(asked, sets=listed_sets(wide, root))
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs/s0/toy").glob("*.safetensors")}
-    after = run_study(asked)
-    fresh = run_study(dataclasses.replace(asked, out=tmp_path / "fresh"))
-    assert plain(after) == plain(fresh)
-    assert len(kept) == 5
-    made_anew = {p.name for p, t in kept.items() if p.stat().st_mtime_ns != t}
-    assert made_anew == {p.name for p in kept}
-    if change in ("weights", "settings", "images"):
-        assert plain(after) != plain(before)
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"network": other_weights}, True),
+        ({"make": {"toy": lambda: Toy(sign=-1.0)}}, True),
+        ({"seed": 1}, False),
+        ({"batch_size": 5}, False),
+        ({"arch": "small, with other padding"}, False),
+        ({"benchmark": WIDE}, True),
+        ({"image": "tin/test/0.png"}, True),
+    ],
+    ids=lambda change: "".join(change) if isinstance(change, dict) else "",
+)
+def test_what_was_made_with_something_else_is_made_again(data, finished, tmp_path, change, differs):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    options = {"data": data, "make": {"toy": Toy}, **change}
+    if "image" in change:
+        options["data"] = write_data(tmp_path / "data")
+        path = options["data"] / "images_classic" / options.pop("image")
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(path)
+    kept = {p: p.stat().st_mtime_ns for p in (out / "runs/s0/toy").glob("*.safetensors")}
+    after = plain(run_study(study(out=out, **options)))
+    assert after == plain(run_study(study(out=tmp_path / "fresh", **options)))
+    assert len(kept) == 5 and all(p.stat().st_mtime_ns != t for p, t in kept.items())
+    assert (after != plain(finished[1])) >= differs
 
 
 def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
@@ -199,22 +154,18 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
     assert mended.rows[1].metrics == mended.rows[0].metrics
 
 
-@pytest.mark.parametrize("after", [0, 4])
-def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path, after):
+def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path):
     methods = {"toy": Toy, "slow": Toy, "nac": nac}
-    undisturbed = run_study(study(data, tmp_path / "whole", methods))
-    stopped = {**methods, "slow": lambda: Failing(KeyboardInterrupt(), "score", after)}
+    whole = run_study(study(data, tmp_path / "whole", methods))
+    stopped = {**methods, "slow": lambda: Failing(KeyboardInterrupt(), "score", 4)}
     with pytest.raises(KeyboardInterrupt):
         run_study(study(data, tmp_path / "out", stopped))
     partial = Results.load(tmp_path / "out")
     assert [r.status for r in partial.rows] == ["ok", "failed", "failed"]
     assert "repeat the comparison" in partial.rows[1].error
-    finished = list((tmp_path / "out/runs/s0/slow").glob("*.safetensors"))
-    assert len(finished) == after
     kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs").rglob("*.safetensors")}
-    assert plain(run_study(study(data, tmp_path / "out", methods))) == plain(undisturbed)
-    if after:  # `Failing` has other settings than `Toy`, so its cells are made again; others stay
-        kept = {p: t for p, t in kept.items() if "slow" not in p.parts}
+    assert len([p for p in kept if "slow" in p.parts]) == 4
+    assert plain(run_study(study(data, tmp_path / "out", methods))) == plain(whole)
     assert all(p.stat().st_mtime_ns == t for p, t in kept.items())
 
 
@@ -234,82 +185,48 @@ def test_a_resumed_method_keeps_its_hyperparameters(data, tmp_path):
     assert made[0].chosen == {"knob": 7} and results.rows[0].hyperparameters == {"knob": 7}
 
 
-def test_damaged_cells_are_made_again(data, tmp_path):
-    whole = run_study(study(data, tmp_path, {"toy": Toy, "nac": nac}))
-    for path in (
-        "runs/s0/toy/tin.safetensors", "runs/s0/features/test.safetensors",
-        "runs/s0/nac/setup.json", "images.json",
-    ):  # fmt: skip
-        content = (tmp_path / path).read_bytes()
-        (tmp_path / path).write_bytes(content[: len(content) // 2])
-    assert plain(run_study(study(data, tmp_path, {"toy": Toy, "nac": nac}))) == plain(whole)
-
-
 def damaged(path, how):
-    """Change a file of scores or features, which stays one that can be opened."""
-    from safetensors.torch import save_file
-
-    content = path.read_bytes()
+    """Change a file of scores or features, which stays one with a right checksum."""
     with safe_open(path, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         metadata = opened.metadata()
     about = json.loads(metadata["about"])
     if how == "truncated":
-        path.write_bytes(content[: len(content) // 2])
+        path.write_bytes(path.read_bytes()[:100])
         return
-    if how == "empty":
-        path.write_bytes(b"")
-        return
-    if how == "no tensors":
-        tensors = {"other": torch.zeros(3)}
     if how == "a tensor less":
         del tensors["prediction"]
     if how == "a row less":
         tensors = {name: tensor[:-1].clone() for name, tensor in tensors.items()}
-    if how == "uneven":
-        tensors["label"] = tensors["label"][:-1].clone()
     if how == "other type":
         tensors["label"] = tensors["label"].to(torch.bfloat16)
-    if how == "scalar":
-        tensors = {name: torch.zeros((), dtype=t.dtype) for name, t in tensors.items()}
-    if how == "no times":
-        about.pop("cost", None), about.pop("timing", None)
     if how == "strange times":
         about.update(cost=[[[[0, 1]], 0, 0], "?", None], timing=[[["x"]], 0, 0])
-    if how == "a list":
-        about = [1]
-    if how == "no json":
-        metadata["about"] = metadata["about"][:-5]
-        save_file(tensors, path, metadata=metadata)
-    else:  # with a checksum that is right, or the damage would be noticed by that
-        kind, version = metadata["kind"], int(metadata["version"])
-        tensor_files.write_tensors(path, kind, version, tensors, about)
+    tensor_files.write_tensors(path, metadata["kind"], int(metadata["version"]), tensors, about)
+
+
+DAMAGES = ("truncated", "a tensor less", "a row less", "other type", "strange times")
 
 
 #: Each is done to the file of another set.
-DAMAGES = [
-    ("truncated", "empty", "no tensors", "a tensor less", "a row less"),
-    ("uneven", "other type", "scalar", "no times", "strange times"),
-    ("no json", "a list"),
-]
 
 
-@pytest.mark.parametrize("damages", DAMAGES)
 @pytest.mark.parametrize("kind", ["toy", "features"])
-def test_a_damaged_file_counts_as_missing(data, finished, tmp_path, kind, damages):
+def test_a_damaged_file_counts_as_missing(data, finished, tmp_path, kind):
     whole, expected = finished
     out = shutil.copytree(whole, tmp_path / "out")
-    for name, how in zip(("test", "cifar100", "tin", "mnist", "texture"), damages):
+    for name, how in zip(("test", "cifar100", "tin", "mnist", "texture"), DAMAGES):
         damaged(out / "runs/s0" / kind / f"{name}.safetensors", how)
     if kind == "features":  # or else nobody would ask for them
         shutil.rmtree(out / "runs/s0/toy")
+    (out / "images.json").write_text("{")
     assert plain(run_study(study(data, out, {"toy": Toy}))) == plain(expected)
     kept = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
     run_study(study(data, out, {"toy": Toy}))  # and it has healed
     assert kept == {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"made_with": 3}', '"text"', None])
+@pytest.mark.parametrize("content", ["", "[]", '{"made_with": 3}', None])
 def test_a_damaged_setup_counts_as_missing(data, finished, tmp_path, content):
     whole, expected = finished
     out = shutil.copytree(whole, tmp_path / "out")
@@ -346,33 +263,22 @@ def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
     assert results.names("csid") == ["cifar10c"] and "cifar10c" not in results.rows[0].metrics
 
 
-def break_images(root):
+def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
+    root, said = write_data(tmp_path / "data"), []
     (root / "images_classic/tin/test/3.png").unlink()
     (root / "images_classic/mnist/1.png").write_bytes(b"no image")
     (root / "images_classic/cifar10/train/5.png").write_bytes(b"")
-
-
-def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
-    root = write_data(tmp_path / "data")
-    break_images(root)
-    asked = study(root, tmp_path / "out", {"toy": Toy})
-    with pytest.raises(NACError, match=r"tin: 1 of 10 images are missing.*tin/test/3.png") as told:
+    asked = study(root, tmp_path / "out", {"toy": Toy}, say=said.append)
+    message = r"train: 1 of 100 .*tin: 1 of 10 images are missing.*tin/test/3.png.*mnist/1.png"
+    with pytest.raises(NACError, match=message + ".*pass `skip_bad=True`"):
         run_study(asked)
-    assert "mnist/1.png" in str(told.value) and "train: 1 of 100" in str(told.value)
-    assert "pass `skip_bad=True`" in str(told.value) and not (tmp_path / "out/runs").exists()
-
-
-def test_bad_images_are_skipped_where_asked(tmp_path):
-    root = write_data(tmp_path / "data")
-    break_images(root)
-    said = []
-    asked = study(root, tmp_path / "out", {"toy": Toy, "nac": nac}, skip_bad=True, say=said.append)
-    results = run_study(asked)
+    assert not (tmp_path / "out/runs").exists()
+    results = run_study(dataclasses.replace(asked, skip_bad=True))
     sizes = {s.name: (s.images, s.skipped) for s in results.sets}
     assert sizes["tin"] == (9, 1) and sizes["cifar100"] == (10, 0)
     assert any("1 images of mnist cannot be read" in note for note in results.notes)
     assert any("mnist/1.png" in text for text in said)
-    assert len(results.scores("s0", "nac", "mnist").score) == 9
+    assert len(results.scores("s0", "toy", "mnist").score) == 9
 
 
 def test_the_gallery_holds_the_hardest_images(data, tmp_path):
@@ -441,40 +347,26 @@ def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
     assert tabulate(asked, {("s0", "toy")}).machine["device"] == "Some GPU"
 
 
-def test_cells_say_what_made_them(data, tmp_path):
-    run_study(study(data, tmp_path, {"toy": Toy}))
-    made = store.read_scores(tmp_path / "runs/s0/toy/tin.safetensors").made_with
-    assert made["implementation"] == "toy 1" and made["settings"] == {"sign": 1.0}
-    assert {"versions", "arch", "network", "seed", "images", "fitting"} <= set(made)
-    assert {"nac_openood", "torch", "torchvision", "pillow"} <= set(made["versions"])
-    assert CIFAR10.name == "cifar10"
-
-
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), NACError("does not fit")])
-def test_a_checkpoint_that_cannot_begin_is_rows_and_the_others_go_on(data, tmp_path, error):
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()])
+def test_a_network_that_fails_shows_no_old_numbers_and_the_others_go_on(data, tmp_path, error):
     def network(run):
         if run.name == "s1":
             raise error
         return small_net(run)
 
-    asked = study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1", "s2"), network=network)
-    results = run_study(asked)
-    assert [r.status for r in results.rows] == ["ok", "failed", "ok"]
-    assert str(error) in results.rows[1].error and results.runs[1].accuracy is None
-
-
-def test_a_stopped_run_with_other_weights_shows_no_old_numbers(data, tmp_path):
-    run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1")))
-
-    def network(run):
-        if run.name == "s1":
-            raise KeyboardInterrupt
-        return small_net(run)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
-    partial = Results.load(tmp_path)
-    assert partial.runs[1].accuracy is None and partial.rows[1].status == "failed"
+    runs = ("s0", "s1", "s2")
+    run_study(study(data, tmp_path, {"toy": Toy}, runs=runs))
+    asked = study(data, tmp_path, {"toy": Toy}, runs=runs, network=network)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run_study(asked)
+        message, last = "not finished", "failed"
+    else:
+        run_study(asked)
+        message, last = "CUDA out of memory", "ok"
+    found = Results.load(tmp_path)
+    assert [r.status for r in found.rows] == ["ok", "failed", last]
+    assert message in found.rows[1].error and found.runs[1].accuracy is None
 
 
 def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
@@ -542,20 +434,6 @@ def test_a_wrong_network_leaves_earlier_results_alone(data, tmp_path):
     with pytest.raises(NACError, match="resnett"):
         run_study(study(data, tmp_path, {"toy": Toy}, network=network))
     assert Results.load(tmp_path) == before == Results.load(tmp_path / "results.json")
-
-
-@pytest.mark.parametrize("label", [77, -1])
-@pytest.mark.parametrize("part", ["train", "val", "test"])
-def test_labels_that_are_no_class_are_refused(tmp_path, part, label):
-    root = write_data(tmp_path / "data")
-    path = root / f"benchmark_imglist/cifar10/{part}_cifar10.txt"
-    lines = path.read_text().splitlines()
-    lines[3] = f"{lines[3].split()[0]} {label}"
-    path.write_text("\n".join(lines) + "\n")
-    told = rf"{part}.*{part}_cifar10.txt\): labels must be in 0..9.*found {label}"
-    with pytest.raises(NACError, match=told):
-        run_study(study(root, tmp_path / "out", {"toy": Toy}))
-    assert not (tmp_path / "out/runs").exists()
 
 
 def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):

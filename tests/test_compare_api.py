@@ -16,12 +16,8 @@ from PIL import Image
 from test_head import assert_untouched, state_of
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
-    SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     TensorDataset,
 )
@@ -88,7 +84,7 @@ class Pictured(TensorDataset):
         return self.pictures[index]
 
 
-@pytest.mark.parametrize("mode", ["RGB", "CMYK", "F", "I;16", "RGBA"])
+@pytest.mark.parametrize("mode", ["RGB", "I;16", "RGBA"])
 def test_pictures_of_the_caller_stay_as_they_are(data, mode):
     data["test"] = Pictured(data["test"], mode)
     results = run(small_net(None), data)
@@ -137,10 +133,6 @@ def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):
         assert len(list(csv.DictReader(file))) == len(table)
 
 
-def test_it_is_a_name_of_the_package():
-    assert nac_openood.compare is compare and "compare" in nac_openood.__all__
-
-
 class Dicts(Dataset):
     def __init__(self, data):
         self.data = data
@@ -176,19 +168,6 @@ def test_any_dataset_gives_the_same(data, kind):
     assert [s.images for s in found.sets] == [30, 20, 20]
     score = [r.scores("SmallNet", "nac", "far away").score for r in (found, expected)]
     np.testing.assert_array_equal(*score)
-
-
-def test_a_loaders_batch_size_is_used(data):
-    data = {
-        **data,
-        "test": DataLoader(data["test"], batch_size=6),
-        "id_val": shuffled(data["id_val"]),
-    }
-    results = run(small_net(None), data, ["toy"])
-    path = results.folder / "runs/SmallNet/toy/test.safetensors"
-    from nac_openood.benchmark.run.store import read_scores
-
-    assert read_scores(path).made_with["batch_size"] == 6
 
 
 def test_tables_and_signals_have_no_pictures():
@@ -290,6 +269,7 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"near": {"test": images(5, 1)}}, "cannot be called test"),
         ({"test": []}, "test: the dataset is empty"),
         ({"test": iter([])}, "test: expected a map-style dataset"),
+        ({"test": DataLoader(images(4, 1), batch_sampler=[[0], [1]])}, "with a batch_sampler"),
         ({"batch_size": 0}, "`batch_size` must be at least 1"),
         ({"workers": -1}, "`workers` must be at least 0"),
         ({"against": "paper"}, "the paper has no results for in-distribution data"),
@@ -313,60 +293,31 @@ def test_wrong_arguments_are_explained(data, change, message):
         compare(net, **options)
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield torch.zeros(3, 9, 9)
-
-
-def test_data_that_cannot_be_indexed(data):
-    sampler = BatchSampler(SequentialSampler(data["test"]), 5, drop_last=False)
-    with pytest.raises(NACError, match="with a batch_sampler"):
-        run(small_net(None), {**data, "test": DataLoader(data["test"], batch_sampler=sampler)})
-    with pytest.raises(NACError, match="test: expected a map-style dataset"):
-        run(small_net(None), {**data, "test": DataLoader(Stream())})
-
-
 # ---- labels
 
 
-def wrong(data, row, label):
-    x, y = data.tensors
-    y = y.clone()
-    y[row] = label
-    return TensorDataset(x, y)
-
-
-@pytest.mark.parametrize("label", [77, -1, CLASSES])
+@pytest.mark.parametrize("label", [-1, CLASSES])
 @pytest.mark.parametrize("role", ["train", "id_val", "test"])
 def test_labels_are_checked_before_anything_runs(data, role, label, tmp_path):
-    broken = {**data, role: wrong(data[role], 5, label)}
-    with pytest.raises(NACError, match=rf"^{role}: labels must be in 0..9.*found {label}"):
-        run(small_net(None), broken, ["toy"], out=tmp_path)
+    data[role].tensors[1][5] = label
+    # the second does not tell its labels without being read
+    for broken in (data, {**data, role: Dicts(data[role])}):
+        with pytest.raises(NACError, match=rf"^{role}: labels must be in 0..9.*found {label}"):
+            run(small_net(None), broken, ["toy"], out=tmp_path)
     assert not (tmp_path / "runs").exists()
-    # also where the dataset does not tell its labels without being read
-    with pytest.raises(NACError, match=rf"^{role}: labels must be"):
-        run(small_net(None), {**data, role: Dicts(broken[role])}, ["toy"])
 
 
-class Moved(Dataset):
+class Moved(Dicts):
     """Tells labels that it does not yield, as torchvision's datasets with a target transform."""
 
     def __init__(self, data):
-        self.data, self.targets = data, [100 + int(y) for _, y in data]
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.data[index]
+        super().__init__(data)
+        self.targets = [100 + int(y) for _, y in data]
 
 
 def test_the_labels_are_those_that_samples_have(data):
     samples = Samples("train", Moved(data["train"]), progress=False)
     assert samples.labels.tolist() == data["train"].tensors[1].tolist()
-    assert aurocs(run(small_net(None), {**data, "train": Moved(data["train"])})) == aurocs(
-        run(small_net(None), data)
-    )
     assert Samples("ood", data["ood_val"], progress=False).labels is None
 
 
@@ -401,28 +352,20 @@ def again(data, out, **more):
 def test_equal_data_and_network_are_not_run_again(data, tmp_path):
     first, seen = again(data, tmp_path)
     assert seen > 100
-    copies = {n: Dicts(d) if n == "train" else d for n, d in data.items()}
     second, seen = again(data, tmp_path)
     assert seen == 0 and second == first
+    copies = {**data, "train": Dicts(data["train"])}
     assert again(copies, tmp_path)[1] > 0  # dicts have more in them than tuples
 
 
 @pytest.mark.parametrize("role", ["train", "id_val", "test", "ood_val", "near"])
 def test_other_samples_are_run_again(data, tmp_path, role):
     again(data, tmp_path)
-    other = dict(data)
-    if role == "near":
-        other["near"] = {"shifted": data["near"]["shifted"] + 0.25}
-    elif role == "ood_val":
-        other[role] = data[role] + 0.25
-    else:
-        x, y = data[role].tensors
-        x = x.clone()
-        x[3, 1, 4, 4] += 0.25  # one pixel of one sample
-        other[role] = TensorDataset(x, y)
-    found, seen = again(other, tmp_path)
-    fresh, _ = again(other, tmp_path / "fresh")
-    assert seen > 0 and aurocs(found) == aurocs(fresh)
+    changed = data["near"]["shifted"] if role == "near" else data[role]
+    x = changed.tensors[0] if isinstance(changed, TensorDataset) else changed
+    x[3, 1, 4, 4] += 0.25  # one pixel of one sample
+    found, seen = again(data, tmp_path)
+    assert seen > 0 and aurocs(found) == aurocs(again(data, tmp_path / "fresh")[0])
 
 
 def test_a_forward_that_changed_is_run_again(data, tmp_path):
@@ -438,23 +381,6 @@ def test_a_forward_that_changed_is_run_again(data, tmp_path):
     assert seen > 0 and aurocs(after) != aurocs(before)
 
 
-def scaled(x):
-    return x
-
-
-class Helped(Counting):
-    def forward(self, x):
-        return super().forward(scaled(x))
-
-
-def test_a_function_that_forward_calls_and_that_changed_is_run_again(data, tmp_path, monkeypatch):
-    before, _ = again(data, tmp_path, net=Helped())
-    assert again(data, tmp_path, net=Helped())[1] == 0
-    monkeypatch.setitem(globals(), "scaled", lambda x: 2 * x)
-    after, seen = again(data, tmp_path, net=Helped())
-    assert seen > 0 and aurocs(after) != aurocs(before)
-
-
 class Noisy(Dataset):
     """Yields something else every time."""
 
@@ -465,28 +391,9 @@ class Noisy(Dataset):
         return torch.from_numpy(np.random.default_rng().normal(size=(3, 9, 9))).float()
 
 
-class Opaque(Dataset):
-    """Yields objects of which nobody can tell whether they are equal."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.data[index], -1, object()
-
-
-def as_objects(items):
-    return torch.stack([i[0] for i in items]), torch.tensor([i[1] for i in items]), items[0][2]
-
-
 def test_what_cannot_be_compared_is_never_reused(data, tmp_path):
-    for far in (Noisy(), DataLoader(Opaque(data["far"]["far away"]), collate_fn=as_objects)):
-        changed = {**data, "far": {"far away": far}}
-        assert again(changed, tmp_path)[1] > 0
-        assert again(changed, tmp_path)[1] > 0
+    for _ in range(2):
+        assert again({**data, "far": {"far away": Noisy()}}, tmp_path)[1] > 0
 
 
 class Identified(Dicts):
@@ -538,9 +445,3 @@ def test_the_whole_table_without_backends(data, monkeypatch):
     assert [r.method for r in results.rows] == list(METHODS)
     assert {r.method for r in results.rows if r.status == "ok"} == {"nac"}
     assert any("no baselines, NAC alone" in line for line in said)
-
-
-def test_subsets_of_a_dataset(data):
-    half = Subset(data["test"], range(0, 30, 2))
-    results = run(small_net(None), {**data, "test": half})
-    assert results.sets[0].images == 15
