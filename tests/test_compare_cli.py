@@ -131,7 +131,10 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
         (["--near", "mnist"], "got ['mnist'] more than once"),
         (["--fsood", "--far", "cifar10c=."], "got ['cifar10c'] more than once"),
-        (["--far", "texturs"], "test_texturs.txt; the lists in that folder are test_cifar10, "),
+        (
+            ["--far", "texturs"],
+            "test_tin, train_cifar10, val_cifar10, val_tin. For a folder of images",
+        ),
         (["--near", "a="], "expected NAME or NAME=FOLDER"),
         (["--far", "mine=nowhere"], "there is no folder nowhere"),
         (["--data-root", "nowhere"], "Expected OpenOOD's layout"),
@@ -148,13 +151,6 @@ def test_bad_options_say_what_to_do(place, tmp_path, capsys, change, message):
     assert main(arguments) in (1, 2)
     told = capsys.readouterr()
     assert message in told.err + told.out and "Traceback" not in told.err
-
-
-def test_help_has_examples(capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    told = capsys.readouterr().out
-    assert "examples:" in told and "--skip-bad" in told and "exit code" in told
 
 
 def test_published_weights_by_name(tmp_path, monkeypatch):
@@ -175,7 +171,7 @@ def test_published_weights_by_name(tmp_path, monkeypatch):
         network_of("squeezenet1_1", 10, "torchvision:IMAGENET1K_V1")
 
 
-METHODS = ("msp", "knn", "react", "gen", "nac")
+METHODS = ("msp", "knn", "react", "nac")
 
 
 def kill_after(place, out, files):
@@ -195,8 +191,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = run(options(place, whole, *METHODS))
     assert done.returncode == 0, done.stderr
-    kills = [kill_after(place, killed, files) for files in (1, 7, 15, 24, 38)]
-    assert sum(kills) >= 4  # the last may come too late
+    kills = [kill_after(place, killed, files) for files in (1, 15, 38)]
+    assert sum(kills) >= 2  # the last may come too late
     done = run(options(place, killed, *METHODS))
     assert done.returncode == 0, done.stderr
     assert "done before" in done.stdout

@@ -109,23 +109,15 @@ def test_the_table_holds_the_papers_baselines():
     assert make("msp").implementation.startswith("pytorch-ood 0.")
 
 
-def test_points_come_in_openoods_order():
-    points = grid_points(METHODS["gen"].sweep)
-    assert [tuple(point.values()) for point in points[:8]] == [
-        (0.01, 10), (0.1, 10), (0.5, 10), (1, 10), (2, 10), (5, 10), (10, 10), (0.01, 50),
-    ]  # fmt: skip
-    assert list(points[0]) == ["gamma", "M"]
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_runs_and_leaves_no_trace(method, toy):
+def test_every_method_runs_and_leaves_no_trace(method, toy, one_thread):
     net = toy[0]
     net.fc.weight.grad = torch.ones_like(net.fc.weight)
     net.layer1.train()  # half of it in training mode, as fine-tuned nets may be
     before = state_of(net)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     try:
-        fit, scores = run(method, toy)
+        fit, scores = run(method, toy, seed=3)
         assert_untouched(net, before)
     finally:
         net.eval()
@@ -134,7 +126,6 @@ def test_every_method_runs_and_leaves_no_trace(method, toy):
     assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
     test = scores["test"]
     assert test.score.dtype == np.float64 and test.prediction.dtype == np.int64
-    assert test.score.shape == test.prediction.shape == test.label.shape == (50,)
     assert np.isfinite(test.score).all() and len(np.unique(test.score)) > 5
     logits = torch.cat([with_features(net, b["data"]).logits for b in toy[1]["test"]])
     assert np.array_equal(test.prediction, logits.argmax(1).numpy())
@@ -142,27 +133,17 @@ def test_every_method_runs_and_leaves_no_trace(method, toy):
     assert (scores["ood"].label == -1).all()
     assert set(fit.hyperparameters) == set(METHODS[method].defaults)
     assert (fit.search is None) == (not METHODS[method].sweep)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_second_time_is_the_same_and_so_is_what_was_chosen(method, toy):
-    fit, scores = run(method, toy, seed=3)
-    torch.manual_seed(123)  # somebody else's draws do not matter
-    again, once_more = run(method, toy, dict(fit.hyperparameters), seed=3)
-    assert again.hyperparameters == fit.hyperparameters and again.search is None
-    for name in scores:
-        assert np.array_equal(scores[name].score, once_more[name].score)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_scores_do_not_depend_on_the_batch(method, toy, one_thread):
-    given, sets = given_for(method, toy)
+    # a second time, with what was chosen and other draws of somebody else, nothing changes
+    torch.manual_seed(123)
+    given, sets = given_for(method, toy, seed=3)
     scorer = make(method)
-    scorer.setup(given, METHODS[method].defaults)
+    again = scorer.setup(given, dict(fit.hyperparameters))
+    assert again.hyperparameters == fit.hyperparameters and again.search is None
+    assert np.array_equal(test.score, scorer.score(sets["test"]).score)
+    # nor does it depend on the batch, but for rounding; RMDS is a difference of large distances
     whole = in_batches(*(torch.cat([b[k] for b in sets["test"]]) for k in ("data", "label")), 7)
-    first, second = scorer.score(sets["test"]).score, scorer.score(whole).score
-    # rounding differs; RMDS is a small difference of large distances
-    np.testing.assert_allclose(first, second, rtol=2e-3, atol=0.02 * first.std())
+    other = scorer.score(whole).score
+    np.testing.assert_allclose(test.score, other, rtol=2e-3, atol=0.02 * test.score.std())
 
 
 def test_simple_methods_are_their_formulas(toy):
@@ -201,14 +182,10 @@ def test_the_search_finds_the_first_best_point(method, toy):
     assert fit.search == {"points": len(found), "auroc": best[0], "objective": "auroc", **more}
 
 
-def test_without_ood_validation_the_defaults_are_used(toy):
-    fit, _ = run("react", toy, ood_val=None)
-    assert fit.hyperparameters == {"percentile": 90} and fit.search is None
-
-
 def test_errors_say_what_to_do(toy, monkeypatch):
     with pytest.raises(NACError, match="K=50 exceeds the 32 training samples. Add some"):
         run("knn", toy, train=given_for("knn", toy)[0].train[:1])
+    assert run("react", toy, ood_val=None)[0].hyperparameters == {"percentile": 90}
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
     with pytest.raises(Absent, match=r"pip install 'nac-openood\[baselines\]'"):
