@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import OrderedDict
 from dataclasses import asdict, replace
 
 import minibench
@@ -39,21 +40,17 @@ from nac_openood.search.stored import ReadingSet
 FLAT = LayerConfig(steepness=1e-9)
 
 
-class TableNet(nn.Module):
+def linear(weight):
+    layer = nn.Linear(*weight.shape[::-1], bias=False)
+    layer.weight.data.copy_(weight)
+    return layer
+
+
+def TableNet():
     """Four inputs, each a class: inputs near zero belong to none, which the logits show."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Sequential(nn.Linear(4, 12), nn.ReLU())
-        self.head = nn.Linear(12, 4)
-        with torch.no_grad():
-            self.hidden[0].weight.copy_(torch.cat([torch.eye(4)] * 3))
-            self.hidden[0].bias.zero_()
-            self.head.weight.copy_(torch.cat([torch.eye(4)] * 3, dim=1))
-            self.head.bias.zero_()
-
-    def forward(self, x):
-        return self.head(self.hidden(x))
+    three = torch.cat([torch.eye(4)] * 3)
+    hidden = nn.Sequential(linear(three), nn.ReLU())
+    return nn.Sequential(OrderedDict(hidden=hidden, head=linear(three.t())))
 
 
 def table(n, seed, size=4.0):
@@ -167,17 +164,7 @@ def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
 def test_a_steep_layer_is_reported_only_where_it_fails(size, noticed):
     """All ID states are 0 or 1; states that vanish stand out, other ID samples do not."""
 
-    class Mirror(nn.Module):
-        """States on both sides of zero, in equal numbers."""
-
-        def __init__(self):
-            super().__init__()
-            self.hidden, self.head = nn.Identity(), nn.Linear(4, 4, bias=False)
-            with torch.no_grad():
-                self.head.weight.copy_(torch.eye(4))
-
-        def forward(self, x):
-            return self.head(self.hidden(x))
+    net = nn.Sequential(OrderedDict(hidden=nn.Identity(), head=linear(torch.eye(4))))
 
     def data(n, seed, size):
         draw = torch.Generator().manual_seed(seed)
@@ -186,7 +173,7 @@ def test_a_steep_layer_is_reported_only_where_it_fails(size, noticed):
     steep = {"hidden": LayerConfig(state="output", steepness=1e9, full_count=5)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        det = NACDetector(Mirror(), steep).fit(data(400, 0, 4.0))
+        det = NACDetector(net, steep).fit(data(400, 0, 4.0))
     advice = advise(det, data(100, 1, 4.0), ood_val=data(100, 2, size))
     reported = [text for text in advice.warnings if text.startswith("layer 'hidden'")]
     assert bool(reported) != noticed
@@ -392,7 +379,9 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
     )  # fmt: skip
     (row,) = results.rows
     assert row.advice["auroc"]["NAC"] < 0.6 < row.advice["auroc"]["MSP"]
-    assert [n for n in results.notes if n.startswith("NAC (TableNet): on OOD validation data, NAC")]
+    assert [
+        n for n in results.notes if n.startswith("NAC (Sequential): on OOD validation data, NAC")
+    ]
     assert Results.load(results.folder).rows[0].advice == row.advice
 
 

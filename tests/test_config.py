@@ -119,7 +119,7 @@ ONE_OF_TWO = "layers: {a: {}, b: {}}, layer_names: [a]"
         (document("layers: {a: {}}, layer_names: a"), "layer_names must be a list"),
         (document("layers: {a: {}}, layer_names: false"), "of names, got False"),
         (document("layers: {a: {}}, layer_names: []"), r"of names, got \[\]"),
-        (document("layers: {a: {n_bins: 50, M: 60}}"), r"\['n_bins'\] is given in two spellings"),
+        (document("layers: {a: {n_bins: 50, M: 60}}"), r"\['n_bins'\] has two spellings here"),
         (document("layers: {a: {n_bins: 50.5}}"), r"nac\.yml: n_bins must be a whole number"),
         (
             document("layers: auto, n_samples: 5, valid_num: 6"),

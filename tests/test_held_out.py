@@ -86,15 +86,6 @@ def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
     assert one.held_out.n_samples == 30 and one.n_samples == 800
 
 
-def test_a_restored_rule_goes_on_counting():
-    batches = cut(samples(300), 33)
-    begun = fitted(batches[:4])
-    again = NACPlus.restore(begun.settings(), begun.tensors())
-    for _, batch in batches[4:]:
-        again.update(batch)
-    assert same(again, fitted(batches))
-
-
 def test_broken_samples_of_a_shard_are_not_lost():
     bad = samples(20)
     bad.logits[3] = float("nan")

@@ -18,7 +18,7 @@ def fpr_at(id_scores, ood_scores, tpr=0.95):
     return joined_fpr_at(joined, n_id, tpr).reshape(shape)
 
 
-def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[float, float]:
+def openood_metrics(id_scores, ood_scores):
     """AUROC and FPR@95 as OpenOOD's evaluators/metrics.py words them."""
     conf = np.concatenate([id_scores, ood_scores])
     ood_indicator = np.concatenate([np.zeros(len(id_scores)), np.ones(len(ood_scores))])
@@ -26,13 +26,13 @@ def openood_metrics(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[floa
     return sklearn_metrics.auc(fpr_list, tpr_list), fpr_list[np.argmax(tpr_list >= 0.95)]
 
 
-def accepted_ood(inside: np.ndarray, outside: np.ndarray) -> float:
+def accepted_ood(inside, outside):
     """The share of OOD scores from the highest threshold on that keeps 95 % of ID scores."""
     enough = [t for t in inside if 20 * (inside >= t).sum() >= 19 * len(inside)]
     return float((outside >= max(enough)).mean())
 
 
-def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
+def check(id_scores, ood_scores):
     aurocs, fprs = auroc(id_scores, ood_scores), fpr_at(id_scores, ood_scores)
     accepted = fpr_in_at(id_scores, ood_scores)
     assert aurocs.dtype == fprs.dtype == torch.float64
@@ -51,9 +51,7 @@ def check(id_scores: np.ndarray, ood_scores: np.ndarray) -> None:
     st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), st.integers(1, 30), st.booleans(),
     st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_equals_scikit_learn_and_openood(
-    rows: int, n_id: int, n_ood: int, levels: int, signed: bool, seed: int
-) -> None:
+def test_equals_scikit_learn_and_openood(rows, n_id, n_ood, levels, signed, seed):
     """Few levels make many ties, straight pieces of the curve among them."""
     draw = np.random.default_rng(seed)
     low, scale = (-levels if signed else 0), (3.7 if signed else 1 / levels)
@@ -64,12 +62,12 @@ def test_equals_scikit_learn_and_openood(
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-9, -5.0, 1e300])
-def test_continuous_scores_of_any_range(spread: float) -> None:
+def test_continuous_scores_of_any_range(spread):
     draw = np.random.default_rng(0)
     check(draw.random((3, 200)) * spread, draw.random((3, 150)) * spread)
 
 
-def test_more_candidates_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_candidates_than_a_chunk(monkeypatch):
     draw = np.random.default_rng(1)
     inside, outside = draw.integers(0, 9, (50, 20)) / 9, draw.integers(0, 9, (50, 30)) / 9
     whole = auroc(inside, outside), fpr_at(inside, outside)
@@ -78,13 +76,13 @@ def test_more_candidates_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fpr_at(inside, outside).equal(whole[1])
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     assert float(auroc([0.5, 0.9], [0.5, 0.1])) == 3.5 / 4
     assert float(fpr_at([0.5, 0.9], [0.5, 0.1])) == 0.5
     assert auroc([[1.0], [0.0], [0.5]], [[0.0], [1.0], [0.5]]).tolist() == [1.0, 0.0, 0.5]
 
 
-def test_minus_zero_is_zero() -> None:
+def test_minus_zero_is_zero():
     assert float(auroc([0.0], [-0.0])) == float(auroc([-0.0], [0.0])) == 0.5
 
 
@@ -99,7 +97,7 @@ def test_minus_zero_is_zero() -> None:
         (torch.rand(2, 3), torch.rand(3), "expected scores of shapes"),
     ],
 )
-def test_bad_scores(inside: torch.Tensor, outside: torch.Tensor, message: str) -> None:
+def test_bad_scores(inside, outside, message):
     for metric in (auroc, fpr_at):
         with pytest.raises(NACError, match=message):
             metric(inside, outside)

@@ -90,16 +90,6 @@ def test_unlabeled_validation_data_has_no_accuracy(small_net):
     assert 0 <= readings.fit.accuracy <= 1
 
 
-@pytest.mark.parametrize(("label", "told"), [(77, "found 77"), (-1, "found -1. -1 marks")])
-@pytest.mark.parametrize("role", ["fit", "id_val"])
-def test_labels_are_checked_as_fit_checks_them(small_net, role, label, told):
-    sets = {"fit": loader(60), "id_val": loader(30, 1)}
-    sets[role].dataset.tensors[1][3] = label
-    reader = NACDetector(small_net, CONFIG.layers)
-    with pytest.raises(NACError, match=told):
-        gather(reader, sets["fit"], sets["id_val"], n_samples=None)
-
-
 def test_a_fitting_set_that_would_not_fit_in_memory_is_refused(small_net):
     reader = NACDetector(small_net, CONFIG.layers)
     with pytest.raises(NACError, match="300000 samples would need too much memory"):

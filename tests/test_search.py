@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any
 
 import openood_standin
 import pytest
@@ -28,7 +28,7 @@ AUTHORS = [(b, "resnet") for b in ("cifar10", "cifar100", "imagenet")] + [("imag
 GRID_SIZES = dict(zip(AUTHORS, (256, 288, 576, 256)))
 
 
-def readings(n: int, layers: Any, seed: int, spread: float = 1.0, neurons: int = 7) -> Readings:
+def readings(n, layers, seed, spread=1.0, neurons=7):
     """Random readings; a larger `spread` is less like what was fitted."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
@@ -39,7 +39,7 @@ def readings(n: int, layers: Any, seed: int, spread: float = 1.0, neurons: int =
     return Readings(found, torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64))
 
 
-def sets(layers: Any, seed: int = 0, n: int = 60) -> dict[str, Readings]:
+def sets(layers, seed=0, n=60):
     return {
         "fit": readings(n, layers, seed),
         "id_val": readings(n - 10, layers, seed + 1),
@@ -47,7 +47,7 @@ def sets(layers: Any, seed: int = 0, n: int = 60) -> dict[str, Readings]:
     }
 
 
-def points_of(layers: Mapping[str, LayerConfig], sweep: Any) -> list[dict[str, LayerConfig]]:
+def points_of(layers, sweep):
     """Every joint point in the order of OpenOOD's sweep, in which the first list is fastest."""
     names = [(layer, key) for layer in layers for key in sweep.get(layer, {})]
     found = []
@@ -62,14 +62,14 @@ def points_of(layers: Mapping[str, LayerConfig], sweep: Any) -> list[dict[str, L
 class Oracle:
     """Scores joint points with `Coverage` and `combine`, a layer and setting at a time."""
 
-    def __init__(self, fit: Readings) -> None:
+    def __init__(self, fit):
         self.fit = fit
         self.cache: dict[Any, Any] = {}
 
-    def score(self, point: Mapping[str, LayerConfig], samples: Readings) -> torch.Tensor:
+    def score(self, point, samples):
         return combine({n: self._layer(n, c, samples) for n, c in point.items()}, point)
 
-    def _layer(self, name: str, config: LayerConfig, samples: Readings) -> torch.Tensor:
+    def _layer(self, name, config, samples):
         unweighted = LayerConfig(**{**config.to_dict(), "weight": 1.0})
         key = (name, unweighted, id(samples))
         if key not in self.cache:
@@ -79,17 +79,12 @@ class Oracle:
         return self.cache[key]
 
 
-def pairs_won(inside: torch.Tensor, outside: torch.Tensor) -> float:
+def pairs_won(inside, outside):
     above, equal = inside[:, None] > outside, inside[:, None] == outside
     return (int(above.sum()) + int(equal.sum()) / 2) / above.numel()
 
 
-def brute_force(
-    layers: Mapping[str, LayerConfig],
-    sweep: Any,
-    data: Mapping[str, Readings],
-    guard: Optional[float] = None,
-) -> tuple[dict[str, LayerConfig], float]:
+def brute_force(layers, sweep, data, guard=None):
     oracle, best, highest = Oracle(data["fit"]), {}, -1.0
     for point in points_of(layers, sweep):
         if sum(c.weight for c in point.values()) <= 0:
@@ -106,7 +101,7 @@ def brute_force(
 
 
 @pytest.mark.parametrize(("benchmark", "family"), AUTHORS)
-def test_grid_is_brute_force_on_the_authors_grids(benchmark: str, family: str) -> None:
+def test_grid_is_brute_force_on_the_authors_grids(benchmark, family):
     config = preset(benchmark, family)
     data = sets(config.layers)
     found = search(**data, layers=config.layers, sweep=config.sweep, strategy="grid")
@@ -121,8 +116,8 @@ SMALL = {"a": LayerConfig(), "b": LayerConfig(), "c": LayerConfig()}
 
 @settings(deadline=None, max_examples=25)
 @given(st.data(), st.integers(0, 10**6))
-def test_grid_is_brute_force_on_any_lists(data: st.DataObject, seed: int) -> None:
-    def lists(*values: Any) -> st.SearchStrategy[list[Any]]:
+def test_grid_is_brute_force_on_any_lists(data, seed):
+    def lists(*values):
         return st.lists(st.sampled_from(values), min_size=1, max_size=2, unique=True)
 
     one_layer = st.fixed_dictionaries(
@@ -150,7 +145,7 @@ SWEEP: dict[str, dict[str, Any]] = {
 }
 
 
-def test_many_blocks_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blocks_and_pieces_change_nothing(monkeypatch):
     data = sets(SMALL)
     whole = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50)
     monkeypatch.setattr(space, "_BLOCK", 37)
@@ -164,7 +159,7 @@ def test_many_blocks_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_numbers_are_those_of_a_fitted_detector(strategy: str) -> None:
+def test_numbers_are_those_of_a_fitted_detector(strategy):
     data, held = sets(SMALL), readings(40, SMALL, 9)
     found = search(
         **data, layers=SMALL, sweep=SWEEP, held_out=held, strategy=strategy, leave_out=True,
@@ -187,7 +182,7 @@ def test_numbers_are_those_of_a_fitted_detector(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_same_seed_same_result_with_any_number_of_threads(strategy: str) -> None:
+def test_same_seed_same_result_with_any_number_of_threads(strategy):
     data = {**sets(SMALL), "layers": SMALL, "sweep": SWEEP, "strategy": strategy, "seed": 3}
     before, budget = torch.get_num_threads(), Budget(points=5000, restarts=5)
     try:
@@ -199,14 +194,14 @@ def test_same_seed_same_result_with_any_number_of_threads(strategy: str) -> None
         torch.set_num_threads(before)
 
 
-def test_random_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_stops_in_time(monkeypatch):
     monkeypatch.setattr(space, "_BLOCK", 10)
     budget = Budget(points=10**9, seconds=0.2)
     found = search(**sets(SMALL), layers=SMALL, sweep=SWEEP, strategy="random", budget=budget)
     assert 10 <= found.evaluated < 10**6
 
 
-def test_layerwise_lies_between_the_best_layer_and_the_exact_optimum() -> None:
+def test_layerwise_lies_between_the_best_layer_and_the_exact_optimum():
     data = sets(SMALL)
     exact = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", leave_out=True)
     found = search(**data, layers=SMALL, sweep=SWEEP, strategy="layerwise")
@@ -215,7 +210,7 @@ def test_layerwise_lies_between_the_best_layer_and_the_exact_optimum() -> None:
     assert found.evaluated < exact.evaluated
 
 
-def test_ties_go_to_the_first_point_in_any_strategy() -> None:
+def test_ties_go_to_the_first_point_in_any_strategy():
     """Dead neurons are all in one bin: every candidate scores every sample the same."""
     zeros = {name: Reading(torch.zeros(9, 3), torch.zeros(9, 3)) for name in SMALL}
     dead = Readings(zeros, torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64))
@@ -225,7 +220,7 @@ def test_ties_go_to_the_first_point_in_any_strategy() -> None:
         assert found.layers == {n: LayerConfig(n_bins=50, full_count=1) for n in SMALL}
 
 
-def test_of_equal_points_the_one_that_openood_visits_first_wins() -> None:
+def test_of_equal_points_the_one_that_openood_visits_first_wins():
     """Two layers whose scores are the same: (0, 1) and (1, 0) tie, and OpenOOD sees (1, 0) first."""
     layers = {"a": LayerConfig(), "b": LayerConfig()}
     same = {k: Readings({"a": r["a"], "b": r["a"]}, r.prediction, r.label)
@@ -238,7 +233,7 @@ def test_of_equal_points_the_one_that_openood_visits_first_wins() -> None:
 
 
 @pytest.mark.parametrize("objective", ["fpr95", "mean"])
-def test_other_objectives(objective: str) -> None:
+def test_other_objectives(objective):
     data = sets(SMALL)
     found = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", objective=objective, top=999)
     for candidate in found.ranking:
@@ -251,7 +246,7 @@ def test_other_objectives(objective: str) -> None:
 
 
 @pytest.mark.parametrize("guard", [0.03, 0.1])
-def test_guard_excludes_what_tells_training_from_validation(guard: float) -> None:
+def test_guard_excludes_what_tells_training_from_validation(guard):
     data = {**sets(SMALL), "held_out": readings(40, SMALL, 7, spread=0.95)}
     free = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=None)
     kept = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", guard=guard)
@@ -262,7 +257,7 @@ def test_guard_excludes_what_tells_training_from_validation(guard: float) -> Non
     assert all(abs((c.guard or 0) - 0.5) <= guard for c in climbed.ranking)
 
 
-def test_guard_by_default() -> None:
+def test_guard_by_default():
     data, held = sets(SMALL), readings(40, SMALL, 7)
     assert search(**data, layers=SMALL, sweep=SWEEP).guard is None
     found = search(**data, layers=SMALL, sweep=SWEEP, held_out=held)
@@ -271,7 +266,7 @@ def test_guard_by_default() -> None:
     assert default_guard(50_000, 50_000) == 0.05
 
 
-def test_the_papers_space() -> None:
+def test_the_papers_space():
     space = paper_space(["avgpool", "layer3", "layer2", "layer1"])
     sizes = [
         len(points)
@@ -283,17 +278,17 @@ def test_the_papers_space() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(presets()))
-def test_the_papers_settings_lie_in_the_papers_space(key: tuple[str, str]) -> None:
+def test_the_papers_settings_lie_in_the_papers_space(key):
     layers = preset(*key).layers
     for name, points in layer_candidates(layers, paper_space(list(layers))).items():
         assert layers[name] in points
 
 
-def empty() -> Readings:
+def empty():
     return readings(0, SMALL, 0)
 
 
-def broken() -> Readings:
+def broken():
     found = readings(5, SMALL, 0)
     found["b"].gradient[1, 2] = float("nan")
     return found
@@ -324,12 +319,12 @@ def broken() -> Readings:
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),
     ],
 )
-def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+def test_bad_input_is_named(change, message):
     with pytest.raises(NACError, match=message):
         search(**{**sets(SMALL), "layers": SMALL, "sweep": SWEEP, **change})
 
 
 @pytest.mark.parametrize("change", [{"points": 0}, {"restarts": 0}, {"seconds": 0.0}])
-def test_bad_budget_is_named(change: dict[str, Any]) -> None:
+def test_bad_budget_is_named(change):
     with pytest.raises(NACError, match=f"{next(iter(change))} must be"):
         Budget(**change)

@@ -203,13 +203,7 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
         (["--out", "{data}/benchmark_imglist/cifar10/val_tin.txt"], "cannot create the folder"),
     ],
 )  # fmt: skip
-def test_errors_are_sentences(
-    place,
-    tmp_path,
-    options,
-    message,
-    capsys,
-):
+def test_errors_are_sentences(place, tmp_path, options, message, capsys):
     options = [o.format(kept=place / "kept", data=place / "data") for o in options]
     complete = {"--checkpoint": place / "best.ckpt", "--arch": "resnet18_32x32"}
     complete.update({"--id-data": "cifar10", "--data-root": place / "data"})

@@ -10,13 +10,13 @@ from nac_openood.search import SURROGATES, SurrogateLoader, surrogate_ood
 
 
 @pytest.fixture
-def pictures() -> torch.Tensor:
+def pictures():
     return torch.randn(30, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("kind", SURROGATES)
 @pytest.mark.parametrize("side", [3, 8, 15, 32])
-def test_every_kind_changes_every_image_and_not_the_original(kind: str, side: int) -> None:
+def test_every_kind_changes_every_image_and_not_the_original(kind, side):
     images = torch.randn(6, 1, side, side, generator=torch.Generator().manual_seed(0))
     before = images.clone()
     spoiled = surrogate_ood(images, kinds=[kind])
@@ -25,7 +25,7 @@ def test_every_kind_changes_every_image_and_not_the_original(kind: str, side: in
     assert ((spoiled - images).abs().amax(dim=(1, 2, 3)) > 0).all()
 
 
-def test_same_seed_same_images(pictures: torch.Tensor) -> None:
+def test_same_seed_same_images(pictures):
     state = torch.get_rng_state()
     first, second = (surrogate_ood(pictures, seed=5) for _ in range(2))
     assert torch.equal(first, second)
@@ -33,7 +33,7 @@ def test_same_seed_same_images(pictures: torch.Tensor) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_kinds_take_turns(pictures: torch.Tensor) -> None:
+def test_kinds_take_turns(pictures):
     kinds = ["inverted", "rotated"]
     one, two = (surrogate_ood(pictures, kinds=kinds, per_image=n) for n in (1, 2))
     assert len(one) == 30 and len(two) == 60
@@ -42,7 +42,7 @@ def test_kinds_take_turns(pictures: torch.Tensor) -> None:
     torch.testing.assert_close(two[31::2], whole[1::2])
 
 
-def test_what_the_kinds_do(pictures: torch.Tensor) -> None:
+def test_what_the_kinds_do(pictures):
     shuffled = surrogate_ood(pictures, kinds=["patch-shuffled"])
     torch.testing.assert_close(
         shuffled.flatten(2).sort(dim=2).values, pictures.flatten(2).sort(dim=2).values
@@ -53,7 +53,7 @@ def test_what_the_kinds_do(pictures: torch.Tensor) -> None:
     assert float(blurred.std()) < 0.5 * float(pictures.std())
 
 
-def test_mixed_are_of_different_classes() -> None:
+def test_mixed_are_of_different_classes():
     label = torch.tensor([0, 0, 0, 1, 0, 0])
     images = label[:, None, None, None].float().expand(6, 1, 4, 4)
     mixed = surrogate_ood(images, label, kinds=["mixed"])
@@ -62,7 +62,7 @@ def test_mixed_are_of_different_classes() -> None:
     assert torch.equal(alone, images[:1])
 
 
-def test_loader(pictures: torch.Tensor) -> None:
+def test_loader(pictures):
     labels = torch.arange(30) % 3
     source = [(pictures[:20], labels[:20]), {"data": pictures[20:], "label": labels[20:]}]
     loader = SurrogateLoader(source, seed=1)
@@ -72,7 +72,7 @@ def test_loader(pictures: torch.Tensor) -> None:
     assert all(torch.equal(a.data, b.data) for a, b in zip(first, second))
 
 
-def test_bad_input(pictures: torch.Tensor) -> None:
+def test_bad_input(pictures):
     with pytest.raises(NACError, match=r"unknown surrogate kinds \['melted'\]"):
         surrogate_ood(pictures, kinds=["melted"])
     with pytest.raises(NACError, match="unknown surrogate kinds"):

@@ -191,7 +191,7 @@ class Saturation(NamedTuple):
         Args:
             name: the name of the layer.
             config: its settings.
-            steepness: what to try instead, if it is known.
+            steepness: what to try instead, if there is a suggestion.
         """
         setting = "n_bins" if self.why in ("bins", "empty") else "steepness"
         where, change = {
@@ -244,7 +244,7 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation
 
 def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:
     """The coverage that most of the fitting samples of each neuron have, `[neurons]`."""
-    # equal coverages stand side by side once sorted; the share up to each of them adds up
+    # sorted, equal coverages are neighbors; their shares add up
     ordered, order = coverage.sort(dim=1)
     total = share.gather(1, order).cumsum(dim=1)
     last = torch.ones_like(ordered, dtype=torch.bool)

@@ -97,7 +97,7 @@ class HeldOut:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], layers: Mapping[str, object]) -> HeldOut:
-        """What `tensors` came from. Early files have no indices: theirs were the first ones."""
+        """What `tensors` came from. Early files have no indices: these were the first ones."""
         if _LOGITS not in tensors:
             return cls()
         names = [*(f"{_ACTIVATION}{name}" for name in layers), _LOGITS]

@@ -39,7 +39,7 @@ class State:
 
     Args:
         squashed: what the sigmoid is taken of, `(activation, gradient) -> [batch, neurons]`.
-        uses_gradient: whether it looks at the gradient, which costs a backward pass.
+        uses_gradient: whether it uses the gradient, which costs a backward pass.
     """
 
     squashed: Callable[[Tensor, Optional[Tensor]], Tensor]
@@ -103,7 +103,7 @@ class _Settings:
         names = [cls._other_spellings.get(key, key) for key in settings]
         twice = sorted({str(name) for name in names if names.count(name) > 1})
         if twice:
-            raise NACError(f"{what} {twice} is given in two spellings: give one of them.")
+            raise NACError(f"{what} {twice} has two spellings here: use one of them.")
         ours = dict(zip(names, settings.values()))
         refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)  # type: ignore[arg-type]
         return ours
@@ -211,11 +211,11 @@ def _above_zero(name: str, value: Any) -> float:
     return number
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Collection[str], what: str = "key") -> None:
-    """Raise where `given` has keys that are not known."""
-    unknown = sorted(set(map(str, given)) - set(known))
+def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str = "key") -> None:
+    """Raise where `values` has other keys than `names`."""
+    unknown = sorted(set(map(str, values)) - set(names))
     if unknown:
-        raise NACError(f"unknown {what} {unknown}; expected one of {sorted(known)}.")
+        raise NACError(f"unknown {what} {unknown}; expected one of {sorted(names)}.")
 
 
 def whole_number(name: str, value: Any, least: int, most: int = _MOST_COUNT) -> int:

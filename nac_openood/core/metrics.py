@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nac_openood.errors import NACError
 
-#: Scores looked at in one go: on a CPU they should fit in its cache.
+#: Scores that are processed at once: on a CPU they should fit in its cache.
 _CPU_CHUNK = 2**18
 _GPU_CHUNK = 2**24
 

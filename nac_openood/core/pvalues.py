@@ -46,11 +46,11 @@ class PValues:
             raise NACError(
                 f"{broken} of {len(values)} held-out scores are NaN or Inf: check the inputs."
             )
-        self._given = values
+        self._unsorted = values
         self.scores = values.sort().values
         self._share = _tail_share(len(values))
-        below, above, weight = _position(self._share, len(values))
-        edge = torch.lerp(self.scores[below], self.scores[above], weight)
+        low, high, weight = _position(self._share, len(values))
+        edge = torch.lerp(self.scores[low], self.scores[high], weight)
         tail = self.scores[self.scores < edge]
         scale = (edge - tail).mean() if len(tail) else torch.zeros_like(edge)
         self._held = DeviceTensors(self.scores, edge, scale)
@@ -85,20 +85,20 @@ class PValues:
         return float(self(torch.tensor(score, dtype=torch.float64))) <= p
 
     def left_out(self) -> Tensor:
-        """Logarithms of the held-out scores' own p-values, in the order in which they were given.
+        """Logarithms of the held-out scores' own p-values, in the order in which they were passed.
 
         Each is taken against the others only, as if it were a new score; against all of them, a
         score would never look unusual. Equal to `n` refits, in one sort.
         """
-        held, x, n = self.scores, self._given, len(self.scores)
+        held, x, n = self.scores, self._unsorted, len(self.scores)
         counted = torch.searchsorted(held, x, right=True)  # counts the score itself: the "1 +"
         bulk = (counted.double() / n).log()
         share = _tail_share(n - 1)
-        below, above, weight = _position(share, n - 1)
-        # sorted scores without this one: whatever stands at or after its place moves up by one
-        place = torch.searchsorted(held, x)
+        low, high, weight = _position(share, n - 1)
+        # sorted scores without this one: all that follow it move up by one
+        rank = torch.searchsorted(held, x)
         edge = torch.lerp(
-            held[below + (place <= below).long()], held[above + (place <= above).long()], weight
+            held[low + (rank <= low).long()], held[high + (rank <= high).long()], weight
         )
         inside = (x < edge).long()
         before = torch.searchsorted(held, edge)
@@ -116,8 +116,8 @@ def _tail_share(n: int) -> float:
 def _position(share: float, n: int) -> tuple[int, int, float]:
     """Between which of `n` sorted values a quantile lies, and how far from the first of them."""
     position = share * (n - 1)
-    below = int(position)
-    return below, min(below + 1, n - 1), position - below
+    low = int(position)
+    return low, min(low + 1, n - 1), position - low
 
 
 def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: float) -> Tensor:

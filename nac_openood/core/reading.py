@@ -59,7 +59,7 @@ def logits_in(readings: Mapping[str, Reading]) -> Tensor:
     """The logits `[batch, classes]` that came with readings.
 
     Raises:
-        NACError: where there are none: a plain dict, or a file of an old version.
+        NACError: where there are none: e.g. in a dict, or a file of an old version.
     """
     logits: Optional[Tensor] = getattr(readings, "logits", None)
     if logits is None:
@@ -216,8 +216,8 @@ def _kept_tokens(mask: Tensor, mean: bool, tensor: Tensor) -> Tensor:
 
 
 def _last_kept(mask: Tensor, tensor: Tensor) -> Tensor:
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = (mask * places).argmax(dim=1).to(tensor.device)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = (mask * positions).argmax(dim=1).to(tensor.device)
     return flat(tensor[torch.arange(len(tensor), device=tensor.device), last])
 
 
