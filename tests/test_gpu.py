@@ -18,8 +18,22 @@ from nac_openood.core.rules import RULES, rule_named
 from nac_openood.errors import FileError, NACError
 
 LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
-RULE_NAMES = sorted(RULES)
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def on_cuda(test):
+    return pytest.mark.gpu(cuda(test))
+
+
+@pytest.fixture(params=sorted(RULES))
+def rule(request):
+    return request.param
+
+
+@pytest.fixture
+def there(net):
+    """The network on a GPU."""
+    return copy.deepcopy(net).cuda()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +69,6 @@ def assert_same(mine, theirs):
 # -- autocast ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_the_callers_autocast_changes_nothing(net, data, rule):
     plain = fitted(net, rule, data)
     expected = plain.score_loader(loader(data)).score
@@ -70,7 +83,6 @@ def test_the_callers_autocast_changes_nothing(net, data, rule):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_autocast_can_be_asked_for(net, data, rule, dtype):
     half = fitted(net, rule, data, autocast=dtype)
     readings = half.read_loader(loader(data))
@@ -120,7 +132,6 @@ def test_other_precisions_are_refused(net, wrong):
 # -- memory layout and compiled networks ---------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_channels_last_networks_and_images(net, data, rule):
     last = copy.deepcopy(net).to(memory_format=torch.channels_last)
     images = data.tensors[0].contiguous(memory_format=torch.channels_last)
@@ -132,7 +143,6 @@ def test_channels_last_networks_and_images(net, data, rule):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_a_compiled_network_gives_the_same(net, data, rule, backend):
     plain = fitted(net, rule, data)
     compiled = torch.compile(copy.deepcopy(net), backend=backend)
@@ -162,9 +172,7 @@ def on(device, readings):
     return Probed(readings.logits.to(device), moved)
 
 
-@pytest.mark.gpu
-@cuda
-@pytest.mark.parametrize("rule", RULE_NAMES)
+@on_cuda
 def test_cuda_learns_what_the_cpu_learns_from_the_same_readings(rule):
     here, there = (rule_named(rule)(_settings(rule)) for _ in range(2))
     readings = readings_of(rule)
@@ -183,12 +191,9 @@ def _settings(rule):
     return {name: kind() for name in LAYERS[rule]}
 
 
-@pytest.mark.gpu
-@cuda
+@on_cuda
 @pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("rule", RULE_NAMES)
-def test_cuda_fits_and_scores(net, data, rule, pinned):
-    there = copy.deepcopy(net).cuda()
+def test_cuda_fits_and_scores(net, there, data, rule, pinned):
     detector = NACDetector(there, LAYERS[rule], rule=rule)
     batches = loader(data, pin_memory=pinned)
     scores = detector.fit(batches).calibrate(batches).score_loader(batches)
@@ -197,22 +202,16 @@ def test_cuda_fits_and_scores(net, data, rule, pinned):
     np.testing.assert_array_equal(scores.label, expected.label)
 
 
-@pytest.mark.gpu
-@cuda
-@pytest.mark.parametrize("rule", RULE_NAMES)
-def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(net, data, rule, tmp_path):
-    there = copy.deepcopy(net).cuda()
+@on_cuda
+def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(there, data, rule, tmp_path):
     first, second, third = loader(data)
     NACDetector(there, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
     again = NACDetector.load(tmp_path / "x", there).partial_fit(second).partial_fit(third)
     assert_same(again, NACDetector(there, LAYERS[rule], rule=rule).fit(loader(data)))
 
 
-@pytest.mark.gpu
-@cuda
-@pytest.mark.parametrize("rule", RULE_NAMES)
-def test_cuda_under_autocast(net, data, rule):
-    there = copy.deepcopy(net).cuda()
+@on_cuda
+def test_cuda_under_autocast(there, data, rule):
     plain = fitted(there, rule, data)
     with torch.autocast("cuda", dtype=torch.float16):
         assert_same(fitted(there, rule, data), plain)
@@ -220,11 +219,8 @@ def test_cuda_under_autocast(net, data, rule):
     assert half.read_loader(loader(data)).logits.dtype == torch.float16
 
 
-@pytest.mark.gpu
-@cuda
-@pytest.mark.parametrize("rule", RULE_NAMES)
-def test_cuda_does_not_wait_between_batches(net, data, rule):
-    there = copy.deepcopy(net).cuda()
+@on_cuda
+def test_cuda_does_not_wait_between_batches(there, data, rule):
     detector = fitted(there, rule, data)
     detector.score_loader(loader(data))
     batches = [(x.cuda(), y) for x, y in loader(data)]
@@ -236,10 +232,8 @@ def test_cuda_does_not_wait_between_batches(net, data, rule):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
-@cuda
-def test_data_parallel_and_compiled_networks_on_cuda(net, data):
-    there = copy.deepcopy(net).cuda()
+@on_cuda
+def test_data_parallel_and_compiled_networks_on_cuda(there, data):
     plain = fitted(there, "nac", data)
     assert_same(fitted(nn.DataParallel(there), "nac", data), plain)
     assert_same(fitted(torch.compile(there, backend="eager"), "nac", data), plain)

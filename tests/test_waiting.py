@@ -32,6 +32,11 @@ def net():
     return SmallNet().eval()
 
 
+@pytest.fixture(params=sorted(RULES))
+def rule(request):
+    return request.param
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """Events that do nothing: what runs on a GPU runs here, too."""
@@ -57,7 +62,6 @@ def waits(net, rule, step, n_batches, **options):
 
 
 @pytest.mark.parametrize("step", ["fit", "calibrate", "score_loader", "read_loader"])
-@pytest.mark.parametrize("rule", sorted(RULES))
 def test_no_batch_waits_for_the_device(net, streams, rule, step):
     waits(net, rule, step, 3)  # fills caches
     assert waits(net, rule, step, 7) == waits(net, rule, step, 3)
@@ -68,7 +72,6 @@ def test_no_batch_waits_in_fast_passes(net, streams):
     assert waits(net, "nac", "fit", 7, fast=True) == waits(net, "nac", "fit", 3, fast=True)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
 def test_a_detector_from_a_file_moves_to_the_device_once(net, tmp_path, rule):
     fitted(net, rule).save(tmp_path / "detector.safetensors")
     counted = []
@@ -83,7 +86,6 @@ def test_a_detector_from_a_file_moves_to_the_device_once(net, tmp_path, rule):
     np.testing.assert_array_equal(found.score, fitted(net, rule).score_loader(loader(7)).score)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
 def test_fitting_goes_on_after_a_file_was_loaded(net, tmp_path, rule):
     first, *others = loader(4)
     NACDetector(net, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
@@ -102,7 +104,6 @@ def test_fitting_goes_on_after_a_file_was_loaded(net, tmp_path, rule):
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
 def test_the_code_for_devices_gives_the_numbers_of_the_cpu(net, rule):
     plain = fitted(net, rule, 4)
     with Device():
