@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -53,38 +53,24 @@ LAYERS = {"avgpool": 1.0, "layer3": 0.9, "layer2": 0.65, "layer1": 0.35}
 ERROR = "RuntimeError: <script>alert('x')</script> & 3 > 2, out of memory"
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def _scored(
-    draw: np.random.Generator, method: str, info: SetInfo, role_shift: float, scale: float
-) -> Scores:
+def _scored(draw, method, info, role_shift, scale):
     latent = draw.normal(role_shift, 1, info.images)
     label = draw.integers(0, 10, info.images) if info.role in ("id", "csid") else -1
     wrong = draw.random(info.images) < 0.05
     prediction = np.where(wrong, 0, np.broadcast_to(label, info.images))
-    layers: dict[str, np.ndarray] = {}
+    layers = {}
     score = latent * scale
     if method == "nac":
         for name, share in LAYERS.items():
             noise = draw.normal(0, 1.2 - share, info.images)
-            layers[name] = _logistic(latent * share + noise).astype(np.float32)
+            layers[name] = (1 / (1 + np.exp(-latent * share - noise))).astype(np.float32)
         score = np.mean(list(layers.values()), axis=0)
     return Scores(
         score.astype(np.float32), prediction, np.broadcast_to(label, info.images).copy(), layers
     )
 
 
-def _metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
-    return {**ood_metrics(inside, outside), "ACC": 95.0}
-
-
-def _mean(metrics: dict[str, dict[str, float]], names: list[str]) -> dict[str, float]:
-    return {k: float(np.mean([metrics[n][k] for n in names])) for k in metrics[names[0]]}
-
-
-def _row(folder: Path, sets: tuple[SetInfo, ...], method: str, run: str, scores: bool) -> Row:
+def _row(folder, sets, method, run, scores):
     title, apart, ms = METHODS[method]
     draw = np.random.default_rng([ord(c) for c in f"{method}/{run}"])
     scored, metrics = {}, {}
@@ -98,9 +84,11 @@ def _row(folder: Path, sets: tuple[SetInfo, ...], method: str, run: str, scores:
     inside = np.concatenate([scored[s.name].score for s in sets if s.role in ("id", "csid")])
     for role, group in (("near", NEAR), ("far", FAR)):
         names = [s.name for s in sets if s.role == role]
-        metrics.update({n: _metrics(inside, scored[n].score) for n in names})
+        for name in names:
+            metrics[name] = {**ood_metrics(inside, scored[name].score), "ACC": 95.0}
         if names:
-            metrics[group] = _mean(metrics, names)
+            own = [metrics[name] for name in names]
+            metrics[group] = {k: float(np.mean([m[k] for m in own])) for k in own[0]}
     return Row(
         method, title, run, "nac_openood 0.1.0" if method == "nac" else "OpenOOD 1.5", "ok", None,
         metrics, setup_seconds=20 * ms, ms_per_image=ms + (0.05 if run == "s1" else 0),
@@ -142,21 +130,19 @@ def _gallery(folder: Path) -> tuple[HardSample, ...]:
     return tuple(found)
 
 
-def _without(
-    runs: tuple[NetworkInfo, ...], method: str, title: str, status: str, error: str
-) -> list[Row]:
+def _without(runs, method, title, status, error):
     return [Row(method, title, run.name, "OpenOOD 1.5", status, error) for run in runs]
 
 
 def build(
-    folder: Path,
-    change: Callable[[Results], Results] = lambda results: results,
+    folder,
+    change=lambda results: results,
     *,
-    sets: tuple[SetInfo, ...] = SETS,
-    methods: tuple[str, ...] = tuple(METHODS),
-    runs: tuple[NetworkInfo, ...] = RUNS,
-    scores: bool = True,
-) -> Results:
+    sets=SETS,
+    methods=tuple(METHODS),
+    runs=RUNS,
+    scores=True,
+):
     """Write a results folder; `change` is applied before it is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [

@@ -96,7 +96,7 @@ def test_the_entropy_is_the_formula(samples, form):
 
 
 def bound(z, bins, temperature):
-    """What `soft_bins` says that the smoothing changes at most."""
+    """What the smoothing changes at most, as the module says."""
     distance = (z[:, :, None] - bins.edges).abs() / (temperature * bins.width[:, None])
     return (torch.sigmoid(-distance) * bins.probabilities.diff(dim=1).abs()).sum(-1)
 
