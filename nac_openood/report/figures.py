@@ -70,19 +70,19 @@ def bars_picture(
 
     def paint(canvas: Any) -> None:
         axis = canvas.add_axes((left, 40 / height, 0.9 - left, 1 - (40 + top) / height))
-        for row, ((name, values), spread) in enumerate(zip_longest(figure.rows, spreads)):
-            ours = name in figure.ours
-            for number, value in enumerate(values):
-                if value is None:
-                    continue
-                color = drawing.OUR_COLOR if ours else drawing.CALM
-                color = _COLORS[number % len(_COLORS)] if many > 1 else color
-                y = row if many == 1 else row - 0.4 + thick * (number + 0.5)
-                axis.barh(y, value - origin, left=origin, height=thick * 0.94, color=color)
-                if spread is not None:
+        for number, series in enumerate(figure.names):
+            color, middle = _COLORS[number % len(_COLORS)], thick * (number + 0.5 - many / 2)
+            for row, ((name, values), spread) in enumerate(zip_longest(figure.rows, spreads)):
+                value, y, ours = values[number], row + middle, name in figure.ours
+                if many == 1:
+                    color = drawing.OUR_COLOR if ours else drawing.CALM
+                axis.barh(y, (value or origin) - origin, 0.94 * thick, origin, color=color,
+                          label=series if row == 0 else None)  # fmt: skip
+                if spread is not None and value is not None:
                     axis.plot([value - spread, value + spread], [y, y], color=drawing.INK, lw=1)
-                end, weight = max(value + (spread or 0), origin), "bold" if ours else "normal"
-                drawing.write_value(axis, end, y, f"{value:.3g}", weight)
+                if value is not None:
+                    end, weight = max(value + (spread or 0), origin), "bold" if ours else "normal"
+                    drawing.write_value(axis, end, y, f"{value:.3g}", weight)
         drawing.name_rows(axis, names, figure.ours)
         shown = [v for _, values in figure.rows for v in values if v is not None]
         low, high = min([origin, *shown]), max([figure.end, *shown])
@@ -91,20 +91,13 @@ def bars_picture(
         axis.grid(axis="x")
         axis.set_xlabel(figure.x_label)
         if many > 1:
-            _bar_legend(axis, figure.names)
+            axis.legend(
+                loc="lower left", bbox_to_anchor=(0, 1.0), ncols=many, borderaxespad=0.2,
+                fontsize=8.5, columnspacing=1.2, handlelength=1.4,
+            )  # fmt: skip
 
     rows = ((name, zip(figure.names, row)) for name, row in figure.rows)
     return Picture(figure.title, alt_text(figure.title, rows), (width, height), paint)
-
-
-def _bar_legend(axis: Any, names: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
-
-    keys = [Patch(color=_COLORS[i % len(_COLORS)], label=name) for i, name in enumerate(names)]
-    axis.legend(
-        handles=keys, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names),
-        borderaxespad=0.2, fontsize=8.5, columnspacing=1.2, handlelength=1.4,
-    )  # fmt: skip
 
 
 def draw_density(axis: Any, panel: Density, ticks: int) -> tuple[Any, Any]:

@@ -19,7 +19,6 @@ from nac_openood.report.blocks import (
     Document,
     Facts,
     Heading,
-    SortableTable,
 )
 from nac_openood.report.drawing import svg
 from nac_openood.report.formatting import ordinal, set_title
@@ -111,16 +110,14 @@ def _markdown_table(table: Table) -> Iterator[str]:
             bold[table.name_column] |= number in table.ours
             lines.append([f"**{_escaped(c)}**" if b else _escaped(c) for c, b in zip(cells, bold)])
         yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    yield from _markdown(Bullets([f"{name} {problem}" for name, problem in _problems(table)]))
+    yield from _markdown(
+        Bullets([f"{name} {problem}" for name, problem in getattr(table, "problems", ())])
+    )
 
 
 def _escaped(value: object) -> str:
     """One line that neither breaks a table nor starts a tag."""
     return escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
-
-
-def _problems(table: Table) -> Sequence[tuple[str, str]]:
-    return table.problems if isinstance(table, SortableTable) else ()
 
 
 def text_table(table: Table) -> list[str]:
@@ -132,7 +129,7 @@ def text_table(table: Table) -> list[str]:
         lines = _aligned(table, shown, keep)
         if max(map(len, lines)) <= _WIDTH:
             break
-    problems = [f"    {name} {problem}" for name, problem in _problems(table)]
+    problems = [f"    {name} {problem}" for name, problem in getattr(table, "problems", ())]
     return [_shortened(line, _WIDTH) for line in (*lines, *problems)]
 
 

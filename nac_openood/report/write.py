@@ -12,6 +12,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.benchmark.run.results import Results
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRuns
+from nac_openood.report.blocks import Document
 from nac_openood.report.checkpoints import ranked_csv, ranked_document
 from nac_openood.report.comparison import comparison_document, results_csv
 from nac_openood.report.drawing import svg_file
@@ -22,11 +23,12 @@ from nac_openood.report.render import csv_text, render_markdown, render_page
 
 def write_tables(results: Results) -> list[Path]:
     """Write `results.csv` and `results.md`; neither needs matplotlib."""
-    markdown = render_markdown(comparison_document(results))
-    return [
-        files.write_text(results.folder / "results.csv", results_csv(results)),
-        files.write_text(results.folder / "results.md", markdown),
-    ]
+    return _write_tables(results.folder, results_csv(results), comparison_document(results))
+
+
+def _write_tables(folder: Path, csv: str, document: Document) -> list[Path]:
+    markdown = files.write_text(folder / "results.md", render_markdown(document))
+    return [files.write_text(folder / "results.csv", csv), markdown]
 
 
 def write_page(results: Results) -> Path:
@@ -41,10 +43,7 @@ def write_page(results: Results) -> Path:
 
 def write_ranked_tables(ranked: RankedRuns, folder: Path) -> list[Path]:
     """Write `results.csv` and `results.md`; neither needs matplotlib."""
-    return [
-        files.write_text(folder / "results.csv", ranked_csv(ranked)),
-        files.write_text(folder / "results.md", render_markdown(ranked_document(ranked))),
-    ]
+    return _write_tables(folder, ranked_csv(ranked), ranked_document(ranked))
 
 
 def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
@@ -90,19 +89,13 @@ def write_analysis_page(folder: Path) -> Path:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    findings = {}
-    for path in (folder / f"{kind}.json" for kind in KINDS):
-        found = _read(path)
-        if found is not None and found.about is not None:
-            findings[path] = (found.about, found)
-    if not findings:
+    read = {path: _read(path) for path in (folder / f"{kind}.json" for kind in KINDS)}
+    found = {path: (f.about, f) for path, f in read.items() if f is not None and f.about}
+    if not found:
         raise FileError(f"{folder} holds no findings of an analysis.")
-    newest, _ = findings[max(findings, key=lambda path: path.stat().st_mtime_ns)]
-    same = [
-        (about, found)
-        for about, found in findings.values()
-        if replace(about, command=newest.command) == newest
-    ]
+    newest, _ = found[max(found, key=lambda path: path.stat().st_mtime_ns)]
+    pairs = found.values()
+    same = [(a, f) for a, f in pairs if replace(a, command=newest.command) == newest]
     page = render_page(analysis_document([found for _, found in same], same[0][0]))
     return files.write_text(folder / "report.html", page)
 
