@@ -88,7 +88,7 @@ def test_errors_of_the_users_code(tmp_path, code, told):
         ("nowhere.py:f", "there is no file nowhere.py"),
         ("no_such.module:f", "there is no module 'no_such.module'. Install it, run the"),
         ("resnet0", r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"),
-        ("net.py", r"expected a name after the file net\.py: .*net\.py:make"),
+        ("net.py", r"unknown architecture 'net.py'.*path/to/file\.py:factory"),
         ("resnet18", r"which weights of resnet18\? torchvision publishes"),
         ("nowhere.pt2", "there is no program nowhere.pt2"),
     ],

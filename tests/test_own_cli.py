@@ -69,7 +69,10 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
             "--arch: your code net.py:broken failed",
         ),
         ([*NETWORK, "--train", "stripes"], "are in no class folder"),
-        ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for a set of images"),
+        (
+            [*NETWORK, *DATA, "--far", "stripes"],
+            "expected NAME=FOLDER for a set of images of yours",
+        ),
     ],
 )
 def test_errors_name_options(here, tmp_path, arguments, told, capsys):

@@ -316,11 +316,6 @@ def kind_of(arch: str) -> NetworkKind:
     for kind in _KINDS:
         if kind.matches(arch):
             return kind
-    if arch.endswith(".py"):
-        raise NACError(
-            f"expected a name after the file {arch}: the function, class or network in it, as in "
-            f"{arch}:make."
-        )
     forms = "; ".join(kind.form for kind in _KINDS)
     raise NACError(
         f"unknown architecture '{arch}'. Expected one of: {forms}. "

@@ -44,7 +44,7 @@ def labelled_samples(
     Raises:
         NACError: there are no samples, or a label is none of `classes`.
     """
-    column, items, labels = _read(Path(path), labelled=True)
+    data, labels = _read(Path(path), transform, labelled=True)
     found = tuple(sorted(set(labels)))
     is_numbers = _is_csv(path) and all(re.fullmatch("-?[0-9]{1,18}", label) for label in found)
     if classes is None and (is_numbers or set(found) <= set(network_classes)):
@@ -69,13 +69,13 @@ def labelled_samples(
             )
         index = {name: number for number, name in enumerate(names)}
         numbers = [index[label] for label in labels]
-    return _dataset(path, column, items, numbers, transform, names)
+    data.labels, data.classes = np.array(numbers, dtype=np.int64), names
+    return data
 
 
 def unlabelled_samples(path: PathOrText, transform: Any) -> SampleList:
     """Read the images of a folder and its subfolders, or a CSV file with a column path or text."""
-    column, items, _ = _read(Path(path), labelled=False)
-    return _dataset(path, column, items, [-1] * len(items), transform)
+    return _read(Path(path), transform, labelled=False)[0]
 
 
 def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleList:
@@ -113,28 +113,25 @@ def _is_csv(path: PathOrText) -> bool:
     return Path(path).suffix.lower() == ".csv"
 
 
-def _read(path: Path, *, labelled: bool) -> tuple[str, list[str], list[str]]:
-    """What the samples are ("path" or "text"), the samples, and the names of their classes."""
+def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, list[str]]:
+    """The samples of a folder or CSV file, and the names of their classes if they are wanted."""
     if _is_csv(path):
-        return _read_csv(path, labelled)
-    names = image_names(path)
-    if not labelled:
-        return "path", names, []
-    found = sorted(
-        (folder, name)
-        for name in names
-        for folder, slash, _ in [name.partition("/")]
-        if slash and not folder.startswith(".")
-    )
-    if not found:
-        raise NACError(
-            f"the images of {path} are in no class folder: expected one subfolder per class, as in "
-            f"{path}/dog/1.jpg."
-        )
-    return "path", [name for _, name in found], [folder for folder, _ in found]
+        return _read_csv(path, transform, labelled)
+    names, classes = image_names(path), []
+    if labelled:
+        folders = [(name.partition("/")[0], name) for name in names if "/" in name]
+        found = sorted(pair for pair in folders if not pair[0].startswith("."))
+        if not found:
+            raise NACError(
+                f"the images of {path} are in no class folder: expected one subfolder per class, "
+                f"as in {path}/dog/1.jpg."
+            )
+        names, classes = [name for _, name in found], [folder for folder, _ in found]
+    unknown = [-1] * len(names)
+    return SampleList(names, unknown, transform, f"the folder {path}", root=path), classes
 
 
-def _read_csv(path: Path, labelled: bool) -> tuple[str, list[str], list[str]]:
+def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -144,13 +141,16 @@ def _read_csv(path: Path, labelled: bool) -> tuple[str, list[str], list[str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
     names = header[1]
-    content = "text" if "text" in names and "path" not in names else "path"
-    columns = [content, "label"] if labelled else [content]
+    is_text = "text" in names and "path" not in names
+    columns = ["text" if is_text else "path", *(["label"] if labelled else [])]
     if any(names.count(name) != 1 for name in columns):
         got = ", ".join(names) or "nothing"
         raise NACError(f"{path}: expected a first line with {' and '.join(columns)}, got {got}.")
-    if not lines:
-        raise NACError(f"the list {path} is empty.")
+    if is_text and not takes_text(transform):
+        raise NACError(
+            f"{path} holds texts, but the network takes images. Expected a column 'path' with "
+            "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
+        )
     rows = []
     for number, line in lines:
         if len(line) != len(names):
@@ -158,29 +158,14 @@ def _read_csv(path: Path, labelled: bool) -> tuple[str, list[str], list[str]]:
                 f"{path}, line {number}: expected {len(names)} entries, got {len(line)}. Put "
                 "entries that have commas in double quotes."
             )
-        rows.append({name: entry.strip() for name, entry in zip(names, line)})
-        if not all(rows[-1][name] for name in columns):
+        rows.append([line[names.index(name)].strip() for name in columns])
+        if not all(rows[-1]):
             raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")
-    return content, [row[content] for row in rows], [row["label"] for row in rows if labelled]
-
-
-def _dataset(
-    path: PathOrText,
-    column: str,
-    items: Sequence[str],
-    labels: Sequence[int],
-    transform: Any,
-    classes: Sequence[str] = (),
-) -> SampleList:
-    if column == "text" and not takes_text(transform):
-        raise NACError(
-            f"{path} holds texts, but the network takes images. Expected a column 'path' with "
-            "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
-        )
-    origin, root = (
-        (str(path), Path(path).parent) if _is_csv(path) else (f"the folder {path}", Path(path))
-    )
-    return SampleList(items, labels, transform, origin, classes, None if column == "text" else root)
+    if not rows:
+        raise NACError(f"the list {path} is empty.")
+    items, root = [row[0] for row in rows], None if is_text else path.parent
+    samples = SampleList(items, [-1] * len(items), transform, str(path), root=root)
+    return samples, [row[-1] for row in rows if labelled]
 
 
 class DomainFolder(SampleList):
@@ -237,7 +222,9 @@ def domain_folders(root: PathOrText) -> dict[str, Path]:
 
 def domain_classes(folders: Iterable[PathOrText]) -> tuple[str, ...]:
     """The names of all classes that occur in any of the domains, sorted."""
-    return tuple(sorted({c for folder in folders for c in _read(Path(folder), labelled=True)[2]}))
+    return tuple(
+        sorted({c for folder in folders for c in _read(Path(folder), None, labelled=True)[1]})
+    )
 
 
 def domainbed_transform(size: int = 224) -> Transform:

@@ -49,9 +49,14 @@ class Samples(Dataset[Any]):
     """
 
     def __init__(
-        self, name: str, data: Any, *, batch_size: int = 100, workers: int = 0,
+        self,
+        name: str,
+        data: Any,
+        *,
+        batch_size: int = 100,
+        workers: int = 0,
         progress: Optional[bool] = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.progress = name, progress
         self.batch_size, self.workers = batch_size, workers
         self.dataset, self.collate = _in_order(name, data)

@@ -124,14 +124,10 @@ def own_sets(
     def ood_sets(role: str, entries: Sequence[str]) -> dict[str, Any]:
         def read(name: str, path: str) -> Any:
             if not path:
-                raise NACError(
-                    f"expected NAME=FOLDER for a set of images of your own, got '{name}': there "
-                    "are no lists to look a name up in."
-                )
-            is_data = not is_code(path)
-            return (
-                unlabelled_samples(path, transform) if is_data else _run_code(role, path, transform)
-            )
+                raise NACError(f"expected NAME=FOLDER for a set of images of yours, got '{name}'.")
+            if is_code(path):
+                return _run_code(role, path, transform)
+            return unlabelled_samples(path, transform)
 
         return named_sets(entries, read)
 
