@@ -167,7 +167,7 @@ def image_folder(folder: Path) -> Case:
 
     def change(rng: Random, root: Path) -> None:
         files = sorted(path for path in root.rglob("*") if path.is_file())
-        path, how = rng.choice(files or [root / "none.png"]), rng.randrange(8)
+        path, how = rng.choice(files or [root / "none.png"]), rng.randrange(7)
         if how == 0 and path.exists():
             mutate_bytes(rng, path)
         elif how == 1:
@@ -180,12 +180,10 @@ def image_folder(folder: Path) -> Case:
         elif how == 4:
             shutil.rmtree(root / rng.choice("abc"), ignore_errors=True)
         elif how == 5:
-            (root / f"empty{rng.randrange(99)}").mkdir(exist_ok=True)
-        elif how == 6:
-            (root / f"file{rng.randrange(99)}.jpg").write_bytes(b"")
+            (root / "empty").mkdir(exist_ok=True)
         else:
-            (root / "a").mkdir(exist_ok=True)
-            (root / "a" / "notes.txt").write_text("no image")
+            name = rng.choice(("file.jpg", "notes.txt"))
+            (root / f"{rng.randrange(99)}{name}").write_bytes(b"")
 
     def case(rng: Random, place: Path) -> Any:
         root = shutil.copytree(folder, place / "images")

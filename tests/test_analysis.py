@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from analysis_data import ARCH, CONFIG, few_sets, finding, prepared
 from nac_openood.analysis import KINDS, chosen_kinds
 from nac_openood.analysis.api import analyze
 from nac_openood.analysis.data import Options
-from nac_openood.analysis.finding import About, Finding
+from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.layers import subsets
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.api import compare
@@ -23,9 +23,8 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
-from nac_openood.records import from_values
 from nac_openood.report.write import write_analysis_page, write_finding
-from nac_openood.tables import BarGroups, Column, Densities, Density, Lines, Series, Table
+from nac_openood.tables import Column, Table
 
 
 @pytest.fixture
@@ -175,31 +174,15 @@ def test_the_papers_numbers_are_beside(data):
 # ---- files
 
 
-def example(**changes):
-    about = {"id_name": "mine", "arch": "net", "accuracy": 90.0, "roles": {"test": "id"},
-             "samples": {"test": 3}, "ood_val": {"name": "x", "surrogate": True}, "searched": False,
-             "settings": {"avgpool": {"n_bins": 50}}, "command": "c",
-             "made_with": {"versions": {"nac_openood": "1"}}}  # fmt: skip
-    about = from_values(About, {**about, **changes.pop("about", {})})
-    given = dict(
-        kind="layers", title="T", sentence="It is so.", about=about,
-        tables=[Table("t", [Column("a", number=False), Column("b")],
-                          [["x", 1.234], ["y", None], ["z", [1.0, 0.5]]])],
-        figures=[
-            Lines("l", "L", "x", "y", [Series("s", [[1.0, 2.0, 0.1], [3.0, None, None]])], True, 1.0),
-            BarGroups("b", "B", "x", ["p", "q"], [["r", [60.0, None]]], 50.0),
-            Densities("d", "D", "x", ["c"], [["r", [Density([0.0, 0.5, 1.0], [0.5, 0.5], [1, 0])]]]),
-        ],
-        records=[{"a": "x", "b": 1.25}, {"a": "y", "c": 2}],
-    )  # fmt: skip
-    return Finding(**{**given, **changes})
-
-
-def test_a_finding_survives_json():
-    text = json.dumps(example().to_dict())
-    again = Finding.from_dict(json.loads(text))
-    assert json.dumps(again.to_dict()) == text
-    assert [type(f) for f in again.figures] == [Lines, BarGroups, Densities]
+@pytest.fixture
+def example():
+    """A finding of an earlier version; its figures are lines."""
+    found = Finding.load(Path(__file__).parent / "data/v0.1/analyze/calibration.json")
+    entries = [["x", 1.234], ["y", None], ["z", [1.0, 0.5]]]
+    table = Table("t", [Column("a", number=False), Column("b")], entries)
+    records = [{"a": "x", "b": 1.25}, {"a": "y", "c": 2}]
+    about = replace(found.about, searched=False)
+    return replace(found, sentence="It is so.", tables=[table], records=records, about=about)
 
 
 @pytest.mark.parametrize("document", [{}, {"format": 1}, {"format": 99, "kind": "x"}])
@@ -209,22 +192,23 @@ def test_what_is_no_finding(document, tmp_path):
         Finding.load(path)
 
 
-def test_csv_and_page(tmp_path):
+def test_csv_and_page(example, tmp_path):
     pytest.importorskip("matplotlib")
-    write_finding(example(), tmp_path)
-    assert (tmp_path / "layers.csv").read_text() == "a,b,c\nx,1.25,\ny,,2\n"
+    write_finding(example, tmp_path)
+    assert (tmp_path / "calibration.csv").read_text() == "a,b,c\nx,1.25,\ny,,2\n"
     text = write_analysis_page(tmp_path).read_text()
-    assert "It is so." in text and text.count("<svg") == 3
+    assert "It is so." in text and text.count("<svg") == len(example.figures)
     assert "1.00 <small>± 0.50</small>" in text and "1.23" in text
     assert "NAC&#39;s settings were not searched." in text
 
 
-def test_the_page_is_about_one_network(tmp_path):
+def test_the_page_is_about_one_network(example, tmp_path):
     with pytest.raises(FileError, match="holds no findings"):
         write_analysis_page(tmp_path)
     pytest.importorskip("matplotlib")
-    old = example(kind="params", sentence="Of another network.")
-    write_finding(replace(old, about=replace(old.about, accuracy=1.0)), tmp_path)
-    write_finding(example(), tmp_path)
+    other = replace(example.about, accuracy=1.0)
+    old = replace(example, kind="params", sentence="Of another network.", about=other)
+    write_finding(old, tmp_path)
+    write_finding(example, tmp_path)
     text = write_analysis_page(tmp_path).read_text()
     assert "It is so." in text and "Of another network." not in text

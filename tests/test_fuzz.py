@@ -1,6 +1,6 @@
 """Damaged inputs and files, a few of each kind; `scripts/fuzz.py` tries thousands."""
 
-import math
+import json
 import random
 
 import pytest
@@ -98,18 +98,7 @@ def test_a_checksum_notices_every_change(document, seed):
     document.pop("sha256", None)
     whole = with_checksum(document)
     changed = value_mutated(random.Random(seed), whole)
-    if not isinstance(changed, dict) or "sha256" not in changed or _same(changed, whole):
-        return
-    with pytest.raises(NACError, match="does not match its checksum"):
-        checked_content(changed)
-
-
-def _same(one, other):
-    """Equal, where NaN equals itself and 1 is not True."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
-        return math.isnan(other)
-    return type(one) is type(other) and one == other and str(one) == str(other)
+    same = json.dumps(changed, sort_keys=True) == json.dumps(whole, sort_keys=True)
+    if isinstance(changed, dict) and "sha256" in changed and not same:
+        with pytest.raises(NACError, match="does not match its checksum"):
+            checked_content(changed)
