@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
 from nac_openood.detector.batches import as_batch
@@ -12,7 +12,6 @@ from nac_openood.errors import NACError, ProbeError
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.inputs import as_inputs, joined_inputs, prepare, rows, sample_count, shapes
 from nac_openood.network.probe import classify
-from nac_openood.training.loop import train
 
 CLASSES = 3
 
@@ -107,21 +106,6 @@ def test_automatic_layers_quotas_and_large_batches(net):
     )
 
 
-def test_a_dataset_of_dicts_behind_a_loader(net):
-    class Rows(Dataset):
-        targets = (torch.arange(60) % CLASSES).tolist()
-
-        def __len__(self):
-            return 60
-
-        def __getitem__(self, index):
-            x, y = data()
-            return {"a": x[index, :5], "b": x[index, 5:], "labels": int(y[index])}
-
-    found = NACDetector(net, ["act"]).fit(DataLoader(Rows(), batch_size=16), n_samples=30)
-    assert found.fit_summary_.class_counts == {0: 10, 1: 10, 2: 10}
-
-
 def test_one_tensor_under_any_name_is_the_input(small_net, images, labels):
     expected = NACDetector(small_net, ["avgpool"]).fit([(images, labels)]).score(images)
     for name in ("image", "pixel_values"):
@@ -179,14 +163,6 @@ def test_rows_counts_and_joins_of_nested_inputs():
     assert part["a"][0].tolist() == [4, 1] and part["b"].tolist() == [8, 2]
     both = joined_inputs([rows(x, slice(0, 2)), rows(x, slice(2, 6))])
     assert both["a"][0].tolist() == list(range(6)) and both["b"].tolist() == x["b"].tolist()
-
-
-def test_training_takes_them_too():
-    torch.manual_seed(0)
-    net = TwoInputs()
-    x, y = data()
-    log = train(net, [[((x[:, :5], x[:, 5:]), y)]], steps=3, every=3, rate=1e-3, progress=False)
-    assert len(log) == 1
 
 
 class Output:

@@ -108,35 +108,28 @@ def test_a_network_of_ones_own_works_by_path():
     assert detector.rule_.histograms["2"].neurons == 36
 
 
-def test_an_unknown_network_lists_its_modules():
+def test_choices_that_cannot_be_read_are_explained(small_net):
     net = Wrapper("trunk", nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
-    with pytest.raises(
-        ProbeError, match=r"not in the architecture table.*Its modules: trunk, trunk.0"
+    wrapped = Wrapper("module", small_net)
+    for chosen, layers, message in (
+        (net, "cifar10", r"not in the architecture table.*Its modules: trunk, trunk.0"),
+        (net, ["trunk.2"], r"no layer 'trunk.2'. Did you mean 'trunk.1'.*LayerConfig"),
+        (TV.resnet18(), ["layer5"], r"no layer 'layer5'. Did you mean 'layer4'.*known layers are"),
+        (small_net, [], "no layers given"),
+        (small_net, {"avgpool": 50}, "expected a LayerConfig, got 50"),
+        (wrapped, ["avgpool", "module.avgpool"], "'avgpool' and '.*' are the same module"),
     ):
-        NACDetector(net, "cifar10")
-    with pytest.raises(
-        ProbeError, match=r"no layer 'trunk.2'. Did you mean 'trunk.1'.*LayerConfig"
-    ):
-        NACDetector(net, ["trunk.2"])
-
-
-def test_an_unknown_layer_of_a_known_network():
-    with pytest.raises(
-        ProbeError, match=r"no layer 'layer5'. Did you mean 'layer4'.*known layers are"
-    ):
-        NACDetector(TV.resnet18(), ["layer5"])
-
-
-def test_bad_choices(small_net):
-    with pytest.raises(NACError, match="no layers given"):
-        NACDetector(small_net, [])
-    with pytest.raises(NACError, match="expected a LayerConfig, got 50"):
-        NACDetector(small_net, {"avgpool": 50})
-    with pytest.raises(NACError, match="'avgpool' and '.*' are the same module"):
-        NACDetector(Wrapper("module", small_net), ["avgpool", "module.avgpool"])
+        with pytest.raises(NACError, match=message):
+            NACDetector(chosen, layers)
 
 
 def test_layouts():
+    for layout, shape, message in (
+        (None, [3], r"layer 'x' outputs a tensor of shape \[3\]"),
+        ("tokens", [1, 2, 3, 4], "layout 'tokens', which is for outputs of"),
+    ):
+        with pytest.raises(ProbeError, match=message):
+            pooling_for(layout, torch.Size(shape), "x")
     maps = torch.arange(24.0).reshape(1, 2, 3, 4)
     assert LAYOUTS["maps"](maps).tolist() == [[66.0, 210.0]]
     assert LAYOUTS["maps_last"](maps.permute(0, 2, 3, 1)).tolist() == [[66.0, 210.0]]
@@ -144,13 +137,6 @@ def test_layouts():
     assert LAYOUTS["class_token"](maps[0]).tolist() == [[0.0, 1, 2, 3], [12.0, 13, 14, 15]]
     assert LAYOUTS["flat"](torch.ones(2, 3, 1, 1)).shape == (2, 3)
     assert LAYOUTS["maps"](torch.full((1, 1, 64, 64), 20.0).half()).item() == 81920.0
-
-
-def test_layouts_that_do_not_fit():
-    with pytest.raises(ProbeError, match=r"layer 'x' outputs a tensor of shape \[3\]"):
-        pooling_for(None, torch.Size([3]), "x")
-    with pytest.raises(ProbeError, match="layout 'tokens', which is for outputs of"):
-        pooling_for("tokens", torch.Size([1, 2, 3, 4]), "x")
 
 
 def test_a_layout_can_be_named(small_net, images):

@@ -107,19 +107,15 @@ def test_pooling_by_hand():
     tokens = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [float("nan")] * 2], [[5.0, 6.0]] * 3])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     shape = tokens.shape
-    assert pooling_for(None, shape, "x", mask=mask)(tokens).tolist() == [[4, 6], [15, 18]]
-    assert pooling_for("tokens", shape, "x", mean=True, mask=mask)(tokens).tolist() == [
-        [2, 3],
-        [5, 6],
-    ]
-    assert pooling_for("last_token", shape, "x", mask=mask)(tokens).tolist() == [[3, 4], [5, 6]]
     left = torch.tensor([[False, True, True], [False, False, True]])
     numbers = torch.arange(12.0).reshape(2, 3, 2)
-    assert pooling_for("last_token", shape, "x", mask=left)(numbers).tolist() == [[4, 5], [10, 11]]
-    assert pooling_for("last_token", shape, "x")(numbers).tolist() == [[4, 5], [10, 11]]
-    assert pooling_for("last_token", shape, "x", mean=True)(numbers).tolist() == [[4, 5], [10, 11]]
-    # a mask of another length says nothing about this layer
-    assert pooling_for("tokens", shape, "x", mask=mask[:, :2])(numbers).tolist() == [
-        [6, 9],
-        [24, 27],
-    ]
+    for layout, options, values, expected in (
+        (None, {"mask": mask}, tokens, [[4, 6], [15, 18]]),
+        ("tokens", {"mask": mask, "mean": True}, tokens, [[2, 3], [5, 6]]),
+        ("last_token", {"mask": mask}, tokens, [[3, 4], [5, 6]]),
+        ("last_token", {"mask": left}, numbers, [[4, 5], [10, 11]]),
+        ("last_token", {"mean": True}, numbers, [[4, 5], [10, 11]]),
+        # a mask of another length says nothing about this layer
+        ("tokens", {"mask": mask[:, :2]}, numbers, [[6, 9], [24, 27]]),
+    ):
+        assert pooling_for(layout, shape, "x", **options)(values).tolist() == expected

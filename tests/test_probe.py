@@ -94,15 +94,6 @@ def test_any_caller_and_frozen_networks(small_net, images, caller, frozen):
         assert not reading.gradient.requires_grad
 
 
-def test_channels_last(small_net, images):
-    expected = expected_readings(small_net, images)
-    small_net.to(memory_format=torch.channels_last)
-    probed = read(
-        small_net, images.contiguous(memory_format=torch.channels_last), layers(small_net)
-    )
-    same(probed, expected)
-
-
 def autocast(dtype):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
