@@ -1,9 +1,7 @@
 """OpenOOD's numbers and its hyperparameter protocol, and what a method costs."""
 
-import json
 import subprocess
 import sys
-import textwrap
 import time
 
 import numpy as np
@@ -240,32 +238,15 @@ _RESETS = Meter()._restart_peak() is not None
 needs_peaks = pytest.mark.skipif(not _RESETS, reason="the system does not record peak memory")
 
 
-def in_a_new_process(code):
-    """What `code` prints as JSON. A process that has freed much memory before may use it again,
-    and then its resident memory does not grow."""
-    head = "import json; import numpy as np; from nac_openood.benchmark.run.cost import Meter\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(code)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
 @needs_peaks
 def test_memory_of_a_block_is_seen_even_if_it_is_gone_at_the_end():
-    measured, nothing = in_a_new_process(
-        """
-        np.ones(50_000_000)  # an earlier, higher peak is not this block's
-        with Meter() as measured:
-            block = np.ones(25_000_000)  # 200 MB, touched
-            del block
-        with Meter() as nothing:
-            pass
-        print(json.dumps([measured.peak_mb, nothing.peak_mb]))
-        """
-    )
-    assert 150 < measured < 300
-    assert 0 <= nothing < 50
+    np.ones(50_000_000)  # an earlier, higher peak is not this block's
+    with Meter() as measured:
+        block = np.ones(25_000_000)  # 200 MB, touched
+        del block
+    with Meter() as nothing:
+        pass
+    assert 150 < measured.peak_mb < 300 and 0 <= nothing.peak_mb < 50
 
 
 def test_a_system_that_does_not_record_memory(monkeypatch):
