@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import tokenize
+import warnings
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -207,7 +208,12 @@ def _write_images(folder: Path) -> None:
 
 def _traced(work: Callable[[], Any]) -> Trace:
     silent = io.StringIO()
-    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), Trace() as trace:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(silent))
+        stack.enter_context(contextlib.redirect_stderr(silent))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # about the few images
+        trace = stack.enter_context(Trace())
         work()
     return trace
 
