@@ -12,6 +12,19 @@ from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.sources.small_networks import CifarResNet18
 
 
+def tiny_vit():
+    return VisionTransformer(32, 16, 2, 2, 12, 24, num_classes=5)
+
+
+def state_of(net):
+    """A network as it is, without the random state."""
+    return {name: part for name, part in snapshot(net).items() if name not in ("rng", "modes")}
+
+
+def assert_untouched(net, before):
+    assert equal(before, state_of(net))
+
+
 def torchvision_net(name):
     return torchvision.models.get_model(name, weights=None, num_classes=5)
 
@@ -40,7 +53,7 @@ class Nested(nn.Module):
 NETS = {
     "resnet18": (lambda: torchvision_net("resnet18"), 32, "fc"),
     "cifar": (lambda: CifarResNet18(5), 32, "fc"),
-    "vit": (lambda: VisionTransformer(32, 16, 2, 2, 12, 24, num_classes=5), 32, "heads.head"),
+    "vit": (tiny_vit, 32, "heads.head"),
     "timm vit": (lambda: timm_net("vit_tiny_patch16_224", img_size=32, depth=2), 32, "head"),
     "timm convnext": (lambda: timm_net("convnext_atto"), 32, "head.fc"),
     "nested": (Nested, 32, "backbone.exit.0.1"),
