@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import dataclasses
-import json
-
 import pytest
 
-from nac_openood import NACError
 from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
@@ -70,22 +66,6 @@ def test_methods_narrows_it_down() -> None:
     rows = against(MEASURED, "cifar10", R18, methods=["nac", "knn"])
     assert {r.method for r in rows} == {"knn", "nac"}
     assert against({}, "cifar10", R18, methods=[]) == []
-
-
-def test_rows_are_json() -> None:
-    rows = [dataclasses.asdict(r) for r in against(MEASURED, "cifar10", R18)]
-    assert [Against(**row) for row in json.loads(json.dumps(rows))] == against(
-        MEASURED, "cifar10", R18
-    )
-
-
-def test_no_such_results() -> None:
-    with pytest.raises(
-        NACError, match="no results for imagenet200 with resnet18_224x224; it has: "
-    ):
-        against({}, "imagenet200", "resnet18_224x224")
-    with pytest.raises(NACError, match="cifar10 with resnet18_32x32.*imagenet with vit_b_16"):
-        against({}, "cifar10", "vit_b_16")
 
 
 def test_an_average_of_ours_is_marked() -> None:

@@ -20,7 +20,7 @@ from openood_tiny import (
     write_benchmark,
     write_configs,
 )
-from test_head import assert_untouched, state_of
+from test_probe import equal, snapshot
 from torch import nn
 from torchvision.models import VisionTransformer
 
@@ -79,12 +79,12 @@ def ours(data, configs, net, tmp_path_factory):
     out = tmp_path_factory.mktemp("ours")
     with openood_ready():
         known = tables()
-    before = state_of(net)
+    before = snapshot(net)
     found = [
         run_study(asked_of(data, out, configs, BASELINES, net, full_spectrum=full))
         for full in (False, True)
     ]
-    assert_untouched(net, before)
+    assert equal(before, snapshot(net))
     with openood_ready():
         assert tables() == known and known[0]["cifar10"] == 10
     return found
@@ -281,7 +281,7 @@ def test_no_trace_where_a_method_raises(method, last, configs, net):
     net.layer2.train()  # half of it in training mode, as fine-tuned nets may be
     with openood_ready():
         known = tables()
-    before = state_of(net)
+    before = snapshot(net)
     try:
         sets = (batches(), batches(), batches())
         given = MethodInputs(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
@@ -290,12 +290,12 @@ def test_no_trace_where_a_method_raises(method, last, configs, net):
             broken = dataclasses.replace(given, train=Tripping(batches(), last))
             with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
                 scorer.setup(broken)
-            assert_untouched(net, before)
+            assert equal(before, snapshot(net))
         scorer.setup(given)
-        assert_untouched(net, before)
+        assert equal(before, snapshot(net))
         with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
             scorer.score(Tripping(batches(), last))
-        assert_untouched(net, before)
+        assert equal(before, snapshot(net))
     finally:
         net.eval()
         net.fc.weight.grad = None

@@ -13,7 +13,7 @@ import torch
 from compare_toy import SETTINGS, Failing, Toy, small_net
 from conftest import SmallNet
 from PIL import Image
-from test_head import assert_untouched, state_of
+from test_probe import equal, snapshot
 from torch import nn
 from torch.utils.data import (
     DataLoader,
@@ -107,10 +107,9 @@ def test_a_picture_that_cannot_be_had_costs_no_results(data):
 
 def test_a_network_and_datasets_make_results_and_tables(data, tmp_path):
     net = small_net(None).train()
-    before, state = state_of(net), torch.get_rng_state()
+    before = snapshot(net)
     results = run(net, data, ["msp", "knn", "nac"], backend="pytorch-ood")
-    assert_untouched(net, before)
-    assert torch.equal(state, torch.get_rng_state())
+    assert equal(before, snapshot(net))
     status = {r.method: (r.status, r.error) for r in results.rows}
     assert status["msp"] == status["nac"] == ("ok", None)
     assert status["knn"][0] == "ok" and results.arch == "SmallNet"

@@ -82,12 +82,6 @@ def test_driver_runs_and_its_options_are_known(script: Path, tmp_path: Path) -> 
         PARSER.parse_args(call)  # leaves with exit code 2 on an unknown option
 
 
-def test_the_parser_would_object(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        PARSER.parse_args(["search", "--no-such-option"])
-    assert "--no-such-option" in capsys.readouterr().err
-
-
 def runs_of(name: str, tmp_path: Path) -> list[list[str]]:
     return calls(next(s for s in SCRIPTS if s.stem == name), tmp_path)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from statistics import fmean
 from typing import Callable, Mapping
 
@@ -26,9 +24,6 @@ from nac_openood.detector.presets import preset
 
 R18 = "resnet18_32x32"
 BACKBONES = ("resnet50", "vit_b_16")
-
-#: Printed averages that are not the mean of what is printed beside them. The paper has none.
-WRONG_AVERAGES: Mapping[tuple[str, ...], float] = {}
 
 
 def members(each: PrintedTable, at: Mapping[str, str]) -> list[float]:
@@ -68,26 +63,12 @@ def off_averages(each: PrintedTable) -> tuple[dict[tuple[str, ...], float], int]
 )  # fmt: skip
 def test_printed_averages_are_the_means_of_what_is_printed(name: str, count: int) -> None:
     off, seen = off_averages(table(name))
-    assert off == {key: mean for key, mean in WRONG_AVERAGES.items() if key[0] == name}
-    assert seen == count
+    assert not off and seen == count
 
 
 def test_other_tables_print_no_average_beside_its_parts() -> None:
     with_averages = [name for name, each in tables().items() if off_averages(each)[1]]
     assert with_averages == [f"Table {n}" for n in (1, 2, 15, 17, 20, 21, 22)]
-
-
-def test_that_test_can_fail() -> None:
-    rows = dict(table("Table 20").rows)
-    rows[("nac",)] = (Value(15.24), *rows[("nac",)][1:])  # 15.14 misread
-    changed = PrintedTable(
-        "Table 20", "", ("method",), *_columns("Table 20"), rows, table("Table 20").fixed
-    )
-    assert list(off_averages(changed)[0].values()) == [18.33]
-
-
-def _columns(name: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return table(name).column_axes, table(name).columns
 
 
 def test_averages_over_sets_that_other_tables_print() -> None:
@@ -232,12 +213,6 @@ def test_where_the_text_is_at_odds_with_the_tables(text: str) -> None:
     assert round(right, 1) != round(quoted, 1)
 
 
-def test_where_the_misquoted_numbers_come_from() -> None:
-    gain = far("cifar100", "nac", "AUROC") - far("cifar100", "knn", "AUROC")
-    assert gain == pytest.approx(4.58)
-    assert seconds("she") == 1019.34
-
-
 def test_nac_is_best_on_average_as_the_paper_says() -> None:
     cifar10, cifar100 = published("cifar10", R18), published("cifar100", R18)
     for results, group in ((cifar10, "farood"), (cifar10, "nearood"), (cifar100, "farood")):
@@ -277,25 +252,6 @@ def test_spot_values() -> None:
     assert PRINTED_METHODS["nac"] == "NAC-UE" and PRINTED_METHODS["temp_scaling"] == "TempScale"
 
 
-AFTER = """
-from nac_openood.benchmark.methods import table
-table.METHODS = {"fdbd": table.Method("fdbd", "fDBD", openood=True), **table.METHODS}
-from nac_openood.benchmark.paper.published import against
-from nac_openood.benchmark.paper.published import PRINTED_METHODS, published
-rows = against({"fdbd": {"svhn": {"AUROC": (90.0, None)}}}, "cifar10", "resnet18_32x32")
-print(*PRINTED_METHODS, rows[-1].method, rows[-1].published, "fdbd" in published("imagenet", "vit_b_16"))
-"""
-
-
-def test_a_method_that_came_after_the_paper_changes_nothing_here() -> None:
-    done = subprocess.run([sys.executable, "-c", AFTER], capture_output=True, text=True)
-    assert done.stdout.split() == [*PRINTED_METHODS, "fdbd", "None", "False"], done.stderr
-
-
-def test_cifar100_has_no_near_numbers() -> None:
-    assert "nearood" not in published("cifar100", R18)["nac"]
-
-
 def test_unknown_names_are_told_what_there_is() -> None:
     with pytest.raises(
         NACError, match="unknown table 'Table 27'; expected one of Table 1, Table 2"
@@ -329,13 +285,10 @@ def test_a_file_that_is_no_table_is_named(tmp_path, text: str, what: str) -> Non
 
 def test_claims_that_hold_with_exceptions() -> None:
     """The rest of the list in docs/published.md."""
-    state = table("Table 16")
-    assert (
-        state.value(state="z*dg", metric="AUROC").mean < state.value(state="z", metric="AUROC").mean
-    )
-    layers = table("Table 4")
+    z, z_dg = (table("Table 16").value(state=s, metric="AUROC").mean for s in ("z", "z*dg"))
+    assert z_dg < z
     three, four = (
-        layers.value(layers=names, benchmark="cifar100", metric="FPR@95").mean
+        table("Table 4").value(layers=names, benchmark="cifar100", metric="FPR@95").mean
         for names in ("layer4+layer3+layer2", "layer4+layer3+layer2+layer1")
     )
     assert three < four

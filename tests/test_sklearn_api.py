@@ -111,11 +111,6 @@ def test_what_scikit_learn_refuses(digits, fitted):
         fitted.predict(digits[1][:, :10])
 
 
-def test_one_feature(digits):
-    one = digits[0][:, [20]]
-    assert (NACOutlierDetector().fit(one).predict(one) == 1).mean() > 0.8
-
-
 def test_wrong_folds_and_too_few_rows(digits):
     with pytest.raises(NACError, match="n_folds"):
         NACOutlierDetector(n_folds=1).fit(digits[0][:50])

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pkgutil import resolve_name
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, some
-from nac_openood.network.head import Head
 from nac_openood.network.inputs import prepare
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import private_copy
@@ -42,20 +41,12 @@ from nac_openood.search.space import grid_points
 #: How many numbers a detector may compute at a time.
 _CHUNK = 2**26
 
-#: From a prepared batch to outlier scores `[batch]` and logits `[batch, classes]`.
-Outliers = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-class FittedBaseline(NamedTuple):
-    """A method that was fitted.
-
-    Args:
-        use: its outlier scores with given hyperparameters.
-        usable: the points of a sweep that can be used with this data.
-    """
-
-    use: Callable[[Point], Outliers]
-    usable: Callable[[Sequence[Point]], list[Point]] = list
+#: A fitted method on features: from hyperparameters to a function of features `[batch, D]` and
+#: logits `[batch, classes]` that returns outlier scores `[batch]`.
+OnFeatures = Callable[[Point], Callable[[Tensor, Tensor], Tensor]]
+#: A fitted method on the network: from hyperparameters to a function of a batch that returns
+#: outlier scores and logits.
+OnNetwork = Callable[[Point], Callable[[Tensor], tuple[Tensor, Tensor]]]
 
 
 def detectors() -> Any:
@@ -90,7 +81,8 @@ class PytorchOODScorer:
         except metadata.PackageNotFoundError:
             self.implementation = "pytorch-ood of unknown version"
         self.method, self._defaults, self._sweep = method.name, method.defaults, method.sweep
-        module = __name__ if method.needs == "features" else f"{__name__}_network"
+        self._on_features = method.needs == "features"
+        module = __name__ if self._on_features else f"{__name__}_network"
         self._fit = resolve_name(f"{module}:fit_{method.name}")
         self.settings: Mapping[str, Any] = {
             "defaults": dict(method.defaults),
@@ -103,41 +95,62 @@ class PytorchOODScorer:
         """Fit, and search where OpenOOD searches and there is OOD validation data."""
         self._inputs = inputs = replace(inputs, net=private_copy(inputs.net))
         with self._environment():
-            fitted = self._fit(inputs)
+            use = self._fit(inputs)
             if chosen is not None:
                 found = MethodSetup({**self._defaults, **chosen})
             elif inputs.ood_val is None or len(grid_points(self._sweep)) < 2:
-                found = MethodSetup(fitted.usable([dict(self._defaults)])[0])
+                found = MethodSetup(self._usable([dict(self._defaults)])[0])
             else:
-                found = self._search(fitted)
-            self._outliers = fitted.use(dict(found.hyperparameters))
+                found = self._search(use)
+            self._outliers = use(dict(found.hyperparameters))
         return found
 
-    def _search(self, fitted: FittedBaseline) -> MethodSetup:
+    def _usable(self, points: Sequence[Point]) -> Sequence[Point]:
+        """The points that can be used with this data."""
+        if self.method not in ("knn", "vim"):
+            return points
+        (name,) = self._defaults
+        net: Any = self._inputs.net
+        n_train = sum(batch.size for batch in batches(self._inputs.train))
+        values = usable_values(
+            self.method, [point[name] for point in points], n_train=n_train,
+            width=net.fc.in_features,
+        )  # fmt: skip
+        return [{name: value} for value in values]
+
+    def _search(self, use: Any) -> MethodSetup:
         every = grid_points(self._sweep)
         loaders: list[Any] = [self._inputs.id_val, self._inputs.ood_val]
-        if isinstance(self._inputs.net, Head):
+        if self._on_features:
             loaders = [list(loader) for loader in loaders]  # features fit into memory
 
         def validate(point: Point) -> tuple[Tensor, Tensor]:
-            outliers = fitted.use(point)
+            self._outliers = use(point)
             inside, outside = (
-                -torch.cat([outliers(x)[0].cpu() for x, _ in labelled(self._inputs.net, loader)])
+                -torch.cat([self._score(x)[0].cpu() for x, _ in labelled(self._inputs.net, loader)])
                 for loader in loaders
             )
             return inside, outside
 
         return search_grid(
-            fitted.usable(every), validate, sweep_size=len(every), title=self.method,
+            self._usable(every), validate, sweep_size=len(every), title=self.method,
             progress=self._inputs.progress,
         )  # fmt: skip
+
+    def _score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outlier scores `[batch]` and logits `[batch, classes]` of a prepared batch."""
+        if not self._on_features:
+            return self._outliers(x)
+        with torch.no_grad():
+            logits = self._inputs.net(x).float()
+            return self._outliers(x.float(), logits), logits
 
     def score(self, loader: Iterable[Any]) -> Scores:
         """Score the batches of a loader; see `Scorer`."""
         parts, net = [], self._inputs.net
         with self._environment():
             for x, label in labelled(net, bar(loader, self.method, self._inputs.progress)):
-                outlier, logits = self._outliers(x)
+                outlier, logits = self._score(x)
                 score = -outlier.detach().cpu().double().numpy()
                 prediction = logits.argmax(dim=1).cpu().numpy()
                 parts.append(Scores(score, prediction, label.numpy()))
@@ -197,43 +210,35 @@ def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sampl
 # ---- methods on logits
 
 
-def _on_features(inputs: MethodInputs, score: Callable[[Tensor, Tensor], Tensor]) -> Outliers:
-    """Outlier scores from features `[batch, D]` and logits `[batch, classes]`."""
-
-    @torch.no_grad()
-    def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
-        logits = inputs.net(x).float()
-        return score(x.float(), logits), logits
-
-    return outliers
+def _logits(detector: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda _, logits: detector.predict_logits(logits)
 
 
-def _on_logits(inputs: MethodInputs, detector: Any) -> Outliers:
-    return _on_features(inputs, lambda _, logits: detector.predict_logits(logits))
+def _features(detector: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda features, _: detector.predict_features(features)
 
 
-def fit_msp(inputs: MethodInputs) -> FittedBaseline:
+def fit_msp(inputs: MethodInputs) -> OnFeatures:
     """The largest softmax probability."""
-    return FittedBaseline(lambda point: _on_logits(inputs, detectors().MaxSoftmax(None)))
+    return lambda point: _logits(detectors().MaxSoftmax(None))
 
 
-def fit_mls(inputs: MethodInputs) -> FittedBaseline:
+def fit_mls(inputs: MethodInputs) -> OnFeatures:
     """The largest logit."""
-    return FittedBaseline(lambda point: _on_logits(inputs, detectors().MaxLogit(None)))
+    return lambda point: _logits(detectors().MaxLogit(None))
 
 
-def fit_ebo(inputs: MethodInputs) -> FittedBaseline:
+def fit_ebo(inputs: MethodInputs) -> OnFeatures:
     """Energy."""
-    kind = detectors().EnergyBased
-    return FittedBaseline(lambda point: _on_logits(inputs, kind(None, t=point["temperature"])))
+    return lambda point: _logits(detectors().EnergyBased(None, t=point["temperature"]))
 
 
-def fit_gen(inputs: MethodInputs) -> FittedBaseline:
+def fit_gen(inputs: MethodInputs) -> OnFeatures:
     """Generalized entropy; as in OpenOOD, an `M` above the number of classes means all."""
-    return FittedBaseline(lambda point: _on_logits(inputs, detectors().GEN(None, **point)))
+    return lambda point: _logits(detectors().GEN(None, **point))
 
 
-def fit_temp_scaling(inputs: MethodInputs) -> FittedBaseline:
+def fit_temp_scaling(inputs: MethodInputs) -> OnFeatures:
     """Softmax at the temperature with the lowest loss on ID validation data."""
     logits, label = collect(inputs.net, inputs.id_val, inputs.net)
     detector = detectors().TemperatureScaling(None)
@@ -241,22 +246,20 @@ def fit_temp_scaling(inputs: MethodInputs) -> FittedBaseline:
         detector.t.fill_(1.5)  # where OpenOOD starts
     with torch.enable_grad():
         detector.fit_logits(logits, label)
-    return FittedBaseline(lambda point: _on_logits(inputs, detector))
+    return lambda point: _logits(detector)
 
 
-def fit_klm(inputs: MethodInputs) -> FittedBaseline:
+def fit_klm(inputs: MethodInputs) -> OnFeatures:
     """Divergence from the mean posterior of each predicted class, of ID validation data.
 
     In float64, as in OpenOOD: the divergence of confident predictions is tiny.
     """
     detector = detectors().KLMatching(None)
     detector.fit_logits(collect(inputs.net, inputs.id_val, inputs.net)[0].double())
-    return FittedBaseline(
-        lambda point: _on_features(inputs, lambda _, z: detector.predict_logits(z.double()))
-    )
+    return lambda point: lambda _, logits: detector.predict_logits(logits.double())
 
 
-def fit_openmax(inputs: MethodInputs) -> FittedBaseline:
+def fit_openmax(inputs: MethodInputs) -> OnFeatures:
     """Extreme value statistics of the distances to the class centers of training logits.
 
     Weibull models of correct predictions, with OpenOOD's tail, alpha and distance.
@@ -279,76 +282,63 @@ def fit_openmax(inputs: MethodInputs) -> FittedBaseline:
         both = torch.cat([logits.double(), centers.to(logits.device)])
         return detector.predict_logits(both)[: len(logits)]
 
-    return FittedBaseline(lambda point: _on_features(inputs, score))
+    return lambda point: score
 
 
 # ---- methods on features
 
 
-def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> FittedBaseline:
+def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> OnFeatures:
     """A detector without hyperparameters that is fitted on training features and labels."""
     values, label = collect(inputs.net, inputs.train)
     check_classes(method, label, inputs.n_classes)
     detector.fit_features(values, label)
-    return FittedBaseline(
-        lambda point: _on_features(inputs, lambda z, logits: detector.predict_features(z))
-    )
+    return lambda point: _features(detector)
 
 
-def fit_mds(inputs: MethodInputs) -> FittedBaseline:
+def fit_mds(inputs: MethodInputs) -> OnFeatures:
     """Mahalanobis distance to the nearest class."""
     return _fitted_on_train("mds", inputs, detectors().Mahalanobis(None))
 
 
-def fit_rmds(inputs: MethodInputs) -> FittedBaseline:
+def fit_rmds(inputs: MethodInputs) -> OnFeatures:
     """Mahalanobis distance to the nearest class, relative to that to all training data."""
     return _fitted_on_train("rmds", inputs, detectors().RMD(None))
 
 
-def fit_she(inputs: MethodInputs) -> FittedBaseline:
+def fit_she(inputs: MethodInputs) -> OnFeatures:
     """Inner product with the mean of the class's correct training features."""
     # on the CPU: the detector moves all features to where its head is
     return _fitted_on_train("she", inputs, detectors().SHE(None, copy.deepcopy(inputs.net).cpu()))
 
 
-def fit_knn(inputs: MethodInputs) -> FittedBaseline:
+def fit_knn(inputs: MethodInputs) -> OnFeatures:
     """Distance to the K-th nearest training feature; all features have unit length."""
     values, label = collect(inputs.net, inputs.train)
     F.normalize(values, dim=1, out=values)  # in place: the detector would make a copy of all
     detector = detectors().KNN(None, k=1, normalize=False)
     detector.fit_features(values, label.clamp(min=0))
-    n_train = len(values)
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor, Tensor], Tensor]:
         detector.k = int(point["K"])
-        return _on_features(inputs, lambda z, _: detector.predict_features(F.normalize(z, dim=1)))
+        return lambda features, _: detector.predict_features(F.normalize(features, dim=1))
 
-    def usable(points: Sequence[Point]) -> list[Point]:
-        values = usable_values("knn", [point["K"] for point in points], n_train=n_train)
-        return [{"K": k} for k in values]
-
-    return FittedBaseline(use, usable)
+    return use
 
 
-def fit_vim(inputs: MethodInputs) -> FittedBaseline:
+def fit_vim(inputs: MethodInputs) -> OnFeatures:
     """Energy less the norm outside the principal subspace, which is fitted for every `dim`."""
     train = collect(inputs.net, inputs.train)
     weight, bias = _head_weights(inputs.net)
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor, Tensor], Tensor]:
         detector = detectors().ViM(None, d=int(point["dim"]), w=weight, b=bias)
-        detector.fit_features(*train)
-        return _on_features(inputs, lambda z, logits: detector.predict_features(z))
+        return _features(detector.fit_features(*train))
 
-    def usable(points: Sequence[Point]) -> list[Point]:
-        width = train[0].shape[1]
-        dims = usable_values("vim", [point["dim"] for point in points], width=width)
-        return [{"dim": dim} for dim in dims]
-
-    return FittedBaseline(use, usable)
+    return use
 
 
-def fit_dice(inputs: MethodInputs) -> FittedBaseline:
+def fit_dice(inputs: MethodInputs) -> OnFeatures:
     """Energy of a head without the weights that contribute least to training data."""
     weight, bias = _head_weights(inputs.net)
     total, count = torch.zeros(()), 0
@@ -356,51 +346,47 @@ def fit_dice(inputs: MethodInputs) -> FittedBaseline:
         total, count = total.to(x.device) + x.double().sum(dim=0), count + len(x)
     mean = (total / count).float()[None].cpu()  # all that the detector uses of training data
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor, Tensor], Tensor]:
         detector = detectors().DICE(None, weight, bias, p=point["p"] / 100)
         detector.fit_features(mean, torch.zeros(1, dtype=torch.int64))
+        # in parts: the detector multiplies all features with all weights before it sums
+        return lambda features, _: torch.cat(
+            [detector.predict_features(part) for part in in_parts(features, weight.numel())]
+        )
 
-        def score(features: Tensor, logits: Tensor) -> Tensor:
-            # in parts: the detector multiplies all features with all weights before it sums
-            parts = in_parts(features, weight.numel())
-            return torch.cat([detector.predict_features(part) for part in parts])
-
-        return _on_features(inputs, score)
-
-    return FittedBaseline(use)
+    return use
 
 
-def fit_react(inputs: MethodInputs) -> FittedBaseline:
+def fit_react(inputs: MethodInputs) -> OnFeatures:
     """Energy of features clipped at a percentile of ID validation features."""
     values = collect(inputs.net, inputs.id_val)[0]
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor, Tensor], Tensor]:
         detector = detectors().ReAct(None, inputs.net, percentile=point["percentile"] / 100)
         detector.fit_feature_maps(values, torch.zeros(len(values)))
-        return _on_features(inputs, lambda z, logits: detector.predict_feature_maps(z))
+        return lambda features, _: detector.predict_feature_maps(features)
 
-    return FittedBaseline(use)
+    return use
 
 
-def fit_ash(inputs: MethodInputs) -> FittedBaseline:
+def fit_ash(inputs: MethodInputs) -> OnFeatures:
     """Energy of the largest features, all set to one value (ASH-B, as in OpenOOD)."""
 
-    def head(maps: Tensor) -> Tensor:
-        return inputs.net(maps.flatten(1))
-
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor, Tensor], Tensor]:
         percentile = point["percentile"] / 100
-        detector = detectors().ASH(None, head, variant="ash-b", percentile=percentile)
+        detector = detectors().ASH(
+            None, lambda maps: inputs.net(maps.flatten(1)), variant="ash-b", percentile=percentile
+        )
         # maps of one pixel
-        return _on_features(inputs, lambda z, _: detector.predict_feature_maps(z[:, :, None, None]))
+        return lambda features, _: detector.predict_feature_maps(features[:, :, None, None])
 
-    return FittedBaseline(use)
+    return use
 
 
-def fit_gradnorm(inputs: MethodInputs) -> FittedBaseline:
+def fit_gradnorm(inputs: MethodInputs) -> OnFeatures:
     """Norm of the gradient of the head's weights; as in OpenOOD that of the bias is left out."""
     detector = detectors().GradNorm(inputs.net, param_filter=lambda name: name == "fc.weight")
-    return FittedBaseline(lambda point: _on_features(inputs, lambda z, logits: detector.predict(z)))
+    return lambda point: lambda features, _: detector.predict(features)
 
 
 def _head_weights(net: Any) -> tuple[Tensor, Tensor]:

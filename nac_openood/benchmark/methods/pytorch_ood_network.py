@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.pytorch_ood import (
-    FittedBaseline,
-    Outliers,
+    OnNetwork,
     check_classes,
     collect,
     detectors,
@@ -28,7 +27,7 @@ from nac_openood.network.replica import EndOfPass, run
 _STD = (0.5, 0.5, 0.5)
 
 
-def fit_odin(inputs: MethodInputs) -> FittedBaseline:
+def fit_odin(inputs: MethodInputs) -> OnNetwork:
     """Softmax at a temperature, of an image moved towards its predicted class."""
     passes: list[Tensor] = []
 
@@ -37,7 +36,7 @@ def fit_odin(inputs: MethodInputs) -> FittedBaseline:
         passes.append(found.detach())
         return found
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         eps, temperature, std = point["noise"], point["temperature"], list(inputs.std or _STD)
         detector = detectors().ODIN(logits, eps=eps, temperature=temperature, norm_std=std)
 
@@ -48,10 +47,10 @@ def fit_odin(inputs: MethodInputs) -> FittedBaseline:
 
         return outliers
 
-    return FittedBaseline(use)
+    return use
 
 
-def fit_mds_ensemble(inputs: MethodInputs) -> FittedBaseline:
+def fit_mds_ensemble(inputs: MethodInputs) -> OnNetwork:
     """Mahalanobis distance in an early layer, of an image moved towards its predicted class.
 
     OpenOOD's ensemble has one member, the spatial mean of the first stage's input. That is
@@ -75,7 +74,7 @@ def fit_mds_ensemble(inputs: MethodInputs) -> FittedBaseline:
     detector, device = detectors().MahalanobisODIN(encode, norm_std=list(_STD)), device_of(net)
     detector.fit_features(values.to(device), label.to(device))
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         detector.eps = point["noise"]
 
         def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,10 +84,10 @@ def fit_mds_ensemble(inputs: MethodInputs) -> FittedBaseline:
 
         return outliers
 
-    return FittedBaseline(use)
+    return use
 
 
-def fit_rankfeat(inputs: MethodInputs) -> FittedBaseline:
+def fit_rankfeat(inputs: MethodInputs) -> OnNetwork:
     """Energy without the largest singular value of the maps of the last two stages."""
     net = inputs.net
     stages = _stages("rankfeat", net, "layer3", "layer4")
@@ -104,7 +103,7 @@ def fit_rankfeat(inputs: MethodInputs) -> FittedBaseline:
         detector = detectors().RankFeat(None, rest, detector=lambda logits: logits)
         return detector.predict_feature_maps(maps.float().contiguous())
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         energy = detectors().EnergyBased(None, t=point["temperature"])
 
         @torch.no_grad()
@@ -117,10 +116,10 @@ def fit_rankfeat(inputs: MethodInputs) -> FittedBaseline:
 
         return outliers
 
-    return FittedBaseline(use)
+    return use
 
 
-def fit_gram(inputs: MethodInputs) -> FittedBaseline:
+def fit_gram(inputs: MethodInputs) -> OnNetwork:
     """How far the Gram matrices of an image's feature maps deviate from those of its class.
 
     The maps are the outputs of all convolutions and ReLUs, as in OpenOOD.
@@ -142,7 +141,7 @@ def fit_gram(inputs: MethodInputs) -> FittedBaseline:
         first = read(next(labelled(net, inputs.train))[0][:1])[1]
     numbers = sum(each.numel() for each in first)
 
-    def use(point: Point) -> Outliers:
+    def use(point: Point) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         powers, train = list(point["powers"]), _TrainingParts(inputs, numbers)
         _check_memory(sum(each.shape[1] for each in first) * len(powers), len(train))
         seen: list[Any] = []
@@ -170,7 +169,7 @@ def fit_gram(inputs: MethodInputs) -> FittedBaseline:
 
         return outliers
 
-    return FittedBaseline(use)
+    return use
 
 
 class _TrainingParts:
