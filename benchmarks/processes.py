@@ -34,7 +34,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from own_place import fill
+from own_project import fill
 
 from nac_openood import NACDetector, distributed
 from nac_openood.files import write_json

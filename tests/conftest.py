@@ -157,11 +157,11 @@ def embedded_cache(shared):
 
 
 @pytest.fixture(scope="session")
-def own_place(shared):
-    """A folder with a network, weights and images of one's own; see `own_place.fill`."""
-    from own_place import fill
+def own_project(shared):
+    """A folder with a network, weights and images of one's own; see `own_project.fill`."""
+    from own_project import fill
 
-    return shared("own_place", fill)
+    return shared("own_project", fill)
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ WHOLE = (*DATA, "--test", "birds/test")
 
 
 @pytest.fixture(scope="module")
-def here(own_place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(own_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("shared") / "place"
-    shutil.copytree(own_place, place)
+    shutil.copytree(own_project, place)
     return place
 
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from own_place import copied
+from own_project import copied
 from PIL import Image
 
 from nac_openood import NACDetector
@@ -26,9 +26,9 @@ HEADER = "path,class,confidence,score,p_value,decision"
 
 
 @pytest.fixture(scope="module")
-def place(own_place, tmp_path_factory):
-    """A copy of `own_place` with a detector, birds.nac."""
-    with copied(own_place, tmp_path_factory.mktemp("fitted") / "place") as place:
+def place(own_project, tmp_path_factory):
+    """A copy of `own_project` with a detector, birds.nac."""
+    with copied(own_project, tmp_path_factory.mktemp("fitted") / "place") as place:
         given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
         assert main(["fit", *given, "--out", "birds.nac", "--device", "cpu"]) == 0
     return place

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from own_place import copied
+from own_project import copied
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
@@ -27,9 +27,9 @@ RULES = ("nac", "nac_plus")
 
 
 @pytest.fixture(scope="module")
-def place(own_place, tmp_path_factory):
-    """A copy of `own_place` with RULE.nac and shards RULE1, RULE2, RULE3, made in another order."""
-    with copied(own_place, tmp_path_factory.mktemp("merge") / "place") as place:
+def place(own_project, tmp_path_factory):
+    """A copy of `own_project` with RULE.nac and shards RULE1, RULE2, RULE3, made in another order."""
+    with copied(own_project, tmp_path_factory.mktemp("merge") / "place") as place:
         for rule in RULES:
             assert main([*FIT, "--rule", rule, "--out", f"{rule}.nac"]) == 0
             for number in (3, 1, 2):

@@ -21,8 +21,8 @@ quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Future
 
 
 @pytest.fixture
-def net(own_place):
-    return network_of(f"{own_place / 'net.py'}:make", 4, str(own_place / "net.pt"))
+def net(own_project):
+    return network_of(f"{own_project / 'net.py'}:make", 4, str(own_project / "net.pt"))
 
 
 def detector(net, layers="auto", rule="nac"):
@@ -33,14 +33,14 @@ def detector(net, layers="auto", rule="nac"):
 
 
 @pytest.mark.parametrize("name", ["four", "Net"])
-def test_a_factory_in_a_file(own_place, net, name):
-    other = network_of(f"{own_place / 'net.py'}:{name}", 4, str(own_place / "net.pt"))
+def test_a_factory_in_a_file(own_project, net, name):
+    other = network_of(f"{own_project / 'net.py'}:{name}", 4, str(own_project / "net.pt"))
     assert not other.training and torch.equal(other(X), net(X))
 
 
-def test_a_factory_in_a_module_of_the_current_folder(own_place, monkeypatch):
-    monkeypatch.chdir(own_place)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own_place))])
+def test_a_factory_in_a_module_of_the_current_folder(own_project, monkeypatch):
+    monkeypatch.chdir(own_project)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own_project))])
     monkeypatch.delitem(sys.modules, "net", raising=False)
     assert network_of("net:make", 7)(X).shape == (5, 7)
 
@@ -112,7 +112,7 @@ def export(net, path, **more):
 
 
 @quiet
-def test_an_exported_program_is_read_like_its_network(own_place, net, tmp_path):
+def test_an_exported_program_is_read_like_its_network(own_project, net, tmp_path):
     dynamic = ({0: torch.export.Dim("batch")},)
     path = export(net, tmp_path / "net.pt2", dynamic_shapes=dynamic)
     program = network_of(path, 4)
@@ -124,18 +124,18 @@ def test_an_exported_program_is_read_like_its_network(own_place, net, tmp_path):
     again = NACDetector.load(tmp_path / "det", network_of(path, 4))
     torch.testing.assert_close(again.score(X), here.score(X))
     with pytest.raises(NACError, match="has its weights in it: leave out the checkpoint"):
-        network_of(path, 4, str(own_place / "net.pt"))
+        network_of(path, 4, str(own_project / "net.pt"))
 
 
 @quiet
-def test_programs_that_cannot_be_used(own_place, net, tmp_path):
+def test_programs_that_cannot_be_used(own_project, net, tmp_path):
     with pytest.raises(NACError, match="was exported for batches of 5 only. Export the network"):
         network_of(export(net, tmp_path / "fixed.pt2"), 4)
     (tmp_path / "bad.pt2").write_bytes(b"no program")
     with pytest.raises(NACError, match=r"bad.pt2 is damaged or not a program"):
         network_of(str(tmp_path / "bad.pt2"), 4)
     with pytest.raises(NACError, match="holds weights, not a network. Pass it as the checkpoint"):
-        network_of(str(own_place / "net.pt"), 4)
+        network_of(str(own_project / "net.pt"), 4)
 
 
 def saved_script(script, path):

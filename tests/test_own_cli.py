@@ -12,10 +12,10 @@ from nac_openood.search.stored import ReadingSet
 
 
 @pytest.fixture
-def here(own_place, monkeypatch):
-    """The folder of `own_place` as the current one."""
-    monkeypatch.chdir(own_place)
-    return own_place
+def here(own_project, monkeypatch):
+    """The folder of `own_project` as the current one."""
+    monkeypatch.chdir(own_project)
+    return own_project
 
 
 NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--transform", "transform.yml"]

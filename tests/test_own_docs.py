@@ -35,9 +35,9 @@ def test_commands_have_these_options():
 
 
 def test_the_first_commands_run_on_the_networks_and_data_of_the_page(
-    own_place, tmp_path, monkeypatch, capsys
+    own_project, tmp_path, monkeypatch, capsys
 ):
-    shutil.copytree(own_place, tmp_path / "place")
+    shutil.copytree(own_project, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     Path("photos").mkdir()
     shutil.copy("birds/test/parrot/0.png", "photos/1.png")
@@ -57,9 +57,9 @@ def test_the_first_commands_run_on_the_networks_and_data_of_the_page(
     assert capsys.readouterr().out.splitlines()[0].startswith("photos/1.png parrot 0.")
 
 
-def test_yaml_and_code(own_place, tmp_path, monkeypatch):
+def test_yaml_and_code(own_project, tmp_path, monkeypatch):
     pytest.importorskip("torchvision")
-    monkeypatch.chdir(own_place)
+    monkeypatch.chdir(own_project)
     settings = ImageSettings.from_yaml(blocks("yaml")[0], "docs")
     assert settings.crop == 224 and not settings.gray
     made = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.S))

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 import torch
-from own_place import COLORS, SIZES
+from own_project import COLORS, SIZES
 from torchvision.transforms import ToTensor
 
 from nac_openood.errors import NACError
@@ -18,8 +18,8 @@ TRANSFORM = ToTensor()
 
 
 @pytest.fixture
-def birds(own_place):
-    return own_place / "birds"
+def birds(own_project):
+    return own_project / "birds"
 
 
 def write_list(path, rows, header=("path", "label")):

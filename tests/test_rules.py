@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from openood_tiny import need_openood
-from own_place import copied
+from own_project import copied
 from torch.utils.data import DataLoader, TensorDataset
 
 import nac_openood
@@ -216,8 +216,8 @@ def test_the_rule_of_the_docs_runs_in_python(
 
 
 @pytest.mark.filterwarnings("ignore:the fitting set is uneven")
-def test_an_entry_point_is_a_rule_for_commands(outside, own_place, tmp_path, capsys, drawn_once):
-    with copied(own_place, tmp_path / "place"):
+def test_an_entry_point_is_a_rule_for_commands(outside, own_project, tmp_path, capsys, drawn_once):
+    with copied(own_project, tmp_path / "place"):
         network = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
         data = ["--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val"]
         assert main(["fit", *network, *data, "--rule", "mean_distance", "--out", "d.nac"]) == 0

@@ -29,20 +29,6 @@ class Mlp(nn.Module):
         return self.head(self.act2(self.second(self.act1(self.first(features)))))
 
 
-class Named(torch.utils.data.Dataset):
-    """The rows of a table as dicts, with their number in the table."""
-
-    def __init__(self, table, columns="features"):
-        self.table, self.columns = table, columns
-
-    def __len__(self):
-        return len(self.table)
-
-    def __getitem__(self, index):
-        x, y = self.table[index]
-        return {self.columns: x, "labels": int(y), "name": f"row {index}"}
-
-
 @pytest.fixture(scope="module")
 def tables():
     """Training, validation and test rows of the digits 0 to 6; new digits; shifted rows."""
@@ -111,6 +97,11 @@ def test_a_comparison_of_dict_inputs_equals_that_of_tensors(net, tables, tmp_pat
         }
 
     plain = compared(lambda table: table, "plain")
-    named = compared(lambda table: Named(table, columns), "named")
+    named = compared(
+        lambda table: [
+            {columns: x, "labels": int(y), "name": f"row {i}"} for i, (x, y) in enumerate(table)
+        ],
+        "named",
+    )
     assert named == pytest.approx(plain)
     assert min(plain[method, "shifted"] for method in ("nac", "nac_plus")) > 70

@@ -77,11 +77,11 @@ def fill(folder: Path) -> None:
     (folder / "transform.yml").write_text(TRANSFORM)
     for part, count in SIZES.items():
         for name, color in COLORS.items():
-            place = folder / "birds" / part / name
-            place.mkdir(parents=True)
+            images = folder / "birds" / part / name
+            images.mkdir(parents=True)
             for number in range(count):
                 noise = rng.normal(0, 30, (36, 36, 3)) + rng.normal(0, 25, 3)
-                _save(np.array(color) + noise, place / f"{number}.png")
+                _save(np.array(color) + noise, images / f"{number}.png")
     (folder / "stripes").mkdir()
     for number in range(20):
         wave = 120 * np.sin(np.arange(36) * rng.uniform(0.8, 2.5))[:, None, None]
@@ -110,15 +110,14 @@ def _trained(folder: Path) -> torch.nn.Module:
         steps.zero_grad()
         F.cross_entropy(net(x), y).backward()
         steps.step()
-    for name in [name for name in sys.modules if name.startswith("nac_user_net_")]:
-        del sys.modules[name]  # the folder is renamed when it is complete
+    sys.modules.pop(type(net).__module__)  # the folder is renamed when it is complete
     return net.eval()
 
 
 @contextmanager
-def copied(own_place, copy):
+def copied(own_project, copy):
     """A copy of the folder, as the current folder for as long as it takes to prepare it."""
-    shutil.copytree(own_place, copy)
+    shutil.copytree(own_project, copy)
     before = os.getcwd()  # noqa: PTH109
     os.chdir(copy)
     try:
