@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from statistics import fmean
 from typing import Mapping, Optional, Sequence
 
@@ -61,7 +61,7 @@ def ranked_methods(results: Results) -> list[RankedMethod]:
     Methods without a result come last, failed ones before absent ones.
     """
     rows = results.methods()
-    values = {name: _values(own) for name, own in rows.items()}
+    values = {name: _values(results, name) for name in rows}
     found = [_ranked(own, values[name], values) for name, own in rows.items()]
     order = {"ok": 0, "failed": 1}
 
@@ -83,16 +83,12 @@ def ood_sets(results: Results) -> list[str]:
     return [*results.names("near"), *results.names("far")]
 
 
-def _values(rows: Sequence[Row]) -> dict[tuple[str, str], Value]:
-    """Means over runs; what is NaN or missing in any run counts as not measured."""
-    rows = [r for r in rows if r.status == "ok"]
+def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
+    """Means over the runs that succeeded, of whatever was measured."""
+    rows = [row for row in results.rows if row.method == method and row.status == "ok"]
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
-    found: dict[tuple[str, str], Value] = {}
-    for dataset, metric in keys:
-        numbers = [r.metrics[dataset].get(metric, nan) for r in rows if dataset in r.metrics]
-        if all(map(isfinite, numbers)):
-            found[dataset, metric] = Value.of(numbers)
-    return found
+    found = {key: results.value(method, *key) for key in keys}
+    return {key: v for key, v in found.items() if v is not None and isfinite(v.mean)}
 
 
 def _ranked(rows: Sequence[Row], values: _Values, others: Mapping[str, _Values]) -> RankedMethod:

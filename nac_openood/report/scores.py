@@ -244,7 +244,7 @@ def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> 
     title = "AUROC of each layer alone and of all layers together"
     rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
     bars = BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)
-    yield Pictures("single", [picture_of(bars)])
+    yield Pictures("wide", [picture_of(bars)])
     best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
     lines: list[list[Entry]] = []
     for layer, own in aurocs.items():
