@@ -22,7 +22,7 @@ _REFERENCE_STATES = {
     "sigmoid(g_kl)": "gradient",
 }
 #: A histogram has this many counters per neuron at most, and counts in int32.
-_MOST_BINS, _MOST_COUNT = 10**6, 2**31 - 1
+_MAX_BINS, _MAX_COUNT = 10**6, 2**31 - 1
 #: Far from where a float32 becomes infinite and states become NaN, or products are rounded to 0.
 _STEEPEST = 1e30
 _SMALLEST = 1 / _STEEPEST
@@ -191,7 +191,7 @@ class IntegralConfig(_Settings):
 
 def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int) -> None:
     """Check what both kinds of coverage count by, and make numbers of what only looks like some."""
-    n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MOST_BINS)
+    n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MAX_BINS)
     object.__setattr__(config, "n_bins", n_bins)
     full_count = whole_number("full_count", config.full_count, 1)
     object.__setattr__(config, "full_count", full_count)
@@ -218,7 +218,7 @@ def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str 
         raise NACError(f"unknown {what} {unknown}; expected one of {sorted(names)}.")
 
 
-def whole_number(name: str, value: Any, least: int, most: int = _MOST_COUNT) -> int:
+def whole_number(name: str, value: Any, least: int, most: int = _MAX_COUNT) -> int:
     """`value` as an int, or an error that names the setting."""
     if not _is_finite(value) or value != int(value):
         raise NACError(f"{name} must be a whole number, got {value!r}.")
