@@ -13,25 +13,19 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple, Union
 
 from nac_openood.errors import NACError
 from nac_openood.plugin.source import openood_tree
 
-if TYPE_CHECKING:
-    from nac_openood.files import PathLike
-
+_Folder = Union[str, Path]
 OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
 # without the current folder, in which anything may be called torch.py
-_IMPORT = """
-import sys
-sys.path[:] = filter(None, sys.path)
-from nac_openood.plugin.source import openood_ready
-openood_ready().__enter__()
-"""
+_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
+_IMPORT += "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
 
 #: What `import openood.evaluation_api` needs beside our own requirements, much of it undeclared:
 #: module -> (what pip installs, as in the extra `openood` of setup.cfg; what in OpenOOD needs it).
@@ -70,7 +64,7 @@ class Check(NamedTuple):
 
 
 def examine(
-    *, data_root: PathLike = "./data", results_root: PathLike = "./results", deep: bool = False
+    *, data_root: _Folder = "./data", results_root: _Folder = "./results", deep: bool = False
 ) -> list[Check]:
     """Check everything that NAC inside OpenOOD needs.
 
@@ -145,7 +139,7 @@ def examine_import(timeout: float = 300.0) -> Check:
     return Check(name, MISSING, lines[-1], fix)
 
 
-def examine_data(data_root: PathLike) -> Iterator[Check]:
+def examine_data(data_root: _Folder) -> Iterator[Check]:
     """The data folders. OpenOOD downloads a missing one, many gigabytes, without asking."""
     for name in ("benchmark_imglist", "images_classic", "images_largescale"):
         folder = Path(data_root) / name
@@ -161,7 +155,7 @@ def examine_data(data_root: PathLike) -> Iterator[Check]:
         yield Check(f"data: {name}", WARNING if large else MISSING, detail, fix)
 
 
-def examine_checkpoints(results_root: PathLike) -> Check:
+def examine_checkpoints(results_root: _Folder) -> Check:
     """Checkpoints in the layout that OpenOOD's evaluation script reads."""
     runs = sorted({path.parent.parent.name for path in Path(results_root).glob("*/s*/best.ckpt")})
     if runs:

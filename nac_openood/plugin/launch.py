@@ -13,7 +13,7 @@ import runpy
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 from nac_openood.distributed import is_main, world
 from nac_openood.errors import NACError
@@ -111,27 +111,23 @@ def _share_evaluation(undo: ExitStack) -> dict[str, Any]:
 
     infer, classify = BasePostprocessor.inference, Evaluator._classifier_inference
 
-    def each_batch(step: str, loader: Any, work: Any) -> Any:
-        """The columns of results of `work` on loaders of one batch each."""
+    def columns(step: str, loader: Any, work: Callable[[Any], Any]) -> Any:
+        """The results of `work` on loaders of one batch each, column by column."""
         return zip(
-            *map_shards(
-                step, loader, lambda batch: work([{"data": batch.data, "label": batch.labels()}])
-            )
+            *map_shards(step, loader, lambda b: work([{"data": b.data, "label": b.labels()}]))
         )
 
     def inference(self: Any, net: Any, data_loader: Any, progress: bool = True) -> Any:
-        found = each_batch("inference", data_loader, lambda one: infer(self, net, one, False))
+        found = columns("inference", data_loader, lambda one: infer(self, net, one, False))
         return tuple(map(np.concatenate, found))
 
-    def classifier_inference(
-        self: Any, data_loader: Any, msg: str = "", progress: bool = True
-    ) -> Any:
-        found = each_batch("accuracy", data_loader, lambda one: classify(self, one, msg, False))
+    def classification(self: Any, data_loader: Any, msg: str = "", progress: bool = True) -> Any:
+        found = columns("accuracy", data_loader, lambda one: classify(self, one, msg, False))
         return tuple(map(torch.cat, found))
 
     patch = compat_patches.replace_attribute
     patch(BasePostprocessor, "inference", inference, undo)
-    patch(Evaluator, "_classifier_inference", classifier_inference, undo)
+    patch(Evaluator, "_classifier_inference", classification, undo)
     return {} if is_main() else _discard_writes(undo)
 
 

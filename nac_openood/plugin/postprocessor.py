@@ -10,11 +10,12 @@ from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import default_collate
 
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
+from nac_openood.detector.batches import loader_like
 from nac_openood.detector.config import SECTIONS, NACConfig, checked_switch, parsed
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.presets import preset_for
@@ -183,18 +184,17 @@ class NACPostprocessor(BasePostprocessor):
         """Use these settings from now on; without a rule it is fitted when it is first needed."""
         self._layers, self._rule, self._detector = dict(layers), rule, None
 
-    def _fitted(self) -> Rule:
+    def _fit_cached(self) -> None:
         if self._rule is None and self._cache is not None:
             self._rule = self._cache.fitted(self._layers)
-        if self._rule is None:
-            raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
-        return self._rule
 
     def _detector_on(self, net: nn.Module) -> NACDetector:
-        rule = self._fitted()
+        self._fit_cached()
+        if self._rule is None:
+            raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
         if self._detector is None or self._detector.net is not net:
             fast = self._source is not None and self._source.fast
-            self._detector = NACDetector.from_rule(net, rule, fast=fast)
+            self._detector = NACDetector.from_rule(net, self._rule, fast=fast)
         return self._detector
 
     def _is_current(self, net: nn.Module, settings: NACConfig) -> bool:
@@ -213,14 +213,12 @@ class NACPostprocessor(BasePostprocessor):
     # -- pickles: small, without the network ------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._cache is not None:
-            self._fitted()  # which needs the cache
+        self._fit_cached()  # the cache is not pickled
         state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
-            rule = self._rule
             # on the CPU: the pickle may be read where no GPU is
-            tensors = {name: tensor.cpu() for name, tensor in rule.tensors().items()}
-            state["_rule"] = rule.name, rule.settings(), tensors
+            tensors = {name: tensor.cpu() for name, tensor in self._rule.tensors().items()}
+            state["_rule"] = self._rule.name, self._rule.settings(), tensors
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -346,30 +344,16 @@ def _loader(loaders: Mapping[str, Any], name: str) -> Any:
     return loaders[name]
 
 
-class _UnaugmentedView(Dataset[dict[str, Any]]):
-    """A data set whose `data` is its `data_aux`, which OpenOOD keeps under the test transform."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.imglist = dataset.imglist
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        item = self._dataset[index]
-        return {"data": item["data_aux"], "label": item["label"]}
-
-
 def _unaugmented(loader: Any) -> Any:
     """`loader` itself, or where it augments (as `main.py`'s training loader) one that does not."""
-    dataset = getattr(loader, "dataset", None)
-    augments = getattr(dataset, "preprocessor", None)
+    augments = getattr(getattr(loader, "dataset", None), "preprocessor", None)
     if not isinstance(augments, BasePreprocessor) or isinstance(augments, TestStandardPreProcessor):
         return loader
-    return DataLoader(
-        _UnaugmentedView(dataset),
-        batch_size=loader.batch_size or 1,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-    )
+    plain = loader_like(loader)
+    plain.collate_fn = _collate_test_images
+    return plain
+
+
+def _collate_test_images(items: Sequence[Mapping[str, Any]]) -> Any:
+    """A batch of `data_aux`, which OpenOOD keeps under the test transform."""
+    return default_collate([{"data": item["data_aux"], "label": item["label"]} for item in items])
