@@ -8,7 +8,6 @@ something to tell apart.
 from __future__ import annotations
 
 import colorsys
-import os
 import sys
 from pathlib import Path
 from typing import Any, Mapping
@@ -18,6 +17,9 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+
+from nac_openood.errors import NACError
+from nac_openood.plugin.source import openood_tree
 
 #: Marks of tests that run OpenOOD, which warns of itself and its dependencies.
 REAL_OPENOOD = [
@@ -61,45 +63,24 @@ IMAGENET_LISTS = {
 }
 # OpenOOD's own knobs, small: sweeps of two points at most, neighbors and dimensions that fit
 # 100 training images.
-_ARGS: Mapping[str, dict] = {
-    "odin": {
-        "postprocessor_args": {"temperature": 1000, "noise": 0.0014},
-        "postprocessor_sweep": {"temperature": [1, 1000], "noise": [0.0014]},
-    },
-    "mds_ensemble": {
-        "postprocessor_args": {
-            "noise": 0.0014,
-            "feature_type_list": ["mean"],
-            "alpha_list": [1],
-            "reduce_dim_list": ["none"],
-        },
-        "postprocessor_sweep": {"noise_list": [0.0014]},
-    },
-    "gram": {
-        "postprocessor_args": {"powers": [1, 2]},
-        "postprocessor_sweep": {"powers_list": [[1, 2]]},
-    },
-    "ebo": {
-        "postprocessor_args": {"temperature": 1},
-        "postprocessor_sweep": {"temperature_list": [1]},
-    },
-    "react": {
-        "postprocessor_args": {"percentile": 90},
-        "postprocessor_sweep": {"percentile_list": [85, 99]},
-    },
-    "vim": {"postprocessor_args": {"dim": 16}, "postprocessor_sweep": {"dim_list": [16]}},
-    "knn": {"postprocessor_args": {"K": 3}, "postprocessor_sweep": {"K_list": [3, 5]}},
-    "ash": {
-        "postprocessor_args": {"percentile": 90},
-        "postprocessor_sweep": {"percentile_list": [65, 90]},
-    },
-    "gen": {
-        "postprocessor_args": {"gamma": 0.1, "M": 10},
-        "postprocessor_sweep": {"gamma_list": [0.1, 1], "M_list": [10]},
-    },
-    "dice": {"postprocessor_args": {"p": 90}, "postprocessor_sweep": {"p_list": [90]}},
-    "rankfeat": {"postprocessor_args": {"accelerate": False, "temperature": 1}},
-    "she": {"postprocessor_args": {"metric": "inner_product"}},
+# name -> (arguments, sweep)
+_ARGS: Mapping[str, tuple[dict, dict]] = {
+    "odin": ({"temperature": 1000, "noise": 0.0014}, {"temperature": [1, 1000], "noise": [0.0014]}),
+    "mds_ensemble": (
+        {"noise": 0.0014, "feature_type_list": ["mean"], "alpha_list": [1]}
+        | {"reduce_dim_list": ["none"]},
+        {"noise_list": [0.0014]},
+    ),
+    "gram": ({"powers": [1, 2]}, {"powers_list": [[1, 2]]}),
+    "ebo": ({"temperature": 1}, {"temperature_list": [1]}),
+    "react": ({"percentile": 90}, {"percentile_list": [85, 99]}),
+    "vim": ({"dim": 16}, {"dim_list": [16]}),
+    "knn": ({"K": 3}, {"K_list": [3, 5]}),
+    "ash": ({"percentile": 90}, {"percentile_list": [65, 90]}),
+    "gen": ({"gamma": 0.1, "M": 10}, {"gamma_list": [0.1, 1], "M_list": [10]}),
+    "dice": ({"p": 90}, {"p_list": [90]}),
+    "rankfeat": ({"accelerate": False, "temperature": 1}, {}),
+    "she": ({"metric": "inner_product"}, {}),
 }
 _NO_SEARCH = ("dice",)
 # The 21 methods of the paper without OpenGAN, which trains a GAN first.
@@ -143,10 +124,11 @@ def write_configs(root: Path) -> Path:
     folder = root / "postprocessors"
     folder.mkdir(parents=True)
     for name in BASELINES:
-        args = _ARGS.get(name, {})
-        search = "postprocessor_sweep" in args and name not in _NO_SEARCH
-        config = {"postprocessor": {"name": name, "APS_mode": search, **args}}
-        (folder / f"{name}.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+        args, sweep = _ARGS.get(name, ({}, {}))
+        root: dict = {"name": name, "APS_mode": bool(sweep) and name not in _NO_SEARCH}
+        root.update({"postprocessor_args": args} if args else {})
+        root.update({"postprocessor_sweep": sweep} if sweep else {})
+        (folder / f"{name}.yml").write_text(yaml.safe_dump({"postprocessor": root}))
     return root
 
 
@@ -203,22 +185,12 @@ def _stripes(rng: np.random.Generator) -> np.ndarray:
 # ---- OpenOOD itself, when it is there
 
 
-def openood_src() -> Path | None:
-    """The source tree of OpenOOD: OPENOOD_SRC, or the tree an importable openood lies in."""
-    named = os.environ.get("OPENOOD_SRC")
-    if named:
-        return Path(named)
-    import importlib.util
-
-    spec = importlib.util.find_spec("openood")
-    return Path(spec.origin).parent.parent if spec and spec.origin else None
-
-
 def need_openood(*, scripts: bool = False) -> Path:
     """The root of OpenOOD, put on `sys.path`; skips the test where there is none."""
-    root = openood_src()
-    if root is None or not (root / "openood" / "__init__.py").is_file():
-        pytest.skip("no OpenOOD: `import openood` fails and OPENOOD_SRC names no source tree")
+    try:
+        root = openood_tree()
+    except NACError as error:
+        pytest.skip(str(error))
     if scripts and not (root / "scripts" / "eval_ood.py").is_file():
         pytest.skip(f"OpenOOD in {root} has no scripts: point OPENOOD_SRC at a source tree")
     if str(root) not in sys.path:

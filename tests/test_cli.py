@@ -13,40 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from nac_openood import __version__, cli
+from nac_openood import cli
 from nac_openood.cli import inputs, main
 from nac_openood.cli.output import in_options
 from nac_openood.errors import NACError
 
 PACKAGE = Path(cli.__file__).parents[1]
-COMMANDS = (
-    "demo", "fit", "score", "serve", "export", "run", "search", "compare", "analyze",
-    "rank", "report", "doctor",
-)  # fmt: skip
 #: What takes seconds to import, and what no help text needs.
 SLOW = {"torch", "numpy", "torchvision", "sklearn", "tqdm"}
 
 
-def test_help_has_examples(capsys):
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
+        main([*command.split(), "--help"])
     out = capsys.readouterr().out
-    assert "examples:" in out and "exit codes:" in out
-    for command in COMMANDS:
-        assert f"\n    {command} " in out
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_has_examples(command, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main([command, "--help"])
-    assert f"nac-openood {command}" in capsys.readouterr().out.split("examples")[1]
-
-
-def test_version(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert __version__ in capsys.readouterr().out
+    assert f"nac-openood {command}" in out.split("examples:")[1]
+    if not command:
+        assert "exit codes:" in out and all(f"\n    {name} " in out for name in cli.COMMANDS)
 
 
 def test_a_mistyped_option_names_the_one_that_was_meant(capsys):
@@ -90,43 +74,51 @@ def test_doctor_prints_what_is_missing(capsys, tmp_path):
     code = main(["doctor", "--data-root", str(tmp_path), "--results-root", str(tmp_path)])
     out = capsys.readouterr().out
     assert code == 1  # there is no data in an empty folder
-    assert "torch" in out
-    assert "benchmark_imglist" in out
-    assert "How to fix it:" in out
+    assert "torch" in out and "benchmark_imglist" in out and "How to fix it:" in out
 
 
 # ---- quick answers
 
 
-def imported(code, *arguments):
-    """Run Python code on arguments; return its exit code and those of SLOW that it imported."""
-    code = f"import sys\ntry:\n    {code}\nfinally:\n    print(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    return done.returncode, SLOW & set(done.stdout.splitlines()[-1].split())
+RUN = """
+import sys
+from nac_openood.cli import main
+for words in sys.argv[1:]:
+    try:
+        code = main(words.split())
+    except SystemExit as stop:
+        code = stop.code
+    print(f"\\n{words}: {code}", *SLOW.intersection(sys.modules))
+"""
 
 
-MAIN = "from nac_openood.cli import main; sys.exit(main())"
+def imports(*commands):
+    """What each of several commands ends with: its exit code, and those of SLOW it imported."""
+    code = f"SLOW = {SLOW}\n{RUN}"
+    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.partition(":")[0] in commands]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ("--help", 0),
-        ("--version", 0),
-        *((f"{command} --help", 0) for command in COMMANDS),
-        *((f"{command} --mistyped", 2) for command in COMMANDS),
-        ("mistyped", 2),
-        ("analyze mistyped --embedded", 1),
-        ("compare --backend mistyped", 2),
-        ("search --strategy mistyped", 2),
-    ],
-)
-def test_what_needs_no_torch_does_not_import_it(arguments, code):
-    assert imported(MAIN, *arguments.split()) == (code, set())
+def test_what_needs_no_torch_does_not_import_it():
+    codes = {"--help": 0, "--version": 0, "mistyped": 2}
+    codes.update({f"{command} --help": 0 for command in cli.COMMANDS})
+    codes.update({f"{command} --mistyped": 2 for command in cli.COMMANDS})
+    codes["analyze mistyped --embedded"] = 1
+    codes.update({"compare --backend mistyped": 2, "search --strategy mistyped": 2})
+    assert imports(*codes) == [f"{words}: {code}" for words, code in codes.items()]
 
 
 def test_and_that_test_can_fail():
-    assert imported("import numpy") == (0, {"numpy"})
+    assert "torch" in imports("doctor")[0]
+
+
+def test_a_command_imports_only_its_own_module():
+    code = "import sys; from nac_openood.cli import build_parser; build_parser('doctor')"
+    code += "; print(*(m for m in sys.modules if m.startswith('nac_openood.cli.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert loaded == {"output", "options", "openood"}
 
 
 def test_names_of_choices_are_those_of_the_tables():
@@ -146,52 +138,37 @@ def test_names_of_choices_are_those_of_the_tables():
 # ---- Python arguments become options
 
 
-@pytest.fixture(scope="module")
-def some_options():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--skip-bad", action="store_true")
-    parser.add_argument("--no-compat", dest="compat", action="store_false")
-    parser.add_argument("--fsood", dest="full_spectrum", action="store_true")
-    parser.add_argument("--data-root")
-    parser.add_argument("-n", "--n-samples", type=int)
-    parser.add_argument("--methods", nargs="+")
-    return parser
+OPTIONS = argparse.ArgumentParser()
+OPTIONS.add_argument("--skip-bad", action="store_true")
+OPTIONS.add_argument("--no-compat", dest="compat", action="store_false")
+OPTIONS.add_argument("--fsood", dest="full_spectrum", action="store_true")
+OPTIONS.add_argument("--data-root")
+OPTIONS.add_argument("-n", "--n-samples", type=int)
+OPTIONS.add_argument("--methods", nargs="+")
+TRANSLATED = {
+    "`skip_bad=True`": "--skip-bad",
+    "`skip_bad`": "--skip-bad",
+    "`compat=False`": "--no-compat",
+    "`full_spectrum=True`": "--fsood",
+    "`data_root`": "--data-root",
+    "`data_root='my/data'`": "--data-root my/data",
+    "`data_root=FOLDER`": "--data-root FOLDER",
+    "`n_samples=100`": "--n-samples 100",
+    "`methods=['msp', \"nac\"]`": "--methods msp nac",
+    "Check `data_root`, or pass `skip_bad=True`.": "Check --data-root, or pass --skip-bad.",
+}
+UNCHANGED = (
+    *("`layers`", "`layers=['avgpool']`", "`nac-openood doctor`"),  # no options of this command
+    *("`n_samples=None`", "`skip_bad=False`", "`compat=True`"),  # cannot be typed
+    *("data_root, skip_bad=True", "`data_root/cifar10`"),  # not arguments in backticks
+)
 
 
 @pytest.mark.parametrize(
-    ("python", "typed"),
-    [
-        ("`skip_bad=True`", "--skip-bad"),
-        ("`skip_bad`", "--skip-bad"),
-        ("`compat=False`", "--no-compat"),
-        ("`full_spectrum=True`", "--fsood"),
-        ("`data_root`", "--data-root"),
-        ("`data_root='my/data'`", "--data-root my/data"),
-        ("`data_root=FOLDER`", "--data-root FOLDER"),
-        ("`n_samples=100`", "--n-samples 100"),
-        ("`methods=['msp', \"nac\"]`", "--methods msp nac"),
-        ("Check `data_root`, or pass `skip_bad=True`.", "Check --data-root, or pass --skip-bad."),
-    ],
+    ("python", "typed"), [*TRANSLATED.items(), *((text, text) for text in UNCHANGED)]
 )
-def test_arguments_become_options(some_options, python, typed):
-    assert in_options(python, some_options) == typed
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`layers`",  # no option of this command
-        "`layers=['avgpool']`",
-        "`nac-openood doctor`",
-        "`n_samples=None`",  # cannot be typed
-        "`skip_bad=False`",
-        "`compat=True`",
-        "data_root, skip_bad=True",  # not in backticks
-        "`data_root/cifar10`",
-    ],
-)
-def test_other_text_is_left_alone(some_options, text):
-    assert in_options(text, some_options) == text
+def test_arguments_become_options(python, typed):
+    assert in_options(python, OPTIONS) == typed
 
 
 def test_errors_name_the_options_of_the_running_command(capsys, tmp_path):
@@ -247,27 +224,25 @@ def test_and_that_test_can_fail_too(tmp_path):
     ]
 
 
-def test_warnings_are_one_line_each_and_once(tmp_path):
-    code = (
-        "import sys, warnings, nac_openood.cli as cli\n"
-        "def main():\n"
-        "    for _ in range(2): warnings.warn('few samples')\n"
-        "    warnings.warn('old', FutureWarning)\n"
-        "    return 0\n"
-        "cli.main = main\n"
-        "sys.argv = ['nac-openood', *sys.argv[1:]]\n"
-        "warnings.simplefilter('always')\n"
-        "sys.exit(cli.terminal())\n"
-    )
-    said = [
-        subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True).stderr
-        for name in ("fit", "run")
-    ]
-    assert said[0].splitlines() == [
-        "nac-openood: warning: few samples",
-        "nac-openood: warning: FutureWarning: old",
-    ]
-    assert said[1].count("UserWarning: few samples") == 2, "scripts of others warn as they do"
+@pytest.mark.parametrize("command", ["fit", "run"])
+def test_warnings_are_one_line_each_and_once(command, monkeypatch, capsys):
+    def warn():
+        for text in ("few samples", "few samples"):
+            warnings.showwarning(UserWarning(text), UserWarning, "file.py", 1)
+        warnings.showwarning(FutureWarning("old"), FutureWarning, "file.py", 1)
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # restored at the end
+    monkeypatch.setattr(sys, "argv", ["nac-openood", command])
+    monkeypatch.setattr(cli, "main", warn if command == "fit" else lambda: 0)
+    original = warnings.showwarning
+    cli.terminal()
+    if command == "run":
+        assert warnings.showwarning is original, "scripts of others warn as they do"
+    else:
+        assert capsys.readouterr().err.splitlines() == [
+            "nac-openood: warning: few samples",
+            "nac-openood: warning: FutureWarning: old",
+        ]
 
 
 @pytest.fixture

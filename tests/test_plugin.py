@@ -62,12 +62,6 @@ def write_config(folder, *, aps=True, search_in="setup", **more):
     return folder
 
 
-def test_it_is_openoods_kind_of_postprocessor(registered):
-    from openood.postprocessors import BasePostprocessor
-
-    assert issubclass(nac_openood.NACPostprocessor, BasePostprocessor)
-
-
 def test_a_plain_name_finds_settings_and_searches_them(net, data_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = evaluator(net, data_root)
@@ -135,31 +129,22 @@ def test_pickles_give_the_same_scores_and_stale_ones_are_reported(net, data_root
     assert third.postprocessor._rule.n_samples == 50
 
 
-def test_registration_is_idempotent_and_undone(data_root):
-    need_openood()
-    assert nac_openood.register(compat=True)
+def test_registration_is_idempotent_and_undone(registered, monkeypatch):
     import openood.evaluation_api.evaluator as evaluator_module
     import openood.evaluation_api.postprocessor as api
     import openood.postprocessors as postprocessors
 
-    try:
-        inside = (evaluator_module.get_postprocessor, postprocessors.get_postprocessor)
-        assert not nac_openood.register(compat=True)
-        assert api.postprocessors["nac"] is nac_openood.NACPostprocessor
-        assert api.get_postprocessor is inside[0]
-    finally:
+    inside = (evaluator_module.get_postprocessor, postprocessors.get_postprocessor)
+    assert not nac_openood.register(compat=True)
+    assert issubclass(nac_openood.NACPostprocessor, postprocessors.BasePostprocessor)
+    assert api.postprocessors["nac"] is nac_openood.NACPostprocessor
+    assert api.get_postprocessor is inside[0]
+    for _ in range(2):
         nac_openood.unregister()
-    assert "nac" not in api.postprocessors
-    assert evaluator_module.get_postprocessor is api.get_postprocessor is not inside[0]
-    assert postprocessors.get_postprocessor is not inside[1]
-    nac_openood.unregister()
-
-
-def test_an_entry_of_openoods_own_is_never_overwritten(registered, monkeypatch):
-    import openood.evaluation_api.postprocessor as api
-
-    nac_openood.unregister()
-    own = object()
+        assert "nac" not in api.postprocessors
+        assert evaluator_module.get_postprocessor is api.get_postprocessor is not inside[0]
+        assert postprocessors.get_postprocessor is not inside[1]
+    own = object()  # an entry of OpenOOD's own is never overwritten
     monkeypatch.setitem(api.postprocessors, "nac", own)
     with pytest.warns(UserWarning, match="OpenOOD has a postprocessor 'nac' of its own"):
         nac_openood.register(compat=True)
@@ -168,15 +153,14 @@ def test_an_entry_of_openoods_own_is_never_overwritten(registered, monkeypatch):
     assert api.postprocessors["nac"] is own
 
 
-def test_pipelines_and_other_methods_find_theirs(registered):
+@pytest.mark.parametrize("name", ["nac", "msp"])
+def test_pipelines_and_other_methods_find_theirs(registered, name):
     from openood.postprocessors import get_postprocessor
     from openood.utils import Config
 
-    document = {"postprocessor": {"name": "nac", "APS_mode": True}, "dataset": {"name": "cifar10"}}
+    document = {"postprocessor": {"name": name, "APS_mode": True}, "dataset": {"name": "cifar10"}}
     found = get_postprocessor(Config(**document))
-    assert isinstance(found, nac_openood.NACPostprocessor)
-    document["postprocessor"]["name"] = "msp"
-    assert not isinstance(get_postprocessor(Config(**document)), nac_openood.NACPostprocessor)
+    assert isinstance(found, nac_openood.NACPostprocessor) == (name == "nac")
 
 
 SLIPS = {
@@ -195,21 +179,18 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize("text", SLIPS)
+@pytest.mark.parametrize("text", [*SLIPS, None])
 def test_slips_in_a_config_are_noticed_before_openood_reads_it(registered, tmp_path, text):
     from openood.evaluation_api.postprocessor import get_postprocessor
 
-    (tmp_path / "postprocessors").mkdir()
-    (tmp_path / "postprocessors" / "nac.yml").write_text(text)
-    with pytest.raises(nac_openood.NACError, match=SLIPS[text]):
-        get_postprocessor(str(tmp_path), "nac", "cifar10")
-
-
-def test_a_config_that_is_a_folder(registered, tmp_path):
-    from openood.evaluation_api.postprocessor import get_postprocessor
-
-    (tmp_path / "postprocessors" / "nac.yml").mkdir(parents=True)
-    with pytest.raises(nac_openood.NACError, match=r"cannot read .*nac\.yml: Is a directory"):
+    path = tmp_path / "postprocessors" / "nac.yml"
+    if text is None:
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir()
+        path.write_text(text)
+    expected = SLIPS.get(text, r"cannot read .*nac\.yml: Is a directory")
+    with pytest.raises(nac_openood.NACError, match=expected):
         get_postprocessor(str(tmp_path), "nac", "cifar10")
 
 
@@ -220,27 +201,14 @@ def test_the_shipped_config_works_as_ones_own(net, data_root, tmp_path):
     assert found.postprocessor.layers == shipped.postprocessor.layers != {}
 
 
-def wrapped(kind, backbone):
-    if kind == "conf_branch":
-        from openood.networks.conf_branch_net import ConfBranchNet
-
-        return ConfBranchNet(backbone, 10)
-    if kind == "rotpred":
-        from openood.networks.rot_net import RotNet
-
-        return RotNet(backbone, 10)
-    from openood.networks.godin_net import GodinNet
-
-    return GodinNet(backbone, 512, 10)
-
-
-@pytest.mark.parametrize("kind", ["conf_branch", "rotpred", "godin"])
+@pytest.mark.parametrize("kind", ["ConfBranchNet", "RotNet", "GodinNet"])
 def test_the_papers_plug_in_networks(net, data_root, kind):
-    from openood.networks.resnet18_32x32 import ResNet18_32x32
+    import openood.networks.utils as networks
 
     torch.manual_seed(0)
-    backbone = ResNet18_32x32(num_blocks=[1] * 4, num_classes=10)
-    found = evaluator(wrapped(kind, backbone).eval(), data_root)
+    backbone = networks.ResNet18_32x32(num_blocks=[1] * 4, num_classes=10)
+    sizes = (512, 10) if kind == "GodinNet" else (10,)
+    found = evaluator(getattr(networks, kind)(backbone, *sizes).eval(), data_root)
     assert list(found.postprocessor.layers) == ["avgpool", "layer3", "layer2", "layer1"]
     _, confidence, _ = found.postprocessor.inference(
         found.net, found.dataloader_dict["id"]["test"], progress=False

@@ -94,11 +94,11 @@ def network_loader(args: argparse.Namespace, n_classes: int) -> Callable[..., nn
     return lambda path: on_device(network_of(args.arch, n_classes, path), args.device)
 
 
-def checkpoints(args: argparse.Namespace) -> dict[str, Optional[str]]:
+def checkpoints(args: argparse.Namespace, *, needs_arch: bool = True) -> dict[str, Optional[str]]:
     """The paths of --checkpoint by name; None for a network that comes with its weights."""
     from nac_openood.sources.checkpoints import find_checkpoints
 
-    if args.arch is None:
+    if needs_arch and args.arch is None:
         raise NACError("expected --arch: which network?")
     if args.checkpoint is None:
         return {"network": None}
@@ -106,9 +106,9 @@ def checkpoints(args: argparse.Namespace) -> dict[str, Optional[str]]:
     return {each.name: each.path for each in find_checkpoints(paths)}
 
 
-def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
+def one_checkpoint(args: argparse.Namespace, *, needs_arch: bool = True) -> Optional[str]:
     """The path of the one checkpoint, or None for a network that comes with its weights."""
-    first, *more = checkpoints(args).values()
+    first, *more = checkpoints(args, needs_arch=needs_arch).values()
     if more:
         raise NACError(
             f"{args.checkpoint} holds {len(more) + 1} checkpoints, expected one: pass e.g. {first}."
@@ -148,13 +148,10 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
     from nac_openood.sources.fitted import load_fitted
     from nac_openood.sources.transforms import takes_text
 
-    weights = None
-    if args.checkpoint is not None:
-        weights = one_checkpoint(argparse.Namespace(arch="", checkpoint=args.checkpoint))
     found = load_fitted(
         args.detector,
         arch=args.arch,
-        weights=weights,
+        weights=one_checkpoint(args, needs_arch=False),
         transform=args.transform,
         prepare=lambda net: on_device(net, args.device),
     )

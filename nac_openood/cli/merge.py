@@ -9,6 +9,8 @@ from nac_openood.cli.options import command
 from nac_openood.cli.output import results_stream
 from nac_openood.errors import NACError
 
+_TABLES, _FITS, _COMPARISONS = "tables of scores", "shards of a fit", "comparisons"
+
 
 @command(
     """
@@ -38,26 +40,24 @@ def merge_command(args: argparse.Namespace) -> int:
     All shards must be made with the same options, on the same data in the same order.
     For exit codes see nac-openood --help.
     """
+    paths = [Path(shard) for shard in args.shards]
+    kinds = {_kind(path) for path in paths}
+    if len(kinds) > 1:
+        raise NACError(f"these cannot be merged with each other: {', '.join(sorted(kinds))}.")
+    mergers = {_TABLES: _tables, _FITS: _fits, _COMPARISONS: _comparisons}
+    return mergers[kinds.pop()](paths, args.out)
+
+
+def _kind(path: Path) -> str:
     from nac_openood.benchmark.run.results import RESULTS_FILE
     from nac_openood.cli.score import read_shard
 
-    paths = [Path(shard) for shard in args.shards]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise NACError(f"there is no {missing[0]}. Pass what nac-openood wrote with --shard.")
-    kinds = {
-        _tables: [path for path in paths if not path.is_dir()],
-        _comparisons: [path for path in paths if (path / RESULTS_FILE).is_file()],
-    }
-    kinds[_fits] = [path for path in paths if not any(path in found for found in kinds.values())]
-    used = [kind for kind, found in kinds.items() if found]
-    if len(used) > 1:
-        for path in kinds[_tables]:
-            read_shard(path)  # or it is nothing to merge at all
-        names = {_tables: "tables of scores", _fits: "shards of a fit", _comparisons: "comparisons"}
-        mixed = ", ".join(sorted(names[kind] for kind in used))
-        raise NACError(f"these cannot be merged with each other: {mixed}.")
-    return used[0](paths, args.out)
+    if not path.exists():
+        raise NACError(f"there is no {path}. Pass what nac-openood wrote with --shard.")
+    if not path.is_dir():
+        read_shard(path)  # raises if it is no table
+        return _TABLES
+    return _COMPARISONS if (path / RESULTS_FILE).is_file() else _FITS
 
 
 def _tables(paths: list[Path], out: str | None) -> int:

@@ -97,7 +97,7 @@ def rank_command(args: argparse.Namespace) -> int:
 
 
 def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
-    r"""Rank the checkpoints of one run."""
+    """Rank the checkpoints of one run."""
     from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, domains_by_role
     from nac_openood.evaluation.rank import rank_checkpoints
     from nac_openood.sources.checkpoints import run_checkpoints
@@ -128,26 +128,20 @@ def _transform(args: argparse.Namespace) -> Any:
     """How images become tensors: by default as in DomainBed."""
     from nac_openood.sources.readers import domainbed_transform
 
-    if args.transform is None and args.image_size is None:
-        return domainbed_transform()
-    return inputs.transform_of(args, [None]).transform
+    default = args.transform is None and args.image_size is None
+    return domainbed_transform() if default else inputs.transform_of(args, [None]).transform
 
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
     """Keywords that both ways of ranking share."""
+    from nac_openood.benchmark.paper.generalization import published_choice
     from nac_openood.evaluation.rank import space_named
 
     if args.against:  # refused early where the paper has no numbers
-        from nac_openood.benchmark.paper.generalization import published_choice
-
         published_choice(_dataset(args), args.arch)
-    return {
-        "load": inputs.network_loader(args, len(classes)),
-        "layer": args.layer,
-        "space": args.space or space_named(_dataset(args)),
-        "say": say,
-        **inputs.loading(args),
-    }
+    space = args.space or space_named(_dataset(args))
+    load = inputs.network_loader(args, len(classes))
+    return {"load": load, "layer": args.layer, "space": space, "say": say, **inputs.loading(args)}
 
 
 def _dataset(args: argparse.Namespace) -> str:
