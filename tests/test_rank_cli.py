@@ -116,7 +116,7 @@ def study(pacs, tmp_path_factory):
     for target in DOMAINS[:2]:
         for trial in range(2):
             sources = [domain for domain in DOMAINS if domain != target]
-            train(pacs, folder / target / f"trial_{trial}", sources, steps=3, seed=trial)
+            train(pacs, folder / target / f"trial_{trial}", sources, steps=6, seed=trial)
     return folder
 
 

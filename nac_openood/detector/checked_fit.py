@@ -13,16 +13,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import logits_in
-from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.detector import NACDetector, ScoredBatch
 from nac_openood.detector.outcomes import (
     ALPHA,
     FalseAlarms,
@@ -37,7 +36,7 @@ from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.distributed import ShardResult, as_shard, ordered_shards
 from nac_openood.errors import FileError, NACError
-from nac_openood.records import from_values
+from nac_openood.records import checked, from_values
 
 #: Fewer fitting samples of a class say little about it.
 _FEW_SAMPLES = 10
@@ -104,7 +103,7 @@ def fit_checked(
         pvalues = _enough(detector.pvalues_)
         alarms = None if test is None else detector.false_alarms(test, [alpha])[0]
     assert detector.fit_summary_ is not None
-    answers = _confusion([(each.n_classes, each.prediction, each.label) for each in scored])
+    answers = _confusion(scored, scored[0].n_classes)
     return _report(detector.fit_summary_, answers, pvalues, alarms, messages, n_classes, alpha)
 
 
@@ -208,29 +207,26 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
         scores = torch.cat([rule.score(batch) for batch in test])
         report_nonfinite(scores)
         alarms = false_alarm_rates(pvalues(scores), [notes.alpha])[0]
-    answers = _confusion([(logits_in(each).shape[1], each.prediction, each.label) for each in val])
+    answers = _confusion(val, logits_in(val[0]).shape[1])
     report = _report(summary, answers, pvalues, alarms, messages, notes.n_classes, notes.alpha)
     return replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report
 
 
-@dataclass(frozen=True)
-class _ShardFile:
-    """What the notes file holds; a checksum is empty where a shard has no such file."""
-
-    notes: ShardNotes
-    checksums: Mapping[str, str]
+def _parse_notes(content: Mapping[str, Any]) -> tuple[ShardNotes, Mapping[str, str]]:
+    checksums = checked(Mapping[str, str], content.get("checksums"), "checksums")
+    return from_values(ShardNotes, content.get("notes"), "notes"), checksums
 
 
 def _read_shard(folder: Path) -> ShardResult:
-    found: _ShardFile = files.read_document(
-        folder / NOTES_FILE, _FORMAT, lambda content: from_values(_ShardFile, content),
+    notes, checksums = files.read_document(
+        folder / NOTES_FILE, _FORMAT, _parse_notes,
         missing=f"{folder} holds no finished shard: there is no {NOTES_FILE}",
         again="Run this shard again",
     )  # fmt: skip
     for name in (_COUNTS, _VAL, _TEST):  # counts of another shard would count twice
-        if tensor_files.checksum_in(folder / name) != found.checksums.get(name):
+        if tensor_files.checksum_in(folder / name) != checksums.get(name):
             raise FileError(f"{folder / name} is not the file of this shard. Run this shard again.")
-    notes, fitted = found.notes, Fitted.load(folder / _COUNTS)
+    fitted = Fitted.load(folder / _COUNTS)
     same = replace(fitted, rule=None, summary=FitSummary(0))  # type: ignore[arg-type]
     run = replace(notes, number=1), same, fitted.rule.name, fitted.rule.layers
     return ShardResult(folder, notes.number, notes.of, run, fitted)
@@ -265,21 +261,17 @@ def _enough(pvalues: Optional[PValues]) -> PValues:
     return pvalues
 
 
-def _confusion(batches: Sequence[tuple[int, Tensor, Tensor]]) -> np.ndarray:
-    """How often each class was predicted, `[classes, classes]`, true classes in rows.
-
-    Args:
-        batches: the number of classes, predictions and labels `[batch]`.
-    """
-    n_classes = batches[0][0]
+def _confusion(batches: Sequence[Union[ScoredBatch, Readings]], n_classes: int) -> np.ndarray:
+    """How often each class was predicted, `[classes, classes]`, true classes in rows."""
     counts = np.zeros((n_classes, n_classes), dtype=np.int64)
-    for _, prediction, label in batches:
+    for batch in batches:
+        label = batch.label
         if bool(((label < 0) | (label >= n_classes)).any()):
             raise NACError(
                 f"validation data must have labels from 0 to {n_classes - 1}, the network's "
                 f"classes; found {int(label.min() if label.min() < 0 else label.max())}."
             )
-        np.add.at(counts, (label.numpy(), prediction.cpu().numpy()), 1)
+        np.add.at(counts, (label.numpy(), batch.prediction.cpu().numpy()), 1)
     return counts
 
 

@@ -497,16 +497,8 @@ class NACDetector:
             layers: if given, what the file must have been fitted with; "auto" fits any file.
             fast: as in the constructor.
         """
-
-        def check_network(saved: Mapping[str, str]) -> None:
-            differs = difference(saved, net)
-            if differs:
-                raise FileError(
-                    f"{path} was fitted on another network: {differs}. Load the network it was "
-                    "fitted on, with the same weights (its checkpoint), or fit again."
-                )
-
-        fitted = Fitted.load(path, check_network)
+        unwrap(net)  # refuses what is not a network
+        fitted = Fitted.load(path, net)
         rule = fitted.rule
         detector = cls.from_rule(net, rule, fast=fast, autocast=fitted.dtype)
         wanted = {} if layers is None else layer_settings(net, layers, type(rule))

@@ -37,18 +37,13 @@ def presets(rule: str = "nac") -> dict[tuple[str, str], Path]:
 def preset(benchmark: str, family: str, rule: str = "nac") -> NACConfig:
     """The shipped settings of `benchmark` for networks of `family`."""
     known = presets(rule)
-    if (benchmark, family) in known:
-        return read_config(known[benchmark, family])
-    benchmarks = sorted({b for b, _ in known})
-    if benchmark not in benchmarks:
-        wrong = f"there is no preset '{benchmark}' for rule '{rule}'; there are {benchmarks}."
-    else:
-        families = sorted(f for b, f in known if b == benchmark)
-        wrong = f"preset '{benchmark}' has settings for {families}, not for '{family}' networks."
-    raise NACError(
-        f"{wrong} Pass your own settings: NACDetector(net, {{'avgpool': LayerConfig(...), ...}}), "
-        "or `nac_config` in a comparison."
-    )
+    if (benchmark, family) not in known:
+        raise NACError(
+            f"there is no preset '{benchmark}' for rule '{rule}' and '{family}' networks; there "
+            f"are {sorted(known)}. Pass your own settings: NACDetector(net, {{'avgpool': "
+            "LayerConfig(...), ...}), or `nac_config` in a comparison."
+        )
+    return read_config(known[benchmark, family])
 
 
 def preset_for(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
+from torch import nn
 
 from nac_openood import tensor_files
 from nac_openood.__about__ import __version__
@@ -16,8 +17,9 @@ from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.core.tensors import stored_values
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
 from nac_openood.files import PathLike, damage
+from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import PRECISIONS
 from nac_openood.records import checked, from_values
 
@@ -96,17 +98,23 @@ class Fitted:
         tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
     @classmethod
-    def load(
-        cls,
-        path: PathLike,
-        check: Callable[[Mapping[str, str]], None] = lambda network: None,
-    ) -> Fitted:
-        """Read what `save` wrote; `check` may refuse the fingerprint of its network."""
+    def load(cls, path: PathLike, net: Optional[nn.Module] = None) -> Fitted:
+        """Read what `save` wrote, if `net` is the network that it was fitted on.
+
+        Args:
+            path: the file.
+            net: None does not check the network.
+        """
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         with damage(path, "Fit again"):
             about = dict(about)
-            if "network" in about:
-                check(checked(Mapping[str, str], about["network"], "network"))
+            if net is not None and "network" in about:
+                differs = difference(checked(Mapping[str, str], about["network"], "network"), net)
+                if differs:
+                    raise FileError(
+                        f"{path} was fitted on another network: {differs}. Load the network it was "
+                        "fitted on, with the same weights (its checkpoint), or fit again."
+                    )
             for name in ("nac_openood", "torch"):
                 about.pop(name, None)
             scores = {_SCORES: tensors.pop(_SCORES)} if _SCORES in tensors else {}
