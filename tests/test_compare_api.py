@@ -265,7 +265,7 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"near": {}, "far": {}}, "pass `near`, `far` or both"),
         ({"near": {"a\udcff": images(5, 1)}}, "name of a dataset must .* be UTF-8"),
         ({"near": {"a/b": images(5, 1)}}, "name of a dataset must not be empty, contain a slash"),
-        ({"near": {"test": images(5, 1)}}, "cannot be called test"),
+        ({"near": {"test": images(5, 1)}}, "and none of test, train.*got test"),
         ({"test": []}, "test: the dataset is empty"),
         ({"test": iter([])}, "test: expected a map-style dataset"),
         ({"test": DataLoader(images(4, 1), batch_sampler=[[0], [1]])}, "with a batch_sampler"),

@@ -195,17 +195,6 @@ def test_timm_with_a_checkpoint_and_its_transform(tmp_path):
         network_of("timm:resnet0", 3)
 
 
-def test_a_failed_download_without_a_message_is_told(monkeypatch):
-    timm = pytest.importorskip("timm")
-
-    def failing(*_, **__):
-        raise TimeoutError
-
-    monkeypatch.setattr(timm, "create_model", failing)
-    with pytest.raises(NACError, match=r"cannot be downloaded \(TimeoutError: TimeoutError\)"):
-        network_of("timm:resnet18", 1000)
-
-
 def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ def test_sets_of_ones_own(data, photos):
           for entry in ("=folder", "name=", "a/b=folder", ".hidden=folder", "")),
         *(({"near": names}, "a different name for each OOD set")
           for names in (["tin", "tin"], ["mnist"])),
-        *(({"near": [name]}, "names are reserved") for name in ("test", "train", "farood")),
+        *(({"near": [name]}, "and none of test, train") for name in ("test", "train", "farood")),
         ({"far": ["nothing"]}, "there is no list .*test_nothing.txt"),
         ({"ood_val": "nothing"}, "there is no list .*val_nothing.txt"),
     ],

@@ -20,13 +20,6 @@ def test_the_page_in_the_docs_is_made_of_its_figures(study):
     assert (ROOT / "docs" / "text.md").read_text() == study.page(figures)
 
 
-def test_tokens_and_masks(study):
-    tokenizer = study.Tokenizer(["a b a", "a c"])
-    batch = tokenizer(["a b", "c", "unseen a a"])
-    assert batch["input_ids"].tolist() == [[2, 3, 0], [4, 0, 0], [1, 2, 2]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
-
-
 def test_a_small_run_with_apart_sets(study, monkeypatch):
     small = {"TRAIN": 60, "VAL": 40, "FAR": 50, "EPOCHS": 1, "WIDTH": 16, "VOCABULARY": 300}
     for name, value in small.items():
@@ -45,12 +38,3 @@ def test_a_small_run_with_apart_sets(study, monkeypatch):
     found = study.measure(1, by_topic, seed=0)
     assert set(found["results"]["far"]) == set(study.METHODS)
     assert all(0 <= v <= 100 for m in found["results"]["near"].values() for v in m.values())
-
-
-def test_docstrings_come_from_the_standard_library(study, monkeypatch):
-    """Of one of its packages: all of it takes seconds."""
-    package = Path(json.__file__).parent
-    monkeypatch.setattr(study.sysconfig, "get_paths", lambda: {"stdlib": str(package)})
-    found = study.docstrings()
-    assert json.loads.__doc__.split()[:8] in [text.split()[:8] for text in found]
-    assert len(found) == len(set(found)) and all(len(text.split()) >= 8 for text in found)

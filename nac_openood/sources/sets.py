@@ -223,17 +223,11 @@ def _count_classes(train: Any) -> int:
 def check_names(names: Sequence[str]) -> None:
     """Refuse names of test sets that are reserved, repeated or not fit for a file."""
     check_file_names("a dataset", names)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
+    wrong = sorted({name for name in names if names.count(name) > 1 or name in RESERVED})
+    if wrong:
         raise NACError(
-            f"expected a different name for each OOD set, got {repeated} more than once. Name a "
-            "folder differently: NAME=FOLDER."
-        )
-    reserved = [name for name in names if name in RESERVED]
-    if reserved:
-        raise NACError(
-            f"an OOD set cannot be called {', '.join(reserved)}; these names are reserved: "
-            f"{', '.join(RESERVED)}."
+            f"expected a different name for each OOD set, and none of {', '.join(RESERVED)}; got "
+            f"{', '.join(wrong)}. Name a folder differently: NAME=FOLDER."
         )
 
 
