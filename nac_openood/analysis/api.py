@@ -101,7 +101,7 @@ def _read(
     bench: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
     """Read whatever was not read before, and choose the settings of NAC as `compare` does."""
-    study, given = bench.study, bench.inputs("network")
+    study, inputs = bench.study, bench.inputs("network")
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)
@@ -129,11 +129,11 @@ def _read(
         say("readings of the fitting and validation data: made before")
     else:
         fitting = gather(
-            reader, given.train, given.id_val, None if study.surrogates else given.ood_val,
+            reader, inputs.train, inputs.id_val, None if study.surrogates else inputs.ood_val,
             n_samples=config.n_samples, n_held_out=HELD_OUT, folder=study.out / "fitting",
             about={"made_with": made_with}, seed=study.seed, say=say, progress=study.progress,
         )  # fmt: skip
-    train: Any = given.train
+    train: Any = inputs.train
     rows: list[int] = []  # indices of the training samples in `fitting`
     for part in (fitting_loader(train, config.n_samples),
                  held_out_of(train, config.n_samples, HELD_OUT)):  # fmt: skip

@@ -79,12 +79,12 @@ class Confidences(NamedTuple):
 
 def calibration(data: AnalysisData, options: Options) -> Finding:
     """RMS and MAD calibration errors on ID test data mixed with each OOD set."""
-    known = confidences(data)
-    errors = _mixture_errors(known, options)
-    methods = list(known.by_method)
+    measured = confidences(data)
+    errors = _mixture_errors(measured, options)
+    methods = list(measured.by_method)
     means = {
         (mixture, method, metric): float(
-            np.mean([errors[name, mixture][method][metric] for name in known.ood_sets])
+            np.mean([errors[name, mixture][method][metric] for name in measured.ood_sets])
         )
         for mixture in (ALL_SAMPLES, FIFTH)
         for method in methods
@@ -105,20 +105,20 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
         first = min(rms, key=rms.__getitem__)
         others = ", ".join(f"{m} {rms[m]:.1f} %" for m in _PRINTED.values() if m != first)
         best.append(f"{first} has the lowest mean RMS error ({rms[first]:.1f} %; {others})")
-    tables.append(_mean_confidences(known))
+    tables.append(_mean_confidences(measured))
     if options.against:
         tables.append(_paper_table(errors))
-    shown = known.ood_sets if options.ood_set is None else [data.ood_set(options.ood_set)]
+    shown = measured.ood_sets if options.ood_set is None else [data.ood_set(options.ood_set)]
     return Finding(
         "calibration", "Calibration",
         f"With all OOD samples, {best[0]}. With one OOD sample for five ID samples, {best[1]}.",
-        tables, [_diagram(known, name) for name in (None, *shown)],
+        tables, [_diagram(measured, name) for name in (None, *shown)],
         [
             {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method, **found}
             for (name, mixture), by_method in errors.items()
             for method, found in by_method.items()
         ],
-        known.fitted, _NOTES if known.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
+        measured.fitted, _NOTES if measured.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
     )  # fmt: skip
 
 
@@ -159,35 +159,35 @@ def _correct(readings: Readings) -> np.ndarray:
 
 
 def _mixture_errors(
-    known: Confidences, options: Options
+    measured: Confidences, options: Options
 ) -> dict[tuple[Optional[str], str], dict[str, dict[str, float]]]:
     """Errors by OOD set (None for ID samples alone) and mixture, then by method and metric.
 
     OOD sets are mixed once with all of their samples and once with a random one for every five ID
     samples; errors of the latter are means over `options.repeats` draws.
     """
-    found = {(name, ALL_SAMPLES): known.errors(name) for name in (None, *known.ood_sets)}
-    wanted = max(1, sum(len(known.correct[n]) for n in known.id_sets) // _ID_PER_OOD)
-    for name in known.ood_sets:
-        rng, size = np.random.default_rng(options.seed), len(known.correct[name])
+    found = {(name, ALL_SAMPLES): measured.errors(name) for name in (None, *measured.ood_sets)}
+    wanted = max(1, sum(len(measured.correct[n]) for n in measured.id_sets) // _ID_PER_OOD)
+    for name in measured.ood_sets:
+        rng, size = np.random.default_rng(options.seed), len(measured.correct[name])
         repeats = options.repeats if wanted < size else 1
-        draws = [known.errors(name, rng.permutation(size)[:wanted]) for _ in range(repeats)]
+        draws = [measured.errors(name, rng.permutation(size)[:wanted]) for _ in range(repeats)]
         found[name, FIFTH] = {
             method: {m: float(np.mean([draw[method][m] for draw in draws])) for m in _ERRORS}
-            for method in known.by_method
+            for method in measured.by_method
         }
     return found
 
 
-def _mean_confidences(known: Confidences) -> Table:
+def _mean_confidences(measured: Confidences) -> Table:
     """The mean confidence of right, wrong and OOD samples."""
-    correct = known.mixed(known.correct, None)
+    correct = measured.mixed(measured.correct, None)
     rows: list[list[Entry]] = []
-    for method, values in known.by_method.items():
-        inside = known.mixed(values, None)
-        parts = [inside[correct], inside[~correct], *(values[name] for name in known.ood_sets)]
+    for method, values in measured.by_method.items():
+        inside = measured.mixed(values, None)
+        parts = [inside[correct], inside[~correct], *(values[name] for name in measured.ood_sets)]
         rows.append([method, *(100 * float(p.mean()) if len(p) else None for p in parts)])
-    heads = [Column(title) for title in ("ID, right", "ID, wrong", *known.ood_sets)]
+    heads = [Column(title) for title in ("ID, right", "ID, wrong", *measured.ood_sets)]
     return Table("Mean confidence, %", [*text_heads("Method"), *heads], rows)
 
 
@@ -209,14 +209,14 @@ def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
     return Table("Table 19 of the paper", columns, rows)
 
 
-def _diagram(known: Confidences, name: Optional[str]) -> Lines:
+def _diagram(measured: Confidences, name: Optional[str]) -> Lines:
     """A reliability diagram: accuracy over confidence, in ten bins of equal mass."""
-    correct = known.mixed(known.correct, name)
+    correct = measured.mixed(measured.correct, name)
     series = []
-    for method, values in known.by_method.items():
+    for method, values in measured.by_method.items():
         if method != CONSTANT:
             size = max(1, len(correct) // _POINTS)
-            bins = equal_mass_bins(known.mixed(values, name), correct, size=size)
+            bins = equal_mass_bins(measured.mixed(values, name), correct, size=size)
             pairs = zip(100 * bins.confidence, 100 * bins.accuracy)
             series.append(Series(method, [(float(x), float(y), None) for x, y in pairs]))
     title = f"Reliability, ID test data {'alone' if name is None else f'with {name}'}"

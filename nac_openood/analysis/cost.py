@@ -87,7 +87,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     n_train, n_all = _size(inputs.train), len(data.bench.samples["train"])
     if n_train < n_all:
         notes.append(
-            f"Methods that look at all training data were given {n_train} of {n_all} training "
+            f"Methods that use all training data were set up on {n_train} of {n_all} training "
             "samples here; with all, their set-up takes longer in proportion."
         )
     return Finding(
@@ -251,7 +251,7 @@ def _table(summary: Mapping[str, Mapping[str, Any]], n_test: int, options: Optio
         rows.append([name, samples, s.get("setup_seconds"), s["setup_mb"],
                      s["inference_seconds"], s["ratio"], s["inference_mb"]])  # fmt: skip
         if options.against:
-            known = table("Table 14").rows.get(tuple(_PAPER.get(name, "").split()), (None, None))
-            rows[-1] += map(printed_entry, known[:2])
+            printed = table("Table 14").rows.get(tuple(_PAPER.get(name, "").split()), (None, None))
+            rows[-1] += map(printed_entry, printed[:2])
     ours = [row for row, name in enumerate(summary) if name.startswith("NAC")]
     return Table(f"Means over {options.repeats} trials", columns, rows, ours)

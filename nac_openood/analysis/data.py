@@ -163,11 +163,11 @@ class AnalysisData:
 
     def about(self) -> About:
         """The network and data, for the record of a finding."""
-        noted = self.fitting.about
+        about = self.fitting.about
         sizes = {name: read.n_samples for name, read in self.scored.items()}
         return About(
-            self.id_name, self.arch, self.accuracy, self.roles, {**noted["samples"], **sizes},
-            ValidationData(**noted["ood_val"]),
+            self.id_name, self.arch, self.accuracy, self.roles, {**about["samples"], **sizes},
+            ValidationData(**about["ood_val"]),
             {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
-            noted["made_with"], self.bench.study.command, len(self.train_rows),
+            about["made_with"], self.bench.study.command, len(self.train_rows),
         )  # fmt: skip

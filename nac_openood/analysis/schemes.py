@@ -62,17 +62,15 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
         for method, metrics in _compared(data, name, net, options).items():
             found[name, method] = metrics
     accuracy = {name: found[name, "nac"][group]["ACC"] for name in SCHEMES}
-    printed = {
-        (name, _NATIVE if method == "baseline" else method): values
-        for name in SCHEMES
-        for method, values in tabulate.paper_rows(
-            data, options.against, "Table 3", "method", training=name
-        ).rows.items()
-    }
+    printed = {}
+    for name in SCHEMES:
+        paper = tabulate.paper_rows(data, options.against, "Table 3", "method", training=name)
+        printed.update({(name, method): values for method, values in paper.rows.items()})
     rows: list[tabulate.MetricRow] = [
-        ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line, (name, method))
+        ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line,
+         (name, "baseline" if method == _NATIVE else method))
         for (name, method), line in found.items()
-    ]
+    ]  # fmt: skip
     aurocs = {at: line[group]["AUROC"] for at, line in found.items()}
     listed = "; ".join(
         f"{title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
@@ -88,7 +86,7 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
             tabulate.metric_table(
                 "", ["Training", "Detector", Column("ID accuracy")], data.groups, rows,
                 paper=tabulate.PaperRows((), printed),
-                ours=[n for n, (*_, at) in enumerate(rows) if at[1] != _NATIVE],
+                ours=[n for n, (*_, at) in enumerate(rows) if at[1] != "baseline"],
             )
         ],
         [
@@ -134,8 +132,8 @@ class NativeScorer(OpenOODScorer):
     def __init__(self, name: str) -> None:
         super().__init__(Method(name, SCHEMES[name], needs="network", openood=True))
 
-    def _wrapped(self, given: MethodInputs) -> nn.Module:
-        return given.net
+    def _wrapped(self, inputs: MethodInputs) -> nn.Module:
+        return inputs.net
 
 
 def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:

@@ -13,7 +13,7 @@ parts. Here:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def states(data: AnalysisData, options: Options) -> Finding:
     try:
         parts = _part_metrics(data, options)
     except NACError as error:
-        notes.append(f"The parts of the state cannot be told apart here: {error}")
+        notes.append(f"The parts of the state cannot be separated here: {error}")
     else:
         paper = tabulate.paper_rows(data, options.against, "Table 16", "state")
         tables.append(tabulate.metric_table(
@@ -176,7 +176,7 @@ def _densities(
         panels = []
         for point in points:
             inside, outside = (
-                states_by_neuron(data.scored[name], layer, point)[:, neuron].double().numpy()
+                _states(data.scored[name], layer, point, neuron).double().numpy()
                 for name in ("test", ood_set)
             )
             panels.append(Density.of(inside, outside, note=_fpr(scores, {layer: point}, ood_set)))
@@ -206,15 +206,15 @@ def _fpr(scores: TestScores, layers: Mapping[str, LayerConfig], name: str) -> st
     return f"FPR@95 {scores.metrics(layers)[name]['FPR@95']:.1f} %"
 
 
-def states_by_neuron(readings: Readings, layer: str, config: LayerConfig) -> Tensor:
-    """The states of a layer, `[samples, neurons]`."""
-    return torch.cat([states_of(part[layer], config) for part in readings.batches()])
+def _states(readings: Readings, layer: str, config: LayerConfig, neurons: Any) -> Tensor:
+    """The states of one neuron of a layer `[samples]`, or of a slice `[samples, neurons]`."""
+    return torch.cat([states_of(part[layer], config)[:, neurons] for part in readings.batches()])
 
 
 def separating_neuron(data: AnalysisData, layer: str, config: LayerConfig) -> int:
     """The neuron whose state separates ID and OOD validation data best."""
     inside, outside = (
-        states_by_neuron(readings, layer, config)
+        _states(readings, layer, config, slice(None))
         for readings in (data.fitting.id_val, data.fitting.ood_val)
     )
     values = joined_auroc(torch.cat([inside, outside]).t().double().contiguous(), len(inside))

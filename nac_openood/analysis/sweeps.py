@@ -77,11 +77,11 @@ def params(data: AnalysisData, options: Options) -> Finding:
     for layer, (name, parameter) in product(data.layers, PARAMETERS.items()):
         shown = [p for p in points if (p.layer, p.parameter) == (layer, name)]
         used = next(p for p in shown if p in in_use)
-        together = {p.value: p.all[group]["AUROC"] for p in shown}
-        best = max(together, key=together.__getitem__)
+        all_layers = {p.value: p.all[group]["AUROC"] for p in shown}
+        best = max(all_layers, key=all_layers.__getitem__)
         sensitivity.append([
-            layer, parameter.symbol, f"{used.value:g}", together[used.value],
-            min(together.values()), together[best], f"{best:g}",
+            layer, parameter.symbol, f"{used.value:g}", all_layers[used.value],
+            min(all_layers.values()), all_layers[best], f"{best:g}",
         ])  # fmt: skip
         if layer != deepest:
             continue
@@ -98,7 +98,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
         ))  # fmt: skip
         alone = {p.value: p.alone[group]["AUROC"] for p in shown}
         printed = [(float(v), found["AUROC"].mean) for v, found in paper.rows.items()]
-        lines = {f"{deepest} alone": list(alone.items()), "all layers": list(together.items())}
+        lines = {f"{deepest} alone": list(alone.items()), "all layers": list(all_layers.items())}
         series = [Series(title, line) for title, line in lines.items()]
         figures.append(Lines(
             name, parameter.title, f"{parameter.symbol} of {deepest} (log scale)",
