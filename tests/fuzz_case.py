@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import traceback
 import warnings
 from pathlib import Path
 from random import Random
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterator, NamedTuple, Union
+
+from interruptions import audited
 
 from nac_openood.errors import NACError
 
@@ -94,17 +95,12 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-#: The audit hook; it cannot be removed again, so there is one, which calls this.
-_watch: Optional[Callable[[str, tuple[Any, ...]], None]] = None
-_hooked = False
 _STARTED = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "pickle.find_class")
 _CHANGED = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.symlink", "shutil.rmtree")
 
 
-@contextlib.contextmanager
-def _watched(folder: Path, seen: list[str]) -> Iterator[None]:
+def _watched(folder: Path, seen: list[str]) -> Any:
     """Note files that are written elsewhere, programs that are started, pickles that are read."""
-    global _watch, _hooked
     root = os.path.realpath(folder)
 
     def allowed(path: Any) -> bool:
@@ -128,11 +124,4 @@ def _watched(folder: Path, seen: list[str]) -> Iterator[None]:
         if event in _STARTED or (changed and not all(map(allowed, paths))):
             seen.append(f"{event} {arguments[:2]!r}")
 
-    if not _hooked:
-        sys.addaudithook(lambda *event: None if _watch is None else _watch(*event))
-        _hooked = True
-    _watch = audit
-    try:
-        yield
-    finally:
-        _watch = None
+    return audited(audit)

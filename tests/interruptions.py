@@ -16,42 +16,42 @@ from typing import Any, Callable, Iterator, Optional
 
 _STEPS = ("open", "os.rename", "os.remove", "os.chmod", "os.mkdir", "os.rmdir", "os.link",
           "tempfile.mkstemp", "tempfile.mkdtemp", "shutil.rmtree")  # fmt: skip
-_armed: Optional[_Fault] = None
+#: Is called with each event; hooks cannot be removed again, so there is one.
+_callback: Optional[Callable[[str, tuple[Any, ...]], None]] = None
 _hooked = False
 
 
-class _Fault:
-    def __init__(self, folder: Path, step: int, strike: Callable[[], None]) -> None:
-        self.folder, self.left, self.strike = str(folder), step, strike
-
-    def at(self, arguments: tuple[Any, ...]) -> None:
-        path = arguments[0]
-        if isinstance(path, int) or not os.fsdecode(path).startswith(self.folder):
-            return
-        self.left -= 1
-        if self.left == 0:
-            self.strike()
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _armed is not None and event in _STEPS:
-        writes = event != "open" or arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if writes:
-            _armed.at(arguments)
+@contextmanager
+def audited(callback: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call a function with the name and arguments of every event that Python audits."""
+    global _callback, _hooked
+    if not _hooked:
+        sys.addaudithook(lambda *event: None if _callback is None else _callback(*event))
+        _hooked = True
+    _callback = callback
+    try:
+        yield
+    finally:
+        _callback = None
 
 
 @contextmanager
-def fault(folder: Path, step: int, strike: Callable[[], None]) -> Iterator[_Fault]:
-    """Strike at the `step`-th time that something is changed in a folder."""
-    global _armed, _hooked
-    if not _hooked:
-        sys.addaudithook(_hook)
-        _hooked = True
-    _armed = _Fault(folder, step, strike)
-    try:
-        yield _armed
-    finally:
-        _armed = None
+def fault(folder: Path, step: int, strike: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Strike at the `step`-th time that something is changed in a folder; yields whether it did."""
+    left = step
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event not in _STEPS or reads or isinstance(arguments[0], int):
+            return
+        if os.fsdecode(arguments[0]).startswith(str(folder)):
+            left -= 1
+            if left == 0:
+                strike()
+
+    with audited(count):
+        yield lambda: left <= 0
 
 
 def full_disk() -> None:

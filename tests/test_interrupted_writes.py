@@ -177,12 +177,12 @@ def test_a_fault_at_every_step(start, name, strike):
         begun_again(folder, old)
         told = (FileError, KeyboardInterrupt, UserWarning)  # a cache only warns
         try:
-            with fault(folder, step, strike) as armed:
+            with fault(folder, step, strike) as struck:
                 write(folder, 2)
         except told:
             check(folder, old, new, name)
             continue
-        if armed.left <= 0:  # cleaning up what is no longer needed may fail
+        if struck():  # cleaning up what is no longer needed may fail
             check(folder, old, new, name, litter=strike is ctrl_c)
             continue
         assert content(folder) == new and step > 2
