@@ -125,10 +125,11 @@ def write_configs(root: Path) -> Path:
     folder.mkdir(parents=True)
     for name in BASELINES:
         args, sweep = _ARGS.get(name, ({}, {}))
-        root: dict = {"name": name, "APS_mode": bool(sweep) and name not in _NO_SEARCH}
-        root.update({"postprocessor_args": args} if args else {})
-        root.update({"postprocessor_sweep": sweep} if sweep else {})
-        (folder / f"{name}.yml").write_text(yaml.safe_dump({"postprocessor": root}))
+        config: dict = {"name": name, "APS_mode": bool(sweep) and name not in _NO_SEARCH}
+        config.update({"postprocessor_args": args} if args else {})
+        config.update({"postprocessor_sweep": sweep} if sweep else {})
+        text = yaml.safe_dump({"postprocessor": config}, sort_keys=False)
+        (folder / f"{name}.yml").write_text(text)
     return root
 
 
