@@ -167,12 +167,6 @@ class Lines:
     mark: Optional[float] = None
     diagonal: bool = False
 
-    @property
-    def complete(self) -> bool:
-        """Whether there are points, each with an x."""
-        points = [point for line in self.series for point in line.points]
-        return bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
-
 
 @dataclass(frozen=True)
 class BarGroups:
@@ -190,11 +184,6 @@ class BarGroups:
     origin: float = 0.0
     end: float = 100.0
     ours: Sequence[str] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are rows, all of the right length."""
-        return bool(self.rows) and all(len(row) == len(self.names) for _, row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -240,13 +229,6 @@ class Densities:
     inside: str = "ID"
     outside: str = "OOD"
 
-    @property
-    def complete(self) -> bool:
-        """Whether there are rows, all of the right length, and so are the panels in them."""
-        panels = [panel for _, row in self.rows for panel in row]
-        equal = all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
-        return bool(self.rows) and equal and all(len(r) == len(self.columns) for _, r in self.rows)
-
 
 @dataclass(frozen=True)
 class Matrix:
@@ -258,11 +240,6 @@ class Matrix:
     columns: Sequence[str]
     rows: Sequence[NamedRow]
     limits: tuple[float, float] = (0.0, 1.0)
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are rows, all of the right length."""
-        return bool(self.rows) and all(len(row) == len(self.columns) for _, row in self.rows)
 
 
 Figure = Union[Lines, BarGroups, Densities, Matrix]
@@ -280,6 +257,17 @@ def figure_of(document: Mapping[str, Any]) -> Figure:
     if not isinstance(kind, str) or kind not in _FIGURES:
         raise NACError(f"there is no figure of type {kind!r}")
     found: Figure = from_values(_FIGURES[kind], fields, "figures")
-    if not found.complete:
+    if not _complete(found):
         raise NACError(f"the figure '{found.key}' has no rows, or rows of different lengths")
     return found
+
+
+def _complete(figure: Figure) -> bool:
+    """Whether there is something to draw, and all rows are as long as their headings."""
+    if isinstance(figure, Lines):
+        points = [point for line in figure.series for point in line.points]
+        return bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
+    names = figure.names if isinstance(figure, BarGroups) else figure.columns
+    panels = [p for _, row in figure.rows for p in row] if isinstance(figure, Densities) else []
+    equal = all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
+    return bool(figure.rows) and equal and all(len(row) == len(names) for _, row in figure.rows)

@@ -42,18 +42,11 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Text to copy; `key` is its id on the page."""
-
-    key: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Facts:
-    """Lists of names and values, each with a title."""
+    """Lists of names and values, each with a title, below a command to copy if there is one."""
 
     lists: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ class Pictures:
 
 
 #: A string is a paragraph.
-Content = Union[str, Heading, Bullets, Table, Code, Facts, Pictures, Examples]
+Content = Union[str, Heading, Bullets, Table, Facts, Pictures, Examples]
 
 
 @dataclass(frozen=True)
@@ -146,9 +139,8 @@ def about_section(
     what: str, command: str, facts: Mapping[str, Sequence[tuple[str, str]]]
 ) -> Section:
     """The section on how to repeat a `what`: its command, and names and values by heading."""
-    lists = Facts([(title, pairs) for title, pairs in facts.items() if pairs])
-    blocks: list[Content] = [Heading("Command to reproduce it"), Code("command", command), lists]
-    return Section("about", f"About this {what}", blocks)
+    lists = [(title, pairs) for title, pairs in facts.items() if pairs]
+    return Section("about", f"About this {what}", [Facts(lists, command)])
 
 
 def paper_section(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from html import escape
 from itertools import count, groupby
 from math import isfinite
@@ -14,7 +15,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nac_openood.report.blocks import (
     Bullets,
-    Code,
     Content,
     Document,
     Facts,
@@ -87,12 +87,11 @@ def _markdown(block: Content) -> Iterator[str]:
         yield from _markdown_table(block)
     elif isinstance(block, Bullets) and block.items:
         yield "\n".join(f"- {_escaped(item)}" for item in block.items)
-    elif isinstance(block, Code):
-        fence = "```"
-        while fence in block.text:
-            fence += "`"
-        yield f"{fence}\n{block.text}\n{fence}"
     elif isinstance(block, Facts):
+        if block.command:
+            longest = max(map(len, re.findall("`+", block.command)), default=0)
+            fence = "`" * max(3, longest + 1)
+            yield f"### Command to reproduce it\n\n{fence}\n{block.command}\n{fence}"
         for title, pairs in block.lists:
             yield f"### {title}"
             yield from _markdown(Bullets([f"{name}: {value}" for name, value in pairs]))
