@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, table_layers
-from nac_openood.network.flow import Call, Value, record
+from nac_openood.network.flow import Call, Traced, record
 from nac_openood.network.inputs import (
     Inputs,
     logits_of,
@@ -126,7 +126,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     return AutoLayers(head_input, early or (head_input,), last and layer(last, inside=False))
 
 
-def _head_input(call: Call, operand: Optional[Value], batch: int) -> Layer:
+def _head_input(call: Call, operand: Optional[Traced], batch: int) -> Layer:
     """A module as the head's input; `operand` is given if the module returns it."""
     output = call.outputs[0]
     if operand is not None and operand.shape == (batch, math.prod(output.shape) // batch):

@@ -41,7 +41,7 @@ _PRODUCTS = {
 _REDUCTIONS = ("mean", "sum", "amax", "amin", "max", "min", "var", "logsumexp")
 
 
-class Value(NamedTuple):
+class Traced(NamedTuple):
     """A tensor that comes from the input: its node and shape, and the axis of its neurons."""
 
     node: int
@@ -53,8 +53,8 @@ class Node(NamedTuple):
     """An operation: the nodes it reads and its result; `operand` if it multiplies by weights."""
 
     parents: tuple[int, ...]
-    value: Value
-    operand: Optional[Value]
+    value: Traced
+    operand: Optional[Traced]
 
 
 class Call(NamedTuple):
@@ -66,7 +66,7 @@ class Call(NamedTuple):
     path: str
     module: nn.Module
     nodes: range
-    outputs: tuple[Value, ...]
+    outputs: tuple[Traced, ...]
     readable: bool
 
 
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
                 self._add(name, args, values, made)
         return result
 
-    def _add(self, name: str, args: Sequence[Any], values: list[Value], made: Tensor) -> None:
+    def _add(self, name: str, args: Sequence[Any], values: list[Traced], made: Tensor) -> None:
         if not made.is_floating_point() and not made.is_complex():
             self._note(made, _INTEGERS)
             return
@@ -128,10 +128,10 @@ class Recorder(TorchDispatchMode):
     def _note(self, tensor: Tensor, node: int) -> None:
         self._storages[_address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), node)
 
-    def _value(self, tensor: Tensor, node: int) -> Value:
-        return Value(node, tuple(tensor.shape), self._axes.get(tensor))
+    def _value(self, tensor: Tensor, node: int) -> Traced:
+        return Traced(node, tuple(tensor.shape), self._axes.get(tensor))
 
-    def value(self, tensor: Tensor) -> Optional[Value]:
+    def value(self, tensor: Tensor) -> Optional[Traced]:
         """The value of a float tensor that comes from the input, else None."""
         node = self._storages.get(_address(tensor), (None, _STATIC))[1]
         return self._value(tensor, node) if node >= 0 else None
@@ -173,7 +173,7 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
 
 
 def _axis_after(
-    name: str, args: Sequence[Any], values: list[Value], shape: Sequence[int]
+    name: str, args: Sequence[Any], values: list[Traced], shape: Sequence[int]
 ) -> Optional[int]:
     """The axis of `shape` on which the neurons lie, after an operation on `values`."""
     if name in _PRODUCTS:  # of two activations (attention) it is not known
@@ -190,7 +190,7 @@ def _axis_after(
     return 1 if "batch_norm" in name else None
 
 
-def _moved(name: str, args: Sequence[Any], value: Value, shape: Sequence[int]) -> Optional[int]:
+def _moved(name: str, args: Sequence[Any], value: Traced, shape: Sequence[int]) -> Optional[int]:
     """Where an operation puts the neurons of one of its inputs."""
     axis, dims = value.axis, len(value.shape)
     if axis is None:

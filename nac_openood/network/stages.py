@@ -15,13 +15,13 @@ from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
 from torch import nn
 
-from nac_openood.network.flow import Call, Node, Recorder, Value
+from nac_openood.network.flow import Call, Node, Recorder, Traced
 
 #: With more stages than this, the width grows from block to block and says nothing.
 _MOST_STAGES = 8
 
 
-def axis_of(value: Value) -> int:
+def axis_of(value: Traced) -> int:
     """The dimension of the neurons; a guess by the shape where the pass did not show it."""
     shape, dims = value.shape, len(value.shape)
     if value.axis is not None and value.axis > 0:
@@ -30,7 +30,7 @@ def axis_of(value: Value) -> int:
     return dims - 1 if dims == 3 or is_square_before_last else 1
 
 
-def layout_of(value: Value) -> Optional[str]:
+def layout_of(value: Traced) -> Optional[str]:
     """One of `LAYOUTS`; None where the neurons lie on a dimension in the middle."""
     dims, axis = len(value.shape), axis_of(value)
     if dims == 2 or axis == 1:
@@ -47,7 +47,7 @@ class Size(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, value: Value) -> Size:
+    def of(cls, value: Traced) -> Size:
         """The size of one sample of a tensor `[batch, ...]`."""
         width = value.shape[axis_of(value)]
         return cls(math.prod(value.shape[1:]) // max(width, 1), width)
@@ -107,12 +107,12 @@ class Structure:
     def _products(self, way: Iterable[int]) -> list[int]:
         return [node for node in way if self.nodes[node].operand is not None]
 
-    def _has_rows(self, value: Value) -> bool:
+    def _has_rows(self, value: Traced) -> bool:
         return len(value.shape) > 1 and value.shape[0] == self.batch
 
     # -- the head --------------------------------------------------------------------------
 
-    def head_operand(self) -> Optional[Value]:
+    def head_operand(self) -> Optional[Traced]:
         """What the last product is applied to; for several heads, what they have in common."""
         last = self.products[-1]
         if last in self.cuts:
@@ -184,7 +184,7 @@ class Structure:
         reader = self._reader(call, end) if end else None
         return Block(call, end.node, reader, Size.of(reader.outputs[0])) if end and reader else None
 
-    def _reader(self, call: Call, end: Value) -> Optional[Call]:
+    def _reader(self, call: Call, end: Traced) -> Optional[Call]:
         """The module itself; if it returns a tuple, the next module with a tensor like it."""
         if call.readable:
             return call if call in self.readable else None
