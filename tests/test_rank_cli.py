@@ -144,8 +144,6 @@ def test_leave_one_domain_out(pacs, study, tmp_path, capsys):
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 5 and "cartoon, trial 1" in page
     assert "Measured and published results" in page
-    assert rank(*options) == 0
-    assert "reading checkpoint" not in capsys.readouterr().out
 
 
 def test_undefined_numbers_are_called_so():

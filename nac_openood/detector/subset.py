@@ -131,18 +131,14 @@ def fitting_batches(
         raise NACError("the loader yielded no samples: there is nothing to fit on.")
     n_classes = count_classes(net, first.data)
     counts.update(dict.fromkeys(range(n_classes), 0))
-    found = (_checked(batch, n_classes) for batch in chain([first], found))
+    found = chain([first], found)
     if n_samples is not None and subset is loader:
         found = take_quota(found, n_samples, n_classes)
     for batch in found:
+        check_labels(batch.label, n_classes)
         if batch.in_shard and batch.label is not None:
             counts.update(batch.label.tolist())
         yield batch
-
-
-def _checked(batch: Batch, n_classes: int) -> Batch:
-    check_labels(batch.label, n_classes)
-    return batch
 
 
 def take_quota(batches: Iterable[Batch], n_samples: int, n_classes: int) -> Iterator[Batch]:

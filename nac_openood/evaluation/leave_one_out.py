@@ -252,15 +252,11 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
         if number:
             checkpoints = tuple(run_checkpoints([path]))
             runs.append(TrainingRun(path.parent.name, int(number[1]), checkpoints))
-    if not runs:
+    few = [f"{run.name} has one" for run in runs if len(run.checkpoints) < 2]
+    if few or not runs:
         raise NACError(
-            f"{root} holds no runs: expected folders such as {targets[0]}/trial_0 with checkpoints."
-        )
-    few = [run.name for run in runs if len(run.checkpoints) < 2]
-    if few:
-        raise NACError(
-            f"expected at least two checkpoints in each run; {', '.join(few)} has one, so its rank "
-            "correlation is undefined. Keep more checkpoints, or take the run out of the folder."
+            f"expected runs with at least two checkpoints each in {targets[0]}/trial_0 and other "
+            f"such folders; {', '.join(few) or 'there are none'}."
         )
     return sorted(runs, key=lambda run: (run.target, run.trial))
 
