@@ -77,21 +77,6 @@ def test_a_list_on_stdin_is_read_by_one_process(here: Path, fitted: tuple[str, s
     assert [line.split(",")[0] for line in first.stdout.splitlines()[1:]] == lists[0].split()
 
 
-def test_different_lists_of_files_are_refused() -> None:
-    code = """
-    from nac_openood import distributed
-    from nac_openood.errors import NACError
-    from nac_openood.sources.image_paths import judge_images
-    with distributed.joined() as world:
-        try:
-            next(judge_images(None, [f"{world.rank}.png"]))
-        except NACError as error:
-            print(error)
-    """
-    for done in run_code(2, code):
-        assert "the processes have different `paths`" in done.stdout, done.stderr
-
-
 def test_search_and_compare(here: Path) -> None:
     words = ("search", *NETWORK, *DATA, "--ood-val", "s=stripes", "--batch-size", 25)
     assert run((*words, "--out", "search1"), here).returncode == 0
@@ -217,14 +202,20 @@ def test_processes_notice_that_they_do_different_things() -> None:
     code = """
     from nac_openood import distributed
     from nac_openood.errors import NACError
+    from nac_openood.sources.image_paths import judge_images
     with distributed.joined() as world:
-        try:
-            distributed.all_gather(f"step {world.rank}", None)
-        except NACError as error:
-            print(error)
+        for work in (
+            lambda: distributed.all_gather(f"step {world.rank}", None),
+            lambda: next(judge_images(None, [f"{world.rank}.png"])),
+        ):
+            try:
+                work()
+            except NACError as error:
+                print(error)
     """
     for done in run_code(2, code):
         assert "out of step: they are at ['step 0', 'step 1']" in done.stdout, done.stderr
+        assert "the processes have different `paths`" in done.stdout, done.stderr
 
 
 def test_a_killed_process_ends_the_others(here: Path) -> None:

@@ -97,8 +97,7 @@ def test_sets_remember_what_they_are(tmp_path: Path) -> None:
         "fit": 5, "id_val": 6, "ood_val": 7,
     }  # fmt: skip
 
-
-def test_a_set_written_over_another_takes_nothing_from_it(tmp_path: Path) -> None:
+    # a set written over another takes nothing from it
     ReadingSet(part(), part(), part(), part(9)).save(tmp_path)
     ReadingSet(part(), part(), part()).save(tmp_path)
     assert ReadingSet.load(tmp_path).held_out is None
