@@ -1,5 +1,6 @@
 """A replica computes what the network computes, with the network's weights and none of its objects."""
 
+import copy
 import weakref
 from types import MethodType
 
@@ -174,6 +175,15 @@ def test_what_forward_keeps_on_self_is_dropped_and_its_input_is_a_copy(images, p
     first, second = (read(net, images, layers(net), plan).logits for _ in range(2))
     assert torch.equal(first, second) and "calls" not in vars(net)
     assert torch.equal(images, original)
+
+
+def test_a_copied_plan_has_no_replicas_of_the_original(small_net, images, made):
+    plan = PassPlan(small_net, images)
+    expected = read(small_net, images, layers(small_net), plan).logits
+    net, copied = copy.deepcopy((small_net, plan))
+    made.clear()
+    assert torch.equal(read(net, images, layers(net), copied).logits, expected)
+    assert made == [net]
 
 
 def test_a_replica_is_not_used_again_after_an_error(small_net, images, made):

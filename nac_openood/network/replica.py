@@ -78,6 +78,9 @@ class ReplicaCache:
     def __init__(self) -> None:
         self._free: list[Replica] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReplicaCache, ()  # copies begin without replicas
+
     def take(self, net: nn.Module, read: Iterable[nn.Module], adapt: Optional[Adapt]) -> Replica:
         """A replica of `net`, adapted to the modules that are read; made if none is free."""
         state = [*map(id, read), *_identities(net.modules())]
