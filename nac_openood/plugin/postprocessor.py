@@ -106,6 +106,7 @@ class NACPostprocessor(BasePostprocessor):
             if rule_named(settings.rule).needs_calibration:
                 detector.calibrate(_loader(id_loader_dict, "val"))
             self._use(detector.layers, detector.rule_)
+            self._detector = detector
         self.setup_flag = True
 
     def _search(
@@ -126,6 +127,7 @@ class NACPostprocessor(BasePostprocessor):
         found = self.search_result = search_settings(readings, settings, strategy="grid")
         rule = cache.fitted(found.layers)
         self._use(found.layers, rule)
+        self._detector_on(detector.net)
         self.hyperparam_search_done = True
         if found.overfits:
             warnings.warn(
