@@ -93,11 +93,7 @@ def fit_command(args: argparse.Namespace) -> int:
     if args.shard is not None:
         return _fit_shard(args, detector, loaders, n_samples, sets.n_classes)
     found = fit_checked(
-        detector,
-        *loaders.values(),
-        n_samples=n_samples,
-        n_classes=sets.n_classes,
-        alpha=args.alpha,
+        detector, *loaders.values(), n_samples=n_samples, n_classes=sets.n_classes, alpha=args.alpha
     )
     detector.save(out)
     how = "" if args.layers else " (found by running the network)"

@@ -249,8 +249,5 @@ def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
             data = data.without(list(bad))
     samples = Samples(role, data)
     return DataLoader(
-        samples.dataset,
-        how["batch_size"],
-        num_workers=how["workers"],
-        collate_fn=samples.collate,
+        samples.dataset, how["batch_size"], num_workers=how["workers"], collate_fn=samples.collate
     )

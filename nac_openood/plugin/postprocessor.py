@@ -351,9 +351,9 @@ def _unaugmented(loader: Any) -> Any:
     augments = getattr(getattr(loader, "dataset", None), "preprocessor", None)
     if not isinstance(augments, BasePreprocessor) or isinstance(augments, TestStandardPreProcessor):
         return loader
-    plain = loader_like(loader)
-    plain.collate_fn = _collate_test_images
-    return plain
+    unaugmented = loader_like(loader)
+    unaugmented.collate_fn = _collate_test_images
+    return unaugmented
 
 
 def _collate_test_images(items: Sequence[Mapping[str, Any]]) -> Any:
