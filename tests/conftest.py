@@ -54,7 +54,7 @@ def pytest_unconfigure():
     gc.unfreeze()  # or else libraries complain at exit of objects that were not freed
 
 
-#: One test image of how many of the miniature benchmark: `make test` takes some, CI all of them.
+#: One test image of how many of the miniature benchmark: `make test` takes few, CI more of them.
 BENCH_EVERY = int(os.environ.get("NAC_BENCH_EVERY", "1"))
 
 
