@@ -168,7 +168,7 @@ def _add(group: argparse._ActionsContainer, row: str, shared: Mapping[str, str])
     match = _ROW.fullmatch(head)
     assert match is not None, row
     metavar, kind, default = match[2], match[3], match[4]
-    about: dict[str, Any] = {"help": text.strip(), **_KINDS.get(kind, {})}
+    about: dict[str, Any] = {"help": text.strip(), **(_KINDS[kind] if kind else {})}
     if metavar is None:
         off = name.startswith("--no-")
         about["action"] = "store_false" if off else "store_true"
