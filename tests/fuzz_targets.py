@@ -50,10 +50,10 @@ from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.network.probe import classify
-from nac_openood.report.checkpoints import ranked_summary
+from nac_openood.report.checkpoints import ranked_summary, write_ranked_page, write_ranked_tables
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table
+from nac_openood.report.findings import write_analysis_page
 from nac_openood.report.render import render_markdown, render_page
-from nac_openood.report.write import write_analysis_page, write_ranked_page, write_ranked_tables
 from nac_openood.search.stored import ReadingSet
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.images import ImageError, rgb_image

@@ -23,7 +23,7 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import write_json
-from nac_openood.report.write import write_analysis_page, write_finding
+from nac_openood.report.findings import write_analysis_page, write_finding
 from nac_openood.tables import Column, Table
 
 

@@ -19,8 +19,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import ID_VAL, scores_on_readings
 from nac_openood.core.metrics import threshold_at
 from nac_openood.detector.detector import NACDetector
-from nac_openood.report.findings import analysis_document
-from nac_openood.report.write import write_figures, write_finding
+from nac_openood.report.findings import analysis_document, write_figures, write_finding
 from nac_openood.tables import Examples
 
 OPTIONS = Options(progress=False, repeats=3, against="paper")

@@ -29,8 +29,10 @@ from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.monitor import CoverageMonitor
 from nac_openood.evaluation.ranking import Ranking
+from nac_openood.report.checkpoints import write_ranked_tables
+from nac_openood.report.findings import write_finding
 from nac_openood.report.landscape import draw_landscape
-from nac_openood.report.write import write_finding, write_ranked_tables, write_tables
+from nac_openood.report.write import write_tables
 from nac_openood.search.run import search
 from nac_openood.search.stored import ReadingSet, write_config, write_report
 from nac_openood.sources.sets import Datasets

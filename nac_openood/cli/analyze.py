@@ -96,8 +96,12 @@ def analyze_command(args: argparse.Namespace) -> int:
 
 
 def _publish(found: Finding, out: Path) -> Optional[Path]:
-    from nac_openood.report.findings import finding_text
-    from nac_openood.report.write import write_analysis_page, write_figures, write_finding
+    from nac_openood.report.findings import (
+        finding_text,
+        write_analysis_page,
+        write_figures,
+        write_finding,
+    )
 
     return publish(
         out,

@@ -69,8 +69,11 @@ def rank_command(args: argparse.Namespace) -> int:
     continue. Writes results.csv, results.md, results.json and report.html into --out.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.report.checkpoints import ranked_summary
-    from nac_openood.report.write import write_ranked_page, write_ranked_tables
+    from nac_openood.report.checkpoints import (
+        ranked_summary,
+        write_ranked_page,
+        write_ranked_tables,
+    )
 
     out = Path(args.out)
     if args.demo:

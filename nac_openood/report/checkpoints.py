@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Iterator, Optional, Sequence
 
+from nac_openood import files
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
 from nac_openood.evaluation.ranking import CRITERIA
@@ -20,11 +22,25 @@ from nac_openood.report.blocks import (
 )
 from nac_openood.report.figures import picture_of
 from nac_openood.report.formatting import capital, count
-from nac_openood.report.render import csv_text, text_table
+from nac_openood.report.render import csv_text, render_page, text_table, write_results
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 _UNDEFINED = "undefined"
 _ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "choice by oracle"}
+
+
+def write_ranked_tables(ranked: RankedRuns, folder: Path) -> list[Path]:
+    """Write `results.csv` and `results.md`; neither needs matplotlib."""
+    return write_results(folder, ranked_csv(ranked), ranked_document(ranked))
+
+
+def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
+    """Write `report.html`.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    return files.write_text(folder / "report.html", render_page(ranked_document(ranked)))
 
 
 def ranked_csv(ranked: RankedRuns) -> str:

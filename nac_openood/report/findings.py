@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from textwrap import wrap
-from typing import Sequence
+from typing import Optional, Sequence
 
+from nac_openood import files
+from nac_openood.analysis import KINDS
 from nac_openood.analysis.finding import About, Finding
+from nac_openood.errors import FileError
 from nac_openood.report.blocks import Bullets, Content, Document, Pictures, Section, about_section
+from nac_openood.report.drawing import svg_file
 from nac_openood.report.figures import picture_of
 from nac_openood.report.formatting import count, set_title, settings_text
-from nac_openood.report.render import text_table
+from nac_openood.report.render import csv_text, render_page, text_table
 
 _ROLES = {
     "fit": "fitting subset",
@@ -18,6 +24,58 @@ _ROLES = {
     "ood_val": "OOD validation",
     "held_out": "held-out training",
 }
+
+
+def write_finding(found: Finding, folder: Path) -> list[Path]:
+    """Write `<kind>.csv` and `<kind>.json`; neither needs matplotlib."""
+    names = list(dict.fromkeys(name for record in found.records for name in record))
+    lines = [[record.get(name) for name in names] for record in found.records]
+    return [
+        files.write_text(folder / f"{found.kind}.csv", csv_text([names, *lines])),
+        found.save(folder),
+    ]
+
+
+def write_figures(found: Finding, folder: Path) -> list[Path]:
+    """Write `<kind>.svg`, or `<kind>-<key>.svg` where there are several.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    several = len(found.figures) > 1
+    return [
+        files.write_text(
+            folder / (f"{found.kind}-{figure.key}.svg" if several else f"{found.kind}.svg"),
+            svg_file(picture_of(figure)),
+        )
+        for figure in found.figures
+    ]
+
+
+def write_analysis_page(folder: Path) -> Path:
+    """Write `report.html` with everything that was found about one network and its data.
+
+    Findings in the folder that are about something else than the newest one are left out.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    read = {path: _read(path) for path in (folder / f"{kind}.json" for kind in KINDS)}
+    found = {path: (f.about, f) for path, f in read.items() if f is not None and f.about}
+    if not found:
+        raise FileError(f"{folder} holds no findings of an analysis.")
+    newest, _ = found[max(found, key=lambda path: path.stat().st_mtime_ns)]
+    pairs = found.values()
+    same = [(a, f) for a, f in pairs if replace(a, command=newest.command) == newest]
+    page = render_page(analysis_document([found for _, found in same], same[0][0]))
+    return files.write_text(folder / "report.html", page)
+
+
+def _read(path: Path) -> Optional[Finding]:
+    try:
+        return Finding.load(path)
+    except FileError:  # missing or damaged: the kind can be run again
+        return None
 
 
 def finding_text(found: Finding) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.benchmark.run.results import HardSample, Results
-from nac_openood.detector.outcomes import Explanation
 from nac_openood.report.blocks import Bullets, Content, Document, ScoredExample, Section
 from nac_openood.report.formatting import count
 from nac_openood.report.render import render_page
-from nac_openood.sources.image_paths import Prediction
 from nac_openood.sources.images import png_url
 from nac_openood.tables import NOTHING, Examples
+
+if TYPE_CHECKING:
+    from nac_openood.detector.outcomes import Explanation
+    from nac_openood.sources.image_paths import Prediction
 
 _KINDS = {
     "id-lowest": "In-distribution samples with the lowest NAC scores",
@@ -54,17 +56,19 @@ def _picture(results: Results, example: HardSample) -> Optional[str]:
     return png_url(content) if content.startswith(b"\x89PNG") else None
 
 
-#: An image and what the detector says about it, a picture as a data URL, and why.
-Suspect = tuple[Prediction, Optional[str], Explanation]
-
-
 def suspects_page(
-    suspects: Sequence[Suspect], *, arch: str, n_images: int, n_out: int, alpha: float
+    suspects: Sequence[tuple[Prediction, Optional[str], Explanation]],
+    *,
+    arch: str,
+    n_images: int,
+    n_out: int,
+    alpha: float,
 ) -> str:
     """The page of the most suspicious images, as one HTML file that loads nothing else.
 
     Args:
-        suspects: most suspicious first.
+        suspects: what the detector says about an image, a picture as a data URL, and why; the most
+            suspicious first.
         arch: name of the network.
         n_images: how many images were judged.
         n_out: how many of them are out-of-distribution.

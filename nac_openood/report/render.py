@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from nac_openood import files
 from nac_openood.report.blocks import (
     Bullets,
     Content,
@@ -165,3 +166,11 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([entry(v) for v in line] for line in lines)
     return out.getvalue()
+
+
+def write_results(folder: Path, csv_content: str, content: Document) -> list[Path]:
+    """Write `results.csv` and `results.md` into a folder."""
+    return [
+        files.write_text(folder / "results.csv", csv_content),
+        files.write_text(folder / "results.md", render_markdown(content)),
+    ]
