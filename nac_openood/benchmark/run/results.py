@@ -25,6 +25,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
+from nac_openood.benchmark.paper.published import Against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -162,6 +163,16 @@ class Row:
     disturbed: bool = False
 
 
+class _Advice(NamedTuple):
+    """`nac_openood.search.advice.Advice.to_dict` in a file."""
+
+    against: str
+    samples: tuple[int, int]
+    auroc: Mapping[str, float]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class HardSample:
     """A hard sample: `kind` is "id-lowest" or "ood-highest".
@@ -214,6 +225,22 @@ class Results:
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     surrogates: bool = False
+
+    def __post_init__(self) -> None:
+        # a file may hold values that no comparison has
+        for each in self.sets:
+            if each.role not in ("id", "csid", "near", "far") or each.images < 1:
+                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
+        for row in self.rows:
+            if row.status not in ("ok", "failed", "absent"):
+                raise NACError(f"a row has the status {row.status!r}")
+            if row.advice is not None:
+                from_values(_Advice, row.advice, "advice")
+            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
+            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
+                raise NACError(f"a metric of {row.method} is no percentage")
+        for number, entry in enumerate(self.paper):
+            from_values(Against, entry, f"paper[{number}]")
 
     def methods(self) -> dict[str, list[Row]]:
         """The rows of each method, in the order asked for."""
