@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 from nac_openood.analysis import ALL, KINDS, chosen_kinds
 from nac_openood.cli import inputs
@@ -15,7 +15,6 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData
     from nac_openood.analysis.finding import Finding
-    from nac_openood.sources.sets import Datasets
 
 _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
 
@@ -115,9 +114,23 @@ def _publish(found: Finding, out: Path) -> Optional[Path]:
 def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data that the options name, or take what was read before."""
     from nac_openood.analysis.api import MOST_TRAIN, prepare_analysis
+    from nac_openood.demo import NETWORKS, network_and_sets
     from nac_openood.detector.config import read_config
 
-    net, sets, arch = _network_and_sets(args)
+    inputs.check_one_source(args)
+    if args.embedded:
+        kind = args.arch or "resnet"
+        if kind not in NETWORKS or args.checkpoint is not None:
+            raise NACError(
+                f"--embedded has networks of its own: expected --arch {' or '.join(NETWORKS)} and "
+                "no --checkpoint."
+            )
+        net, sets = network_and_sets(kind, args.seed, say)
+        net, arch = inputs.on_device(net, args.device), NETWORKS[kind]
+    else:
+        path, arch = inputs.one_checkpoint(args), args.arch
+        sets = inputs.data_of(args, [path]).sets
+        net = inputs.network_loader(args, sets.n_classes)(path)
     return prepare_analysis(
         net,
         sets,
@@ -133,21 +146,3 @@ def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
         command=typed_command(),
         say=say,
     )
-
-
-def _network_and_sets(args: argparse.Namespace) -> tuple[Any, Datasets, str]:
-    inputs.check_one_source(args)
-    if not args.embedded:
-        path = inputs.one_checkpoint(args)
-        sets = inputs.data_of(args, [path]).sets
-        return inputs.network_loader(args, sets.n_classes)(path), sets, args.arch
-    from nac_openood.demo import NETWORKS, network_and_sets
-
-    kind = args.arch or "resnet"
-    if kind not in NETWORKS or args.checkpoint is not None:
-        raise NACError(
-            f"--embedded has networks of its own: expected --arch {' or '.join(NETWORKS)} and no "
-            "--checkpoint."
-        )
-    net, sets = network_and_sets(kind, args.seed, say)
-    return inputs.on_device(net, args.device), sets, NETWORKS[kind]
