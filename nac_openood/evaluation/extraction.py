@@ -161,13 +161,17 @@ class CheckpointReadings:
         return cls(layer, product, correct, made_with)
 
     @classmethod
-    def load_if(cls, path: PathLike, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
-        """What an earlier call wrote, if it was made with the same."""
+    def load_if(
+        cls, path: PathLike, samples: SamplesByRole, made_with: Mapping[str, Any]
+    ) -> Optional[CheckpointReadings]:
+        """What an earlier call wrote, if it was made with the same and holds all samples."""
         try:
             found = cls.load(path)
         except FileError:
             return None
-        return found if dict(found.made_with) == dict(made_with) else None
+        sizes = {(r, n): len(c) for r, names in found.correct.items() for n, c in names.items()}
+        whole = sizes == {at: len(data) for at, data in samples.items()}
+        return found if whole and dict(found.made_with) == dict(made_with) else None
 
 
 def _correct(net: nn.Module, samples: Samples, title: str) -> Iterator[Tensor]:

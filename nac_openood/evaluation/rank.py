@@ -117,7 +117,7 @@ def rank_checkpoints(
         stack.enter_context(locked(folder))
         for number, (one, origin) in enumerate(zip(found, origins), start=1):
             path = make_folder(folder / "readings") / f"{one.name}.safetensors"
-            known = CheckpointReadings.load_if(path, origin)
+            known = CheckpointReadings.load_if(path, samples, origin)
             if known is None:
                 say(f"reading checkpoint {number} of {len(found)}: {one.name}")
                 known = CheckpointReadings.extract(path, network(one), samples, origin)

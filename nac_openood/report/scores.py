@@ -227,9 +227,16 @@ def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optiona
     for m in ours:
         sample = run_scores(results, m.method)
         aurocs = layer_aurocs(sample) if sample is not None else {}
+        runs = [row.run for row in results.rows if row.method == m.method]
+        names = ood_sets(results)
         if sample is not None and aurocs:
             blocks += [Heading(m.title)] if len(ours) > 1 else []
             blocks += _layer_blocks(results, sample, aurocs)
+        elif sample is None and any(results.scores(r, m.method, n) for r in runs for n in names):
+            blocks.append(
+                f"{m.title}: the scores of ID data are missing or damaged. Run the comparison "
+                "again to make them."
+            )
     return Section("layers", "What each layer contributes", blocks) if blocks else None
 
 
@@ -239,7 +246,10 @@ def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> 
     lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
     if lacking:
         names = ", ".join(map(set_title, lacking))
-        yield f"Without {names}: the scores are missing. Run the comparison again to make them."
+        yield (
+            f"Without {names}: the scores are missing or damaged. Run the comparison again to make "
+            "them."
+        )
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     title = "AUROC of each layer alone and of all layers together"
     rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
