@@ -129,8 +129,8 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--methods", "mps"], "unknown methods ['mps']"),
         (["--against", "paper"], "the paper has no results for cifar10 with resnet_embedded"),
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
-        (["--near", "mnist"], "got ['mnist'] more than once"),
-        (["--fsood", "--far", "cifar10c=."], "got ['cifar10c'] more than once"),
+        (["--near", "mnist"], "got mnist. Name a folder differently"),
+        (["--fsood", "--far", "cifar10c=."], "got cifar10c. Name a folder differently"),
         (
             ["--far", "texturs"],
             "test_tin, train_cifar10, val_cifar10, val_tin. For a folder of images",
