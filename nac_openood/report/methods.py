@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from statistics import fmean
 from typing import Mapping, Optional, Sequence
 
@@ -84,11 +84,15 @@ def ood_sets(results: Results) -> list[str]:
 
 
 def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
-    """Means over the runs that succeeded, of whatever was measured."""
+    """Means over the runs that succeeded; a metric that one of them lacks is not measured."""
     rows = [row for row in results.rows if row.method == method and row.status == "ok"]
     keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
-    found = {key: results.value(method, *key) for key in keys}
-    return {key: v for key, v in found.items() if v is not None and isfinite(v.mean)}
+    found = {}
+    for dataset, metric in keys:
+        numbers = [r.metrics[dataset].get(metric, nan) for r in rows if dataset in r.metrics]
+        if all(map(isfinite, numbers)):  # a mean over fewer runs would look like one over all
+            found[dataset, metric] = Value.of(numbers)
+    return found
 
 
 def _ranked(rows: Sequence[Row], values: _Values, others: Mapping[str, _Values]) -> RankedMethod:
