@@ -63,12 +63,12 @@ class Measured:
         for part in (train if rows is None else train.rows(rows)).batches():
             rule.update(part)
         rule.calibrate(map(rule.parts, readings["val_cifar10"].batches()))
-        self.held_out = rule.fusion().held_out
+        self.calibration = rule.fusion().calibration
         self.parts = {name: _joined(rule, readings[name]) for name in TEST}
 
     def fused(self, keep: list[str] | None = None, w: float = 2.0, s: float = 0.2) -> Fusion:
         """A fusion of some parts only."""
-        held = {n: part for n, part in self.held_out.items() if keep is None or n in keep}
+        held = {n: part for n, part in self.calibration.items() if keep is None or n in keep}
         return Fusion(held, logit_weight=w, softness=s)
 
     def near_far(self, fusion: Fusion) -> tuple[float, float]:

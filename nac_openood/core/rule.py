@@ -57,7 +57,7 @@ class Rule:
 
     #: The name by which it is chosen, also in files.
     name: ClassVar[str]
-    #: Its name in tables and figures; None takes `name`.
+    #: Its name in tables and figures; if empty, `name`.
     title: ClassVar[str] = ""
     #: The settings of one layer: a dataclass with defaults, `layout`, `from_dict` and `to_dict`.
     layer_settings: ClassVar[Type[Any]] = LayoutConfig
@@ -242,8 +242,9 @@ class Rule:
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much each part adds to the score, `[batch]` each; they sum to it."""
-        total = total_weight([weight_of(self.layers, name) for name in parts])
-        return {name: weight_of(self.layers, name) * part / total for name, part in parts.items()}
+        weights = _weights(parts, self.layers)
+        total = total_weight(list(weights.values()))
+        return {name: weights[name] * part / total for name, part in parts.items()}
 
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """How well each neuron is covered, by layer, `[batch, neurons]` each; higher is better.
@@ -301,16 +302,16 @@ def combine(scores: Mapping[str, Tensor], layers: Mapping[str, Any]) -> Tensor:
     Added up one layer after the other, in their order: a search that does the same gets the same
     bits.
     """
-    weighted = [weight_of(layers, name) * score for name, score in scores.items()]
-    added = weighted[0]
-    for part in weighted[1:]:
+    weights = _weights(scores, layers)
+    added, *others = (weights[name] * score for name, score in scores.items())
+    for part in others:
         added = added + part.to(added.device)
-    return added / total_weight([weight_of(layers, name) for name in scores])
+    return added / total_weight(list(weights.values()))
 
 
-def weight_of(layers: Mapping[str, Any], name: str) -> float:
-    """The weight of a part of the score: of its layer, or 1 where there is no such setting."""
-    return float(getattr(layers.get(name), "weight", 1.0))
+def _weights(names: Iterable[str], layers: Mapping[str, Any]) -> dict[str, float]:
+    """The weights of the parts of a score; 1 where a layer has no such setting."""
+    return {name: float(getattr(layers.get(name), "weight", 1.0)) for name in names}
 
 
 def total_weight(weights: Sequence[float]) -> float:
