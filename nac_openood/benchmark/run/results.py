@@ -164,7 +164,7 @@ class Row:
 
 
 class _Advice(NamedTuple):
-    """`nac_openood.search.advice.Advice.to_dict` in a file."""
+    """`nac_openood.search.advise.Advice.to_dict` in a file."""
 
     against: str
     samples: tuple[int, int]
