@@ -230,7 +230,9 @@ def rounded_once(net, x, layers):
 
 
 @pytest.mark.bench
-@pytest.mark.skipif(BENCH_EVERY > 4, reason="takes all training images: run in CI and by make test-all")
+@pytest.mark.skipif(
+    BENCH_EVERY > 4, reason="takes all training images: run in CI and by make test-all"
+)
 def test_the_authors_figures(bench, bench_readings):
     """15 settings, three layers, in one pass over all training images."""
     folder, root = bench
