@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-# Python has put the current folder first, in which anything may be called torch.py
+# Python has put the current folder first, where a file such as torch.py would be imported
 if sys.path[0] == str(Path.cwd()) != str(Path(__file__).parents[1]):
     del sys.path[0]
 

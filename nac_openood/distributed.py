@@ -1,11 +1,11 @@
-"""Several processes as one: what `torchrun` starts shares the work batch by batch.
+"""Share work among the processes that `torchrun` starts, batch by batch.
 
-Whole batches go to the processes in turn, without padding: how a batch is rounded depends on what
-is in it, so batches stay what they are. Counts are added up as integers and results are put in the
-order of the data, so every process ends with what one process alone would have, to the bit.
+Processes take whole batches in turn, without padding: floating-point results depend on the
+composition of a batch, so batches are never regrouped. Counts are added up as integers and results
+are put in the order of the data, so every process ends with exactly what one process would compute.
 
-Nothing here does anything outside `joined()`: a job that trains with several processes may fit a
-detector in just one of them.
+Outside `joined()` nothing is shared: a job that trains with several processes may fit a detector
+in just one of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class World(NamedTuple):
     """Which process this is, and how many there are.
 
     Args:
-        rank: from 0 on.
-        size: how many there are.
+        rank: number of this process, from 0 on.
+        size: number of processes.
         detached: whether they are shards that run on their own, perhaps not at the same time.
     """
 
@@ -41,7 +41,7 @@ class World(NamedTuple):
         return self.size > 1 and not self.detached
 
     def owns(self, number: int) -> bool:
-        """Whether the batch with this number is for this process."""
+        """Whether this process works on the batch with this number."""
         return number % self.size == self.rank
 
 
@@ -55,7 +55,7 @@ def world() -> World:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes files and prints: the first, or the only one."""
+    """Whether this process writes files and prints: the first, or one that runs on its own."""
     return _world.rank == 0 or _world.detached
 
 
@@ -91,12 +91,12 @@ def joined() -> Iterator[World]:
             if dist.is_nccl_available():
                 backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend)
-        # not when the block ends: processes that meet again at the same address might not connect
+        # not when the block ends: a second group at the same address might fail to connect
         atexit.register(dist.destroy_process_group)
     here = World()
     if dist.is_available() and dist.is_initialized():
         here = World(dist.get_rank(), dist.get_world_size())
-    with _as(here):
+    with _set_world(here):
         yield here
 
 
@@ -105,7 +105,7 @@ def as_shard(rank: int, size: int) -> ContextManager[None]:
 
     The results are merged later; see `nac_openood.detector.checked_fit`.
     """
-    return _as(World(rank, size, detached=True))
+    return _set_world(World(rank, size, detached=True))
 
 
 class ShardResult(NamedTuple):
@@ -113,8 +113,8 @@ class ShardResult(NamedTuple):
 
     Args:
         path: of the file or folder.
-        number: from 1 on.
-        of: how many there are.
+        number: number of the shard, from 1 on.
+        of: number of shards.
         run: what all shards of a run have in common.
         content: what is to be merged.
     """
@@ -127,10 +127,10 @@ class ShardResult(NamedTuple):
 
 
 def ordered_shards(shards: Iterable[ShardResult]) -> list[ShardResult]:
-    """All shards of a run, in order.
+    """Sort the shards of a run, and check that they are complete.
 
     Raises:
-        NACError: they are of different runs, some are missing, or there is one twice.
+        NACError: they are of different runs, or one is missing or repeated.
     """
     found = sorted(shards, key=lambda shard: shard.number)
     first = found[0]
@@ -149,12 +149,12 @@ def ordered_shards(shards: Iterable[ShardResult]) -> list[ShardResult]:
 
 
 def single_process() -> ContextManager[None]:
-    """A block that one of the processes runs without waiting for the others."""
-    return _as(World())
+    """Let one of the processes run a block without waiting for the others."""
+    return _set_world(World())
 
 
 @contextmanager
-def _as(here: World) -> Iterator[None]:
+def _set_world(here: World) -> Iterator[None]:
     global _world
     before, _world = _world, here
     try:
@@ -168,18 +168,13 @@ def was_shared(error: BaseException) -> bool:
     return error is _shared
 
 
-def with_rank(rank: int, message: str) -> str:
-    """A message with the process that it comes from."""
-    return f"{message} (process {rank})"
-
-
 def all_gather(step: str, value: Any, error: Exception | None = None) -> list[Any]:
     """The values of all processes, in the order of their ranks; CPU tensors may be in them.
 
     Args:
         step: name of the step. All processes must be at the same one.
         value: the value of this process.
-        error: why it has none; it becomes an error of all processes.
+        error: the error of this process, if any; it becomes an error of all processes.
 
     Raises:
         NACError: a process had an error, is at another step, or has ended.
@@ -199,10 +194,10 @@ def all_gather(step: str, value: Any, error: Exception | None = None) -> list[An
             "another process of this job has ended. Its own error, if there was time to print it, "
             "is above or in its log."
         ) from lost
-    failed = [(rank, why) for rank, (_, _, why) in enumerate(found) if why is not None]
+    failed = [f"{why} (process {n})" for n, (_, _, why) in enumerate(found) if why is not None]
     steps = [step for step, _, _ in found]
     if failed:
-        _shared = error or NACError(with_rank(*failed[0]))
+        _shared = error or NACError(failed[0])
         raise _shared from None
     if len(set(steps)) > 1:
         _shared = NACError(f"the processes are out of step: they are at {steps}.")
@@ -211,12 +206,12 @@ def all_gather(step: str, value: Any, error: Exception | None = None) -> list[An
 
 
 def from_main(step: str, make: Callable[[], _T]) -> _T:
-    """What the first process makes, in all of them, e.g. what it finds on disk."""
-    found: _T = all_gather(step, *(_tried(make) if is_main() else (None, None)))[0]
+    """Call `make` in the first process, and return its result in all of them."""
+    found: _T = all_gather(step, *(_attempt(make) if is_main() else (None, None)))[0]
     return found
 
 
-def _tried(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+def _attempt(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
     try:
         return work(), None
     except Exception as error:
@@ -225,7 +220,7 @@ def _tried(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
 
 @contextmanager
 def synchronized(step: str) -> Iterator[None]:
-    """A block that all processes finish, or none: an error in one is an error in all of them."""
+    """Make an error in the block an error of all processes, so that none waits for another."""
     if not _world.connected:
         yield
         return
@@ -251,7 +246,7 @@ def map_shared(step: str, own: Iterator[_T], work: Callable[[_T], _R]) -> Iterat
         yield from map(work, own)
         return
     while True:
-        done, error = _tried(lambda: [_on_cpu(work(item)) for item in islice(own, 1)])
+        done, error = _attempt(lambda: [_on_cpu(work(item)) for item in islice(own, 1)])
         results = [result for part in all_gather(step, done, error) for result in part]
         yield from results
         if len(results) < _world.size:
@@ -259,14 +254,14 @@ def map_shared(step: str, own: Iterator[_T], work: Callable[[_T], _R]) -> Iterat
 
 
 def _on_cpu(value: Any) -> Any:
-    """Tensors on the CPU, also those in dicts and tuples."""
+    """Move tensors to the CPU, also those in dicts and tuples."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
 
 
 def all_sum(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors summed over all processes by name, as int64 (float64 if they are floats).
+    """Sum tensors over all processes by name, as int64 (float64 if they are floats).
 
     A process without data passes no tensors.
     """

@@ -10,7 +10,7 @@ class NACError(ValueError):
 
 
 class NotFittedError(NACError):
-    """The detector was asked before it was fitted or calibrated."""
+    """The detector was used before it was fitted or calibrated."""
 
 
 class ProbeError(NACError):
@@ -22,7 +22,7 @@ class FileError(NACError):
 
 
 def error_text(error: Exception) -> str:
-    """An error on one line; an error that is not ours says of which class it is."""
+    """An error as one line of text, with its class unless it is a `NACError`."""
     text = " ".join(str(error).split())
     return text if isinstance(error, NACError) else f"{type(error).__name__}: {text}"
 
@@ -41,5 +41,5 @@ def some(names: Sequence[object], most: int = 5) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message; the type of an error that has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """The first line of an error's message; its class if there is no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -33,12 +33,12 @@ CHECKSUM = "sha256"
 
 
 def is_file(path: PathLike) -> bool:
-    """Whether a path leads to a regular file."""
+    """Whether a path is a regular file, or a link to one."""
     return stat.S_ISREG(mode_of(path))
 
 
 def is_folder(path: PathLike) -> bool:
-    """Whether a path leads to a folder."""
+    """Whether a path is a folder, or a link to one."""
     return stat.S_ISDIR(mode_of(path))
 
 
@@ -75,7 +75,7 @@ def make_folder(folder: PathLike) -> Path:
 
 
 def check_target(path: Path) -> Path:
-    """The file to write: `path`, or the one that it leads to if it is a link.
+    """Check that a file can be written; returns `path`, or the target of a link.
 
     Raises:
         FileError: its folder does not exist, or something other than a file is there.
@@ -111,9 +111,9 @@ def replacing(path: PathLike) -> Iterator[Path]:
     """Write a file atomically: yields a temporary path beside it, which replaces it at the end.
 
     A reader sees the old file or the new one, never a part of it; nothing is left behind when
-    something fails. The new file has the mode of the old one. If `path` is a link, the file that it
-    leads to is replaced. Of several processes that work together, the first one writes, and the
-    others wait for it.
+    something fails. The new file has the mode of the old one. If `path` is a link, its target is
+    replaced. Of several processes that work together, the first one writes, and the others wait
+    for it.
     """
     with synchronized(f"write {Path(path).name}"):
         target = check_target(Path(path))
@@ -121,7 +121,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
             with tempfile.TemporaryDirectory() as folder:
                 yield Path(folder) / "discarded"
             return
-        # named before it is created, so that it is removed whenever an interrupt comes
+        # named before it is created, so that an interrupt at any time can remove it
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         old = mode_of(target)
         try:
@@ -134,7 +134,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
         except BaseException as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            # SafetensorError is matched by name: importing it takes longer than `--help` may
+            # SafetensorError is matched by name: importing it would slow down `--help`
             if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
                 raise FileError(f"cannot write {target}: {why_unreadable(error)}.") from error
             raise
@@ -243,7 +243,7 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text without duplicate keys.
 
     Raises:
-        FileError: what is wrong with it.
+        FileError: the text is not valid JSON.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def parse_json(text: str) -> Any:
         raise FileError("it is nested too deeply") from error
     except FileError:
         raise
-    except ValueError as error:  # also a number of thousands of digits
+    except ValueError as error:  # also of a number with thousands of digits
         raise FileError(f"it is not JSON: {error}") from error
 
 
@@ -288,7 +288,7 @@ def read_document(
         parse: converts the other entries, or raises a `NACError` that says what is wrong.
         missing: the error if there is no such file.
         again: how to get a new file if this one is damaged.
-        kind: what it holds, if files of other kinds have the same name; early files do not say.
+        kind: what it holds, if files of other kinds have the same name; early files lack it.
 
     Raises:
         FileError: the file is missing, damaged, of another kind or of a newer format.

@@ -1,4 +1,4 @@
-"""What a user is told meanwhile: lines of text, and bars where there is a terminal."""
+"""Progress of long work: lines of text, and progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ with warnings.catch_warnings():
 
 __all__ = ["Say", "bar", "tqdm"]
 
-#: Is told what is going on, a line at a time, e.g. `print`.
+#: A function that shows a line about the progress, e.g. `print`.
 Say = Callable[[str], None]
 
 
 def bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:
-    """Iterate with a bar; `progress=None` leaves it to whether there is a terminal.
+    """Show a progress bar while iterating; `progress=None` shows it on a terminal only.
 
     Where several processes work together, only the first one shows the bar.
     """
     hidden = True if not is_main() else None if progress is None else not progress
-    return _Shown(loader, description, hidden)
+    return _WithBar(loader, description, hidden)
 
 
-class _Shown:
-    """A loader with a bar.
+class _WithBar:
+    """A loader with a progress bar.
 
-    Handed the loader itself, tqdm would iterate over it twice, and start its workers twice.
+    Given the loader itself, tqdm would iterate over it twice, and start its workers twice.
     """
 
     def __init__(self, loader: Iterable[Any], description: str, hidden: Optional[bool]) -> None:

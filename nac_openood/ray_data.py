@@ -1,4 +1,4 @@
-"""Fitting and scoring with Ray Data, for data that outgrows a machine; `ray[data]` is needed.
+"""Fit and score with Ray Data, for data that is too large for one machine; needs `ray[data]`.
 
 A dataset's blocks go to a pool of actors, each with a detector of its own. Detectors that were
 fitted on a block come back as files and are merged; predictions for a block become rows of a new
@@ -48,7 +48,7 @@ class _Rows(NamedTuple):
     batch_size: int
 
     def parts(self, block: _Columns) -> Iterator[_Columns]:
-        """The block in slices of the batch size; which ones depends on nothing else."""
+        """The block in slices of the batch size."""
         for name in filter(None, (self.column, self.name)):
             if name not in block:
                 raise NACError(f"the dataset has no column '{name}'. It has {sorted(block)}.")
@@ -112,10 +112,10 @@ def score_dataset(
         load: makes a calibrated detector and the transform of its inputs, e.g. a partial
             `nac_openood.sources.fitted.load_fitted`.
         column: an image as bytes or uint8 array, or anything else that the transform takes.
-        path: column that says which row it is.
+        path: column that identifies a row.
         alpha: p-values at or below it are out-of-distribution.
-        unreadable: what to do with bytes that are no image: "raise" an error, or "null" to leave
-            everything but the path empty.
+        unreadable: what to do with bytes that are not an image: "raise" an error, or "null" to
+            leave everything but the path empty.
         batch_size: samples per pass over the network.
         workers: largest number of actors.
         options: of `ray.data.Dataset.map_batches`, e.g. `num_gpus=1`.
@@ -133,7 +133,7 @@ def score_dataset(
 def _mapped(
     dataset: Dataset, actor: type, arguments: tuple[Any, ...], workers: int, options: dict[str, Any]
 ) -> Dataset:
-    """A block is a batch to Ray: batches across blocks would depend on which came first."""
+    """Map whole blocks: batches across blocks would depend on their order of arrival."""
     pool = ActorPoolStrategy(min_size=1, max_size=workers)
     return dataset.map_batches(
         actor, fn_constructor_args=arguments, batch_size=None, batch_format="numpy",
@@ -203,7 +203,7 @@ def _input(value: Any, deployed: Deployed) -> Any:
     if isinstance(value, bytes):
         return deployed.transform(rgb_image(io.BytesIO(value)))
     if isinstance(value, np.ndarray):
-        value = value.copy()  # Ray's own is read-only
+        value = value.copy()  # Ray's arrays are read-only
         if value.dtype == np.uint8 and value.ndim in (2, 3):
             return deployed.transform(Image.fromarray(value).convert("RGB"))
     return deployed.transform(value)

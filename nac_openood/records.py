@@ -34,7 +34,7 @@ _NOT_DECIMAL = re.compile("[-+]?0[0-9_]|.*:")
 
 
 def from_values(kind: Type[_T], value: Any, where: str = "", **fields: Any) -> _T:
-    """The object of class `kind` that a JSON object describes.
+    """Make an object of class `kind` from a JSON object.
 
     Args:
         kind: a dataclass or named tuple whose fields are scalars, sequences, mappings, or other
@@ -114,12 +114,12 @@ def _wrong(where: str, expected: str, value: Any) -> NACError:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what is read differently than it looks, and what grows without bound."""
+    """Refuses values that are not what they look like, and documents that can fill the memory."""
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: int) -> Any:
-        if self.check_event(yaml.events.AliasEvent):  # a few lines of them can fill the memory
+        if self.check_event(yaml.events.AliasEvent):  # nested, a few lines fill the memory
             line = self.peek_event().start_mark.line + 1
             raise NACError(f"aliases (*name) are not supported; line {line} has one.")
         self._depth += 1
@@ -153,7 +153,7 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        NACError: what is wrong with it, without the name of the file.
+        NACError: the text is not valid; the message does not name the file.
     """
     try:
         return yaml.load(text, Loader=_Loader)

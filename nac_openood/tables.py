@@ -1,4 +1,4 @@
-"""Tables and figures as data: what analyses find and what reports show. JSON values can hold them.
+"""Tables and figures as data, which analyses make and reports show; they can be stored as JSON.
 
 `nac_openood.report` renders them as a page, as Markdown, as text for a terminal and as CSV.
 """
@@ -46,7 +46,7 @@ class Cell:
 
     Args:
         text: what is shown.
-        spread: shown smaller behind the text, e.g. "± 0.10".
+        spread: shown smaller after the text, e.g. "± 0.10".
         value: what a page sorts by; None for the text itself.
         rank: 1, 2 and 3 are marked.
         best: whether it is the best of its column.
@@ -113,11 +113,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample to look at.
+    """A sample to show.
 
     Args:
-        dataset: the set it is in.
-        name: of its file, or its number.
+        dataset: the name of its dataset.
+        name: the name of its file, or its number.
         shares: percent by name, shown as bars.
         image: a picture as a data URL, or None.
     """
@@ -247,10 +247,10 @@ _FIGURES: Mapping[Any, Any] = {kind.type: kind for kind in (Lines, BarGroups, De
 
 
 def figure_of(document: Mapping[str, Any]) -> Figure:
-    """The figure that JSON values describe: its fields and its `type`.
+    """Make a figure from JSON values: its fields and its `type`.
 
     Raises:
-        NACError: what is missing or wrong.
+        NACError: an entry is missing or wrong.
     """
     fields = dict(document)
     kind = fields.pop("type", None)

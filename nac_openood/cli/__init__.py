@@ -46,10 +46,10 @@ _SHARED = ("fit", "score", "search", "compare", "run")
 
 
 def terminal() -> int:
-    """What the console script calls: `main`, with warnings in one line."""
+    """Run `main` as the console script does, with warnings on one line."""
     if sys.argv[1:2] != ["run"]:  # OpenOOD's scripts warn as they always do
         one_line_warnings()
-    for stream in (sys.stdin, sys.stdout):  # names of files may be no text
+    for stream in (sys.stdin, sys.stdout):  # file names need not be valid text
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
     return main()
@@ -110,7 +110,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         code = _run_shared(name, lambda: args.run(args)) if launched() else args.run(args)
         if sys.stdout is not None:
-            sys.stdout.flush()  # an error when Python exits could not be reported
+            sys.stdout.flush()  # while an error can still be reported
         return code
     except NACError as error:
         print_error(str(error))
@@ -120,7 +120,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print_error(f"{error}.")
             return 1
         if name in _PRINTING and isinstance(error, BrokenPipeError):
-            return 0  # as of `| head`, which has seen enough
+            return 0  # the reader, e.g. `head`, has seen enough
         print_error(f"cannot write to stdout: {why_unreadable(error)}.")
         return 1
     except KeyboardInterrupt:
@@ -131,10 +131,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def build_parser(
     command: Optional[str] = None,
 ) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser, and that of each command by its name.
+    """The main parser, and the parsers of the commands by name.
 
     Args:
-        command: the only command whose options are needed; None for those of all.
+        command: the only command whose options are added; None adds those of all.
     """
     parser = argparse.ArgumentParser(
         prog="nac-openood", formatter_class=argparse.RawDescriptionHelpFormatter
@@ -163,7 +163,7 @@ def _describe(parser: argparse.ArgumentParser, function: Callable[..., int]) -> 
 
 
 def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """The error for options that a command does not have, with the one that may be meant."""
+    """The error for unknown options, with a suggestion if one is similar."""
     import difflib  # only errors need it
 
     problem = f"unrecognized arguments: {' '.join(words)}"
@@ -185,7 +185,7 @@ def _run_shared(name: str, run: Callable[[], int]) -> int:
     import warnings
     from contextlib import ExitStack, redirect_stdout
 
-    from nac_openood.distributed import joined, was_shared, with_rank
+    from nac_openood.distributed import joined, was_shared
 
     with ExitStack() as stack:
         world = stack.enter_context(joined())
@@ -200,4 +200,4 @@ def _run_shared(name: str, run: Callable[[], int]) -> int:
         except NACError as error:
             if was_shared(error):
                 return 1
-            raise NACError(with_rank(world.rank, str(error))) from error
+            raise NACError(f"{error} (process {world.rank})") from error

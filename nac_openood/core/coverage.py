@@ -87,7 +87,7 @@ class Coverage(Rule):
     def saturated(
         self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True
     ) -> dict[str, str]:
-        """Layers that give nearly all ID samples the same score; see `Rule`."""
+        """Find layers that give nearly all ID samples the same score; see `Rule`."""
         messages = {}
         for name, histogram in self.histograms.items():
             config = self.layers[name]
@@ -99,7 +99,7 @@ class Coverage(Rule):
         return messages
 
     def sums(self) -> dict[str, Tensor]:
-        """Counts and numbers of broken samples, by layer."""
+        """Counts, and the number of samples with NaN or Inf, by layer."""
         return {**self.state, **self.tensors()}
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
@@ -124,7 +124,7 @@ class Coverage(Rule):
 
     @classmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coverage:
-        """The coverage that `settings` and `tensors` came from."""
+        """Restore a rule from its `settings` and `tensors`."""
         coverage = cls(stored_layers(settings, LayerConfig))
         refuse_unknown(tensors, {f"counts/{name}" for name in coverage.layers}, "tensor")
         counted = settings.get("n_samples")
@@ -154,26 +154,26 @@ def states_of(reading: Reading, config: LayerConfig) -> Tensor:
 # -- settings with which all samples of a layer get the same score --------------------------
 #
 # If the sigmoid is too flat, all states lie at 0.5; if it is too steep, all lie at 0 and 1. Either
-# way the states of a neuron share two bins. Few bins in use are not wrong by themselves: the
-# published settings of early layers use few. What counts is whether samples get different scores.
-# A flat layer says nothing. A steep one still notices OOD samples whose states vanish, which ID
-# samples never show; whether there are any is not in the counts.
+# way the states of a neuron share two bins. Using few bins is not wrong by itself: the published
+# settings of early layers do. What matters is whether samples get different scores. A flat layer
+# cannot separate anything. A steep one still detects OOD samples whose states vanish, unlike those
+# of ID samples; the counts do not show whether there are any.
 
 #: A layer is reported if at least this share of new ID samples gets one and the same score ...
 _SAME = 0.9
 #: ... because this share of the states lies in two bins per neuron, or nearly all in empty ones.
 _TWO_BINS = 0.99
-#: Fewer fitting samples say nothing about new ones.
+#: With fewer fitting samples nothing is reported.
 _MIN_SAMPLES = 20
-#: A typical steepness is estimated on so many samples.
+#: A typical steepness is estimated on at most this many samples.
 _MAX_SAMPLES = 1000
 
 
 class Saturation(NamedTuple):
-    """Why ID samples get the same score from a layer.
+    """Why a layer gives ID samples the same score.
 
     Args:
-        same: at least this share of them does.
+        same: at least this share of them gets it.
         why: "steep", "flat", "bins" (too few) or "empty".
     """
 
@@ -186,12 +186,12 @@ class Saturation(NamedTuple):
         return self.why != "steep"
 
     def message(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
-        """What is wrong and what to change.
+        """Describe what is wrong and what to change.
 
         Args:
             name: the name of the layer.
             config: its settings.
-            steepness: what to try instead, if there is a suggestion.
+            steepness: a better value, if there is a suggestion.
         """
         setting = "n_bins" if self.why in ("bins", "empty") else "steepness"
         where, change = {
@@ -210,7 +210,7 @@ class Saturation(NamedTuple):
 
 
 def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation]:
-    """Why ID samples get the same score from a layer; None if they do not.
+    """Find out why a layer gives ID samples the same score; None if it does not.
 
     A sample is scored as if it were new: its own state is left out of the counts.
 
@@ -262,7 +262,7 @@ def typical_steepness(reading: Reading, config: LayerConfig) -> Optional[float]:
 
     Args:
         reading: in-distribution readings `[samples, neurons]`.
-        config: the settings; the form of the state matters.
+        config: the settings of the layer, for the form of its state.
     """
     activation, gradient = reading
     few = activation[:_MAX_SAMPLES], None if gradient is None else gradient[:_MAX_SAMPLES]

@@ -4,11 +4,11 @@ Which samples these are depends only on their indices in the training set, so sh
 be merged in any order:
 
 - A sample is a candidate if its index ends in 9, that is, every tenth one is.
-- At most `MAX_SAMPLES` candidates are held out: those whose index has the smallest hash. Of fewer
-  than ten times as many training samples all candidates are, of more a uniform choice of them.
+- At most `MAX_SAMPLES` candidates are held out: those whose index has the smallest hash. Of a
+  larger training set this is a uniform choice; of a small one, all candidates are held out.
 
-Candidates that are not held out, or no longer, are counted like any other sample. Samples with the
-same index, from shards that both began at 0, are told apart by their readings.
+Candidates that are not, or no longer, held out are counted like any other sample. Samples with the
+same index, from shards that both began at 0, are ordered by their readings.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from nac_openood.core.tensors import stored_values
 from nac_openood.errors import NACError
 
 _EVERY = 10
-#: So many samples are held out at most.
+#: The largest number of samples that are held out.
 MAX_SAMPLES = 1000
-#: What is kept of them, under the names of a file: the layers' activations, logits and indices.
+#: Names of the tensors in a file: the activations of each layer, the logits and the indices.
 _ACTIVATION, _LOGITS, _INDEX = "held/activation/", "held/logits", "held/number"
 
 
 class HeldOut:
     """The training samples that are held out, in the order of their indices.
 
-    They are added to what is fitted as soon as there is real calibration data.
+    They are counted with the others as soon as there is real calibration data.
 
     Attributes:
-        tensors: what is kept of them, for a file; empty if there are none.
+        tensors: their readings and indices, for a file; empty if there are none.
     """
 
     def __init__(self, tensors: Optional[Mapping[str, Tensor]] = None) -> None:
@@ -61,7 +61,7 @@ class HeldOut:
             start: the index of the first one in the training set; the others follow it.
 
         Returns:
-            The readings of everything that is to be counted now.
+            The readings of the samples to count now.
         """
         index = torch.arange(start, start + batch.logits.shape[0])
         candidates = index % _EVERY == _EVERY - 1
@@ -76,10 +76,10 @@ class HeldOut:
         return [_readings(_rows(samples, (~candidates).nonzero()[:, 0])), *dropped]
 
     def merge(self, more: Mapping[str, Tensor]) -> list[Probed]:
-        """Hold out the `tensors` of another one; returns what is no longer, and to be counted."""
+        """Add the `tensors` of another `HeldOut`; returns the readings of samples to count now."""
         if not more:
             return []
-        # on the device of what is being read
+        # on the device of the new samples
         samples = {
             name: torch.cat([kept.to(more[name].device), more[name].to(kept.dtype)])
             for name, kept in self.tensors.items()
@@ -97,7 +97,7 @@ class HeldOut:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], layers: Mapping[str, object]) -> HeldOut:
-        """What `tensors` came from. Early files have no indices: these were the first ones."""
+        """Restore from `tensors`. Early files have no indices: they held out the first ones."""
         if _LOGITS not in tensors:
             return cls()
         names = [*(f"{_ACTIVATION}{name}" for name in layers), _LOGITS]
@@ -139,7 +139,7 @@ def _order(samples: Mapping[str, Tensor]) -> np.ndarray:
 
 
 def _hashed(index: Tensor) -> np.ndarray:
-    """Whole numbers `[n]` mixed up, uint64 `[n]`: the finalizer of SplitMix64, one to one."""
+    """Hash whole numbers `[n]` to uint64 `[n]`, one to one: the finalizer of SplitMix64."""
     x = index.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

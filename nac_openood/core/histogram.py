@@ -1,4 +1,4 @@
-"""Exact counts of neuron states, and NAC-ME, the coverage of a whole network made of them.
+"""Exact counts of neuron states, and NAC-ME, the coverage of a whole network.
 
 All arithmetic is on integers up to the last division, so the result does not depend on batch size,
 order or device, and merging two histograms is one addition.
@@ -23,7 +23,7 @@ _SPREAD = 1e3
 #: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
 _MAX_CELLS = 2**19
 _BLOCK = 2**17
-#: Counts are int32: half the memory, and more samples than anybody fits with.
+#: Counts are int32, which takes half the memory of int64.
 _MAX_SAMPLES = 2**31 - 1
 _H = TypeVar("_H", bound="Histogram")
 
@@ -32,7 +32,7 @@ _H = TypeVar("_H", bound="Histogram")
 
 
 def count_bins(n_bins: int) -> int:
-    """The number of bins that `n_bins` (the paper's M) really makes; an odd M counts as M - 1."""
+    """The number of bins for `n_bins` (the paper's M); an odd M counts as M - 1."""
     return 2 * (n_bins // 2) - 2
 
 
@@ -77,7 +77,7 @@ def bin_index(state: Tensor, n_bins: int) -> Tensor:
     """
     if state.dtype not in (torch.float32, torch.float64):
         state = state.float()
-    # `_look_up` splits by size, which a program for batches of any size cannot
+    # not in exported programs, whose batches have any size: `_look_up` splits by size
     if state.device.type == "cpu" and state.ndim == 2 and not torch.compiler.is_compiling():
         cells = _cells(n_bins, state.dtype)
         if cells is not None:
@@ -148,7 +148,7 @@ class Histogram:
 
     @staticmethod
     def width(n_bins: int) -> int:
-        """How many columns the counts have."""
+        """The number of columns of the counts."""
         return count_bins(n_bins)
 
     @staticmethod
@@ -188,7 +188,7 @@ class Histogram:
         return self.counts.gather(1, self._index(states))
 
     def to(self: _H, device: torch.device) -> _H:
-        """Move the counts; does nothing when they are there already."""
+        """Move the counts to a device, in place; returns itself."""
         self.counts = self.counts.to(device)
         return self
 
@@ -228,7 +228,7 @@ class LinearHistogram(Histogram):
 
     @staticmethod
     def width(n_bins: int) -> int:
-        """How many columns the counts have."""
+        """The number of columns of the counts."""
         return n_bins
 
     @staticmethod

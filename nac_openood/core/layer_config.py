@@ -1,4 +1,4 @@
-"""The settings of one layer, checked where they are made, and the neuron states to choose from."""
+"""The settings of one layer, checked when they are made, and the forms of the neuron state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from nac_openood.core.reading import LAYOUTS
 from nac_openood.errors import NACError
 
-#: The authors' spellings, which are read too.
+#: The authors' names, which are accepted, too.
 _REFERENCE_KEYS = {"M": "n_bins", "O": "full_count", "sig_alpha": "steepness", "method": "state"}
 _REFERENCE_STATES = {
     "sigmoid(o*g_kl)": "output*gradient",
@@ -50,7 +50,7 @@ class State:
         return sigmoid(steepness * self.squashed(activation, gradient))
 
 
-#: The sigmoid of this is 0.95: where a typical state should be.
+#: The sigmoid of this is 0.95, a good value for a typical state.
 TYPICAL = 2.94
 
 
@@ -85,19 +85,19 @@ STATES: Mapping[str, State] = {
 
 
 class _Settings:
-    """Settings in and out of mappings; an unknown name is an error, as a typo is no default."""
+    """Converts settings from and to mappings; an unknown name, perhaps a typo, is an error."""
 
-    #: Other spellings that are read too.
+    #: Other spellings that are accepted.
     _other_spellings: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def from_dict(cls: Type[_S], settings: Mapping[str, Any]) -> _S:
-        """Read a mapping, in our spelling or another one."""
+        """Make settings from a mapping; the authors' names are accepted, too."""
         return cls(**cls.renamed(settings))
 
     @classmethod
     def renamed(cls, settings: Mapping[str, Any], what: str = "layer setting") -> dict[str, Any]:
-        """The settings in our spelling."""
+        """The settings under the names of this class."""
         if not isinstance(settings, Mapping):
             raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
         names = [cls._other_spellings.get(key, key) for key in settings]
@@ -109,19 +109,19 @@ class _Settings:
         return ours
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads back; `layout` only where one was set."""
+        """The mapping that `from_dict` reads; with `layout` only if one was set."""
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
         return {name: value for name, value in settings.items() if name != "layout" or value}
 
 
 @dataclass(frozen=True)
 class LayoutConfig(_Settings):
-    """Settings of a layer that has none but how its output is laid out.
+    """Settings of a layer whose only setting is the layout of its output.
 
     Args:
-        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions. Of tokens, those are
-            read that the logits depend on: all, the class token, or the last one.
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
+            other modules, the number of dimensions. Of tokens, those that the logits depend on
+            are read: all, the class token, or the last one.
     """
 
     layout: Optional[str] = None
@@ -140,9 +140,9 @@ class LayerConfig(_Settings):
         steepness: the paper's alpha, the steepness of the sigmoid.
         state: one of `nac_openood.core.layer_config.STATES`.
         weight: weight of the layer in the mean over layers; 0 leaves it out.
-        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions. Of tokens, those are
-            read that the logits depend on: all, the class token, or the last one.
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
+            other modules, the number of dimensions. Of tokens, those that the logits depend on
+            are read: all, the class token, or the last one.
     """
 
     _other_spellings = _REFERENCE_KEYS
@@ -173,9 +173,9 @@ class IntegralConfig(_Settings):
         n_bins: the paper's M, as it is, odd numbers included: M edges make M - 1 bins.
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
-        layout: one of `nac_openood.core.reading.LAYOUTS`; None takes the architecture table's,
-            or for a module of your own goes by the number of dimensions. Of tokens, those are
-            read that the logits depend on: all, the class token, or the last one.
+        layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
+            other modules, the number of dimensions. Of tokens, those that the logits depend on
+            are read: all, the class token, or the last one.
     """
 
     _other_spellings = _REFERENCE_KEYS
@@ -190,7 +190,7 @@ class IntegralConfig(_Settings):
 
 
 def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int) -> None:
-    """Check what both kinds of coverage count by, and make numbers of what only looks like some."""
+    """Check the settings that both kinds of coverage share, and convert them to int and float."""
     n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MAX_BINS)
     object.__setattr__(config, "n_bins", n_bins)
     full_count = whole_number("full_count", config.full_count, 1)
@@ -212,7 +212,7 @@ def _above_zero(name: str, value: Any) -> float:
 
 
 def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str = "key") -> None:
-    """Raise where `values` has other keys than `names`."""
+    """Raise if `values` has keys that are not in `names`."""
     unknown = sorted(set(map(str, values)) - set(names))
     if unknown:
         raise NACError(f"unknown {what} {unknown}; expected one of {sorted(names)}.")
@@ -241,7 +241,7 @@ def finite_number(name: str, value: Any, most: Optional[float] = None) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether `value` is a finite number that a float can hold; NumPy's count, too."""
+    """Whether `value` is a finite number that a float can hold, also one of NumPy."""
     try:
         return (
             isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))

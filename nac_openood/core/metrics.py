@@ -23,7 +23,7 @@ _GPU_CHUNK = 2**24
 
 
 def auroc(id_scores: Any, ood_scores: Any) -> Tensor:
-    """The chance that an ID sample scores above an OOD sample, ties counting half.
+    """The probability that an ID sample scores above an OOD sample, ties counting half.
 
     Args:
         id_scores: `[candidates, n_id]`, or `[n_id]` of a single candidate.
@@ -50,7 +50,7 @@ def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
 
     Args:
         scores: float64 `[candidates, samples]`, of which the first `n_id` columns are ID.
-        n_id: how many.
+        n_id: number of ID samples.
         tpr: the share of OOD samples to find.
 
     Returns:
@@ -161,7 +161,7 @@ def _skip_straight(id_scores: Tensor, ood_scores: Tensor, threshold: Tensor) -> 
 
     A point of the curve is left out by scikit-learn when the step to it and the step from it are
     the same: as many ID and as many OOD samples at its threshold as at the next one. A step
-    without ID samples moves no FPR, so only thresholds that an ID sample has are of interest.
+    without ID samples does not change the FPR, so only thresholds equal to an ID score matter.
     """
     lowest = torch.minimum(id_scores.amin(dim=1), ood_scores.amin(dim=1))
     steps = _count(id_scores, threshold), _count(ood_scores, threshold)
@@ -227,8 +227,8 @@ class Interval(NamedTuple):
 class Aurocs:
     """AUROCs of some methods, and how they vary together.
 
-    ID and OOD samples are taken to be independent. For OOD samples made from the very ID samples,
-    whose scores rise and fall with theirs, the intervals are too wide rather than too narrow.
+    ID and OOD samples are assumed to be independent. For OOD samples made from these ID samples,
+    whose scores are correlated, the intervals are too wide rather than too narrow.
 
     Args:
         id_scores: `[methods, n_id]`, higher = more in-distribution.
@@ -240,10 +240,10 @@ class Aurocs:
         n_id, n_ood = inside.shape[-1], outside.shape[-1]
         if min(n_id, n_ood) < 2:
             raise NACError(
-                "expected at least two ID and two OOD samples to tell how certain an AUROC is, "
+                "the interval of an AUROC needs at least two ID and two OOD samples, "
                 f"got {n_id} and {n_ood}."
             )
-        above = _shares_below(inside, outside)  # of each ID sample: how much OOD it beats
+        above = _shares_below(inside, outside)  # share of OOD samples below each ID sample
         below = 1 - _shares_below(outside, inside)
         self.values = above.mean(dim=1)
         self._covariance = _covariance(above) / n_id + _covariance(below) / n_ood
@@ -261,8 +261,8 @@ class Aurocs:
 
 
 def _interval(value: Tensor, variance: Tensor) -> Interval:
-    reach = Z_99 * float(variance.clamp(min=0)) ** 0.5
-    return Interval(float(value), float(value) - reach, float(value) + reach)
+    margin = Z_99 * float(variance.clamp(min=0)) ** 0.5
+    return Interval(float(value), float(value) - margin, float(value) + margin)
 
 
 def _shares_below(scores: Tensor, others: Tensor) -> Tensor:

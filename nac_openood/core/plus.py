@@ -1,4 +1,4 @@
-"""NAC+: what early layers and the logits say, fused by p-values. Forward only.
+"""NAC+: evidence of early layers and of the logits, fused as p-values, from forward passes only.
 
 Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
 alone (coverage) and all at once (distance); the logits detect near-OOD inputs. `docs/nac_plus.md`
@@ -27,7 +27,7 @@ from nac_openood.errors import NACError, NotFittedError
 _MAX_WEIGHT = 1e6
 #: P-values of fewer calibration samples are coarse.
 _ENOUGH_SAMPLES = 100
-#: What the names of the parts of the calibration data begin with in a file.
+#: The prefix of the parts of the calibration data in a file.
 _CALIBRATION = "calibration/"
 #: The names of the logits among the parts of a score, and of the sum of all others.
 LOGITS, EARLY = "logits", "early"
@@ -38,7 +38,7 @@ class NACPlus(Rule):
 
     Args:
         layers: settings by layer name: the last block of every stage but the last.
-        logit_weight: the weight of the logits beside all layers.
+        logit_weight: the weight of the logits, relative to all layers together.
         softness: the p-value below which the layers count.
     """
 
@@ -82,7 +82,7 @@ class NACPlus(Rule):
         self._count(self.held_out.take(batch, self.n_samples + self._before))
 
     def start_at(self, index: int) -> None:
-        """Tell which sample of the training set comes next; see `nac_openood.core.held_out`."""
+        """Set the index of the next training sample; see `nac_openood.core.held_out`."""
         self._before = index - self.n_samples
 
     def _count(self, batches: Iterable[Mapping[str, Reading]]) -> None:
@@ -97,7 +97,7 @@ class NACPlus(Rule):
     # -- calibration -----------------------------------------------------------------------
 
     def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """As in `Rule`; held-out training samples are counted first, as they are not needed."""
+        """As in `Rule`; first counts the held-out training samples, which are needed no more."""
         if self.held_out.readings is not None:
             self._count([self.held_out.readings])
             self.held_out = HeldOut()
@@ -121,13 +121,13 @@ class NACPlus(Rule):
         return Fusion(parts, logit_weight=self.logit_weight, softness=self.softness)
 
     def fusion(self) -> Fusion:
-        """From parts to scores; calibrated on held-out training samples if on nothing else."""
+        """The fitted `Fusion`; without `calibrate`, it uses held-out training samples and warns."""
         if self._fusion is None:
             if self.held_out.readings is None:
                 raise NotFittedError("this rule has no p-values yet: call calibrate(loader) first.")
             warnings.warn(
-                "NAC+ was not calibrated: its p-values rest on held-out training data, which a "
-                "network knows better than new data. Call calibrate(loader) with ID validation "
+                "NAC+ was not calibrated: its p-values are based on held-out training data, which "
+                "the network fits better than new data. Call calibrate(loader) with ID validation "
                 "data.",
                 UserWarning,
                 stacklevel=4,
@@ -136,7 +136,7 @@ class NACPlus(Rule):
         return self._fusion
 
     def held_out_scores(self) -> Optional[Tensor]:
-        """Of every tenth training sample, before `calibrate`."""
+        """Scores of the held-out training samples; None after `calibrate`."""
         return None if self.held_out.readings is None else self.fusion().scores
 
     # -- scoring ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class NACPlus(Rule):
         return self.fusion().score(parts)
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the logits add, and what each layer adds by coverage and distance."""
+        """How much the logits and each layer, by coverage and distance, add to the score."""
         added = self.fusion().contributions(parts)
         layers = {
             name: added[name] + added.get(distance_of(name), torch.zeros_like(added[name]))
@@ -184,7 +184,7 @@ class NACPlus(Rule):
     # -- shards and files ------------------------------------------------------------------
 
     def sums(self) -> dict[str, Tensor]:
-        """Counts and moments by layer, and the numbers of broken samples."""
+        """Counts and moments by layer, and the numbers of samples with NaN or Inf."""
         evidence = {
             f"{layer}/{name}": tensor
             for layer, evidence in self.evidence.items()
@@ -206,10 +206,10 @@ class NACPlus(Rule):
         return self.held_out.tensors
 
     def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
-        """Hold out what several shards did.
+        """Join the held-out samples of several shards.
 
-        Any order gives the same; and the same as one pass if each sample had its index
-        (`start_at`). Once calibrated, indices make no difference.
+        The order of shards does not matter. The result is that of one pass if each sample had its
+        index (`start_at`). Once calibrated, indices make no difference.
         """
         self.held_out, self._before = HeldOut(), 0
         for samples in shards:
@@ -227,7 +227,7 @@ class NACPlus(Rule):
         return {**layers, **calibration, **self.held_out.tensors}
 
     def settings(self) -> dict[str, Any]:
-        """Everything else that `restore` needs."""
+        """The settings of the rule and of its layers."""
         return {
             **super().settings(),
             "logit_weight": self.logit_weight,
@@ -237,7 +237,7 @@ class NACPlus(Rule):
 
     @classmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> NACPlus:
-        """The rule that `settings` and `tensors` came from."""
+        """Restore a rule from its `settings` and `tensors`."""
         layers = stored_layers(settings, LayoutConfig)
         numbers: Any = {name: settings.get(name) for name in ("logit_weight", "softness")}
         rule = cls(layers, **numbers)
@@ -254,7 +254,7 @@ class NACPlus(Rule):
         return rule
 
     def _restore_calibration(self, calibrated: Any, parts: Mapping[str, Tensor]) -> None:
-        """Take the parts of the calibration data from a file, where it has any."""
+        """Restore the calibration data of a file, if it has any."""
         if not isinstance(calibrated, bool) or (calibrated and not parts):
             raise NACError(f"'calibrated' is {calibrated!r}, with {len(parts)} tensors of it.")
         self.calibrated = calibrated
@@ -271,7 +271,7 @@ class NACPlus(Rule):
 
 
 def distance_of(layer: str) -> str:
-    """The name of the part of the score that is the distance of a layer's neurons."""
+    """The name of the part of the score for the distance of a layer."""
     return f"{layer} (distance)"
 
 
@@ -281,7 +281,7 @@ def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 class Fusion:
-    """From parts to scores: as p-values against the same calibration data.
+    """Turns the parts of a score into p-values against calibration data, and fuses them.
 
     `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
     `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
@@ -317,7 +317,7 @@ class Fusion:
         return self._fused(logs[LOGITS], logs[EARLY])
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What each part adds to the score; early layers share theirs by their log p-values."""
+        """How much each part adds to the score; early layers in proportion to log p-values."""
         logs = self.evidence(parts)
         early_parts = _early_parts(logs)
         early, total = self._softened(logs[EARLY]), _sum(early_parts)
@@ -344,5 +344,5 @@ def _sum(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sorted: sums must not depend on the order of a dict, which a file does not keep."""
+    """The early parts, sorted: their sum must not depend on the order in a file."""
     return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}

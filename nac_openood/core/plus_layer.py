@@ -26,7 +26,7 @@ _TENSORS = ("counts", "first_cell", "n_samples", "moments/high", "moments/low")
 
 
 class LayerEvidence:
-    """Activations of the training data, summed up.
+    """Statistics of the activations of the training data.
 
     Args:
         counts: how often each neuron was in which range.
@@ -52,21 +52,21 @@ class LayerEvidence:
         self.counts.to(activation.device).update(activation)
         if self.moments is not None:
             self.moments.to(activation.device).update(activation)
-        for made_of_sums in ("coverage", "gaussian"):
-            vars(self).pop(made_of_sums, None)
+        for cached in ("coverage", "gaussian"):
+            vars(self).pop(cached, None)
 
     @cached_property
     def coverage(self) -> ActivationCoverage:
-        """Of each neuron alone."""
+        """The coverage of each neuron."""
         return ActivationCoverage(self.counts)
 
     @cached_property
     def gaussian(self) -> Optional[Gaussian]:
-        """Of all neurons at once; None for a wide layer."""
+        """The Gaussian of all neurons together; None for a wide layer."""
         return None if self.moments is None else Gaussian(self.moments)
 
     def sums(self) -> dict[str, Tensor]:
-        """What merging adds up."""
+        """The tensors that merging adds up, by name."""
         named = {"counts": self.counts.counts}
         if self.moments is not None:
             named.update(high=self.moments.high, low=self.moments.low)
@@ -74,7 +74,7 @@ class LayerEvidence:
 
     @classmethod
     def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
-        """The evidence whose `sums` these are."""
+        """Make the evidence from its `sums`."""
         counts = FineCounts.of_sums(sums["counts"], N_CELLS)
         moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
         return cls(counts, moments)
@@ -96,10 +96,10 @@ class LayerEvidence:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor]) -> LayerEvidence:
-        """What `tensors` came from.
+        """Restore the evidence from its `tensors`.
 
         Raises:
-            NACError: where the tensors contradict each other.
+            NACError: the tensors contradict each other.
         """
         refuse_unknown(tensors, _TENSORS, "tensor")
         kept = stored_tensor(tensors, "counts", torch.int32, 2)
@@ -168,7 +168,7 @@ class FineCounts(Histogram):
 
     @staticmethod
     def width(n_bins: int) -> int:
-        """How many columns the counts have."""
+        """The number of columns of the counts."""
         return n_bins
 
     @staticmethod
@@ -228,8 +228,8 @@ class ActivationCoverage:
     """The log coverage of every neuron and bin of a layer.
 
     A neuron's activation is measured against its own typical size, squashed by a sigmoid and put
-    into one of 50 equal bins; the logarithm of how full the bin is, relative to an even spread, is
-    the evidence. See `docs/nac_plus.md`.
+    into one of 50 equal bins; the evidence is the logarithm of how full the bin is, relative to an
+    even spread. See `docs/nac_plus.md`.
 
     Args:
         counts: counts of the training data.
@@ -289,14 +289,14 @@ class Moments:
 
     @classmethod
     def of_sums(cls, high: Tensor, low: Tensor) -> Moments:
-        """Moments whose low parts, added up over shards, may have grown too large."""
+        """Make moments from sums over shards, whose low parts may have grown too large."""
         found = cls(torch.zeros_like(high), torch.zeros_like(low))
         found._add(high, low)
         return found
 
     @property
     def neurons(self) -> int:
-        """How many there are."""
+        """The number of neurons."""
         return self.high.shape[0] - 1
 
     def update(self, values: Tensor) -> None:
@@ -355,7 +355,7 @@ class Gaussian:
         eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
         root, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
         if int(failed):
-            raise NACError("the moments of a layer are no covariances of any data: fit again.")
+            raise NACError("the covariance of a layer is not positive definite: fit again.")
         whiten = torch.linalg.solve_triangular(root, eye, upper=False).t().contiguous()
         self._learned = DeviceTensors(mean, whiten)
 

@@ -19,7 +19,7 @@ from nac_openood.errors import NACError
 
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
-#: Fewer held-out scores say nothing about a tail.
+#: Fewer held-out scores are not enough to estimate a tail.
 MIN_SAMPLES = 16
 
 
@@ -27,8 +27,8 @@ class PValues:
     """p-values against held-out in-distribution scores.
 
     Args:
-        scores: of held-out data, `[samples]`, at least `MIN_SAMPLES`; never of the data that
-            something was fitted on, which networks remember.
+        scores: scores of at least `MIN_SAMPLES` held-out samples, `[samples]`; never of training
+            data, which networks memorize.
 
     Attributes:
         scores: the scores in increasing order, float64 `[samples]`.

@@ -1,4 +1,4 @@
-"""What one pass over the network gives: logits, and of each layer one number per neuron.
+"""The result of a pass over the network: logits, and one number per neuron of each layer.
 
 Activations and gradients `[batch, ...]` are pooled to `[batch, neurons]` by the same function,
 before they are multiplied. Positions are summed, not averaged: the published steepness values
@@ -44,7 +44,7 @@ class ByLayer(Mapping[str, Reading]):
 
 @dataclass(frozen=True)
 class Probed(ByLayer):
-    """The outcome of a pass: a mapping of layer name to `Reading`, with the logits.
+    """The result of a pass: a mapping of layer name to `Reading`, with the logits.
 
     Args:
         logits: `[batch, classes]`.
@@ -59,7 +59,7 @@ def logits_in(readings: Mapping[str, Reading]) -> Tensor:
     """The logits `[batch, classes]` that came with readings.
 
     Raises:
-        NACError: where there are none: e.g. in a dict, or a file of an old version.
+        NACError: there are none, e.g. in a dict, or in a file of an old version.
     """
     logits: Optional[Tensor] = getattr(readings, "logits", None)
     if logits is None:
@@ -81,7 +81,7 @@ def reading_in(readings: Mapping[str, Reading], name: str) -> Reading:
 
 
 def not_finite(*readings: Reading) -> Tensor:
-    """Which samples have a NaN or Inf in any of their readings, `[batch]`, where the first is."""
+    """Which samples have NaN or Inf readings, bool `[batch]` on the device of the first reading."""
     broken = ~_finite(readings[0])
     for reading in readings[1:]:
         broken = broken | ~_finite(reading).to(broken.device)
@@ -96,13 +96,13 @@ def _finite(reading: Reading) -> Tensor:
 
 
 def broken_error(count: int, of: str, layer: Optional[str] = None, *, then: str = "") -> NACError:
-    """The error of samples that cannot be counted.
+    """The error for samples with NaN or Inf readings.
 
     Args:
-        count: how many there are.
-        of: of how many of what, e.g. "1000 fitting samples".
-        layer: where; None if it is not known.
-        then: what became of them.
+        count: number of these samples.
+        of: all samples, e.g. "1000 fitting samples".
+        layer: the layer; None if it is unknown.
+        then: what happened to them.
     """
     where = "" if layer is None else f"layer '{layer}': "
     return NACError(
@@ -182,10 +182,10 @@ def pooling_for(
 
     Args:
         name: one of `LAYOUTS`; None chooses by the number of dimensions.
-        shape: of the output.
-        layer: its name, for errors.
+        shape: shape of the output.
+        layer: name of the layer, for errors.
         mean: whether to average over positions instead of summing.
-        mask: bool `[B, T]`, False for padding, which tokens of as many positions are pooled under.
+        mask: bool `[B, T]`, False for padding; used for outputs with as many tokens.
     """
     chosen = name or _BY_DIMS.get(len(shape))
     if chosen is None:

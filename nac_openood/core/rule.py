@@ -22,11 +22,11 @@ _BROKEN = "broken/"
 
 @dataclass(frozen=True)
 class Needs:
-    """What a rule asks of a pass over the network; nothing else is computed.
+    """What a rule needs from a pass over the network; nothing else is computed.
 
     Args:
         layers: layers whose activations it uses.
-        gradients: those of them whose gradients it uses. Without any, a pass has no backward.
+        gradients: layers whose gradients it uses. Without any, there is no backward pass.
         logits: whether it uses the logits.
         labels: whether fitting needs the labels of the samples.
         mean: whether activations are averaged over positions; the published settings of NAC assume
@@ -41,7 +41,7 @@ class Needs:
 
 
 class Rule:
-    """From readings to scores; higher scores mean more in-distribution.
+    """Base class of rules, which turn readings into scores; higher = more in-distribution.
 
     A subclass has a `name`, and implements `layer_statistics` (what to sum up over the training
     data) and `layer_score`. The rest has defaults. A rule whose formula needs more than one layer
@@ -73,7 +73,7 @@ class Rule:
         self.state: dict[str, Tensor] = {}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update({"state": {}, **state})  # which early pickles do not have
+        self.__dict__.update({"state": {}, **state})  # early pickles lack it
 
     @property
     def needs(self) -> Needs:
@@ -114,7 +114,7 @@ class Rule:
         )
 
     def checked(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
-        """The readings of the layers, or an error that says what is missing of them."""
+        """The readings of the layers; raises an error that says what is missing."""
         found, needed = {}, self.needs.gradients
         for name, config in self.layers.items():
             activation, gradient = reading_in(readings, name)
@@ -154,12 +154,12 @@ class Rule:
             raise NotFittedError("nothing was counted: fit on at least one sample first.")
 
     def start_at(self, index: int) -> None:
-        """Tell at which sample of the whole training set the next `update` begins, for shards."""
+        """Set the index of the next sample in the whole training set, for shards."""
 
     # -- merging ---------------------------------------------------------------------------
 
     def sums(self) -> dict[str, Tensor]:
-        """What merging adds up, by name."""
+        """The tensors that merging adds up, by name."""
         return dict(self.state)
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
@@ -182,14 +182,14 @@ class Rule:
             )
         total = self.sums()
         for name, value in other.sums().items():
-            mine = total.get(name, torch.zeros_like(value))
-            if mine.shape != value.shape:
+            own = total.get(name, torch.zeros_like(value))
+            if own.shape != value.shape:
                 raise NACError(
-                    f"cannot merge '{name}' of shapes {list(mine.shape)} and {list(value.shape)}: "
+                    f"cannot merge '{name}' of shapes {list(own.shape)} and {list(value.shape)}: "
                     "both rules must be fitted on the same layers."
                 )
-            wide = value.to(mine.device, torch.promote_types(value.dtype, torch.int64))
-            total[name] = mine + wide
+            wide = value.to(own.device, torch.promote_types(value.dtype, torch.int64))
+            total[name] = own + wide
         samples = [self.kept_samples(), other.kept_samples()]
         self.set_sums(total)
         self.set_kept_samples(samples)
@@ -197,7 +197,7 @@ class Rule:
     # -- files -----------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """What was fitted, for a file."""
+        """The fitted tensors, for a file."""
         return {name: t for name, t in self.state.items() if not name.startswith(_BROKEN)}
 
     def settings(self) -> dict[str, Any]:
@@ -206,10 +206,10 @@ class Rule:
 
     @classmethod
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-        """The rule that `settings` and `tensors` came from.
+        """Restore a rule from its `settings` and `tensors`.
 
         Raises:
-            NACError: where they do not fit together; the message says what is wrong.
+            NACError: they do not fit together; the message says what is wrong.
         """
         rule = cls(stored_layers(settings, cls.layer_settings))
         for name, tensor in tensors.items():
@@ -268,8 +268,8 @@ class Rule:
         """Calibrate on held-out in-distribution data.
 
         Args:
-            parts: what `parts` gives for its batches; they must be made one after the other, as
-                they are iterated over: some rules change before the first of them.
+            parts: the `parts` of its batches, computed while iterating: some rules change before
+                the first of them.
 
         Returns:
             The scores of the data, `[samples]`.
@@ -287,11 +287,11 @@ class Rule:
     def saturated(
         self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True
     ) -> dict[str, str]:
-        """Layers that give ID samples the same score: why, and what to change, a sentence each.
+        """Find layers that give ID samples the same score; why, and what to change, by layer.
 
         Args:
-            readings: in-distribution readings, by which to suggest other settings.
-            certain: only layers that give OOD samples that score, too.
+            readings: in-distribution readings, from which better settings are estimated.
+            certain: report only layers that give OOD samples the same score, too.
         """
         return {}
 
@@ -299,8 +299,7 @@ class Rule:
 def combine(scores: Mapping[str, Tensor], layers: Mapping[str, Any]) -> Tensor:
     """The mean of scores by the weights of their layers, `[batch]`.
 
-    Added up one layer after the other, in their order: a search that does the same gets the same
-    bits.
+    Layers are added in order, so that a search that adds them in the same way gets the same bits.
     """
     weights = _weights(scores, layers)
     added, *others = (weights[name] * score for name, score in scores.items())
@@ -323,7 +322,7 @@ def total_weight(weights: Sequence[float]) -> float:
 
 
 def stored_layers(settings: Mapping[str, Any], kind: Type[Any]) -> dict[str, Any]:
-    """The settings of each layer, from those of a file; `kind` is the rule's `layer_settings`."""
+    """The settings of each layer in a file; `kind` is the rule's `layer_settings`."""
     layers = settings.get("layers")
     if not isinstance(layers, Mapping) or not layers:
         raise NACError(f"'layers' must be settings by layer name, got {layers!r}.")

@@ -69,7 +69,7 @@ def rule_named(name: str) -> Type[Rule]:
     """The class of a rule.
 
     Raises:
-        NACError: there is none of this name; the message lists those that there are.
+        NACError: there is no such rule; the message lists those that exist.
     """
     if not isinstance(name, str) or name not in RULES:
         offered = _entry_points()
@@ -80,7 +80,7 @@ def rule_named(name: str) -> Type[Rule]:
             )
         try:
             rule = register_rule(offered[name].load())
-        except Exception as error:  # it is somebody's module, which may raise anything
+        except Exception as error:  # third-party code may raise anything
             raise NACError(f"rule '{name}' cannot be loaded: {first_line(error)}") from error
         if rule.name != name:
             raise NACError(f"the entry point '{name}' is of a rule with the name '{rule.name}'.")
@@ -93,12 +93,12 @@ def rule_named(name: str) -> Type[Rule]:
 
 
 def rule_title(name: str) -> str:
-    """What a rule is called in tables and figures."""
+    """The name of a rule in tables and figures."""
     return RULES[name].title if name in RULES else (rule_named(name).title or name)
 
 
 def _entry_points() -> dict[str, Any]:
-    from importlib import metadata  # here, because its import takes long
+    from importlib import metadata  # slow to import
 
     found: Any = metadata.entry_points()
     ours = found.select(group=_GROUP) if hasattr(found, "select") else found.get(_GROUP, ())

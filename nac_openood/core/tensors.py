@@ -24,9 +24,9 @@ def double(tensor: Tensor) -> Tensor:
 
 
 class DeviceTensors:
-    """Tensors that are moved to a device once, not for every batch, which would stall a GPU.
+    """Tensors that are moved to a device once; moving them for every batch would stall a GPU.
 
-    Threads can share one, also with different devices.
+    Threads can share an instance, even if they use different devices.
 
     Args:
         tensors: any number, all on one device.
@@ -46,8 +46,8 @@ class DeviceTensors:
 # -- scores of logits; higher means more in-distribution ------------------------------------
 
 _CLIP = 1e-12
-#: GEN uses so many of the largest probabilities, with an exponent below 1, so that small ones
-#: count. Both are the authors'.
+#: How many of the largest probabilities GEN uses, and the exponent, which is below 1 so that small
+#: ones count. Both are the authors' values.
 _TOP, _GAMMA = 100, 0.1
 
 
@@ -111,10 +111,10 @@ def check_counts(what: str, counts: Tensor, n_samples: int, width: Optional[int]
     """Raise unless every neuron was counted once for each sample.
 
     Args:
-        what: whose counts they are, for the error.
+        what: the name of the counts, for errors.
         counts: `[neurons, bins]`.
-        n_samples: how many samples were counted.
-        width: how many bins there must be; None takes any number.
+        n_samples: number of samples that were counted.
+        width: the expected number of bins; None accepts any number.
     """
     if width is not None and counts.shape[1] != width:
         raise NACError(f"the counts of {what} do not add up: {counts.shape[1]} bins, not {width}.")
@@ -148,12 +148,11 @@ class Portable(TorchFunctionMode):
         if func is torch.searchsorted:
             return searchsorted(*args, **kwargs)
         if func is torch.bucketize:
-            values, ordered = args
-            return searchsorted(ordered, values, **kwargs)
+            return searchsorted(args[1], args[0], **kwargs)
         if getattr(func, "__name__", "") in _ARITHMETIC:
-            # beside whole numbers, a float64 tensor would make a result of another type
-            given = (*args, *kwargs.values())
-            floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in given)
+            # with integer tensors, a float64 tensor would change the type of the result
+            values = (*args, *kwargs.values())
+            floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
             dtype = torch.float64 if floats else torch.get_default_dtype()
             args = tuple(_as_tensor(value, dtype) for value in args)
             kwargs = {name: _as_tensor(value, dtype) for name, value in kwargs.items()}

@@ -22,10 +22,10 @@ class Layer:
     """One module to read.
 
     Args:
-        alias: the name users give. `{k}` stands for the number of a repeated block.
+        alias: the name for users. `{k}` stands for the number of a repeated block.
         path: dotted path of the module whose output is read.
         layout: how its output is laid out, one of `LAYOUTS`; None chooses by its dimensions and,
-            of tokens, by which of them the logits depend on (`network/tokens.py`).
+            for tokens, by which of them the logits depend on (`token_layouts` of `auto.py`).
         also: other spellings of the alias.
     """
 
@@ -46,7 +46,7 @@ class Architecture:
 
 
 def _stages(pattern: str, numbers: Iterable[int], layout: str = "maps") -> tuple[Layer, ...]:
-    """`layer4` to `layer1` at the given numbers of a path pattern."""
+    """`layer4` to `layer1`, from a pattern of paths and the number of each stage in it."""
     pairs = zip((4, 3, 2, 1), numbers)
     return tuple(Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
 
@@ -150,7 +150,7 @@ def _prefixes(modules: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def recognize(net: nn.Module) -> Optional[tuple[Architecture, str]]:
-    """The table's row for `net` and the prefix of its paths there, or None."""
+    """The row of the table for `net`, and the prefix of its paths in `net`; or None."""
     modules = dict(net.named_modules())
     for prefix in _prefixes(modules):
         for architecture in ARCHITECTURES:
@@ -183,10 +183,10 @@ def _numbered(row: Layer, modules: Mapping[str, nn.Module]) -> list[Layer]:
 
 
 def find_layer(net: nn.Module, name: str) -> Layer:
-    """The layer `name` of `net`: an alias of the table, or any dotted module path.
+    """Find the layer `name` of `net`: an alias of the table, or any dotted module path.
 
     Raises:
-        ProbeError: listing what could have been meant.
+        ProbeError: there is no such layer; the message lists similar names.
     """
     rows = table_layers(net)
     for layer in rows:
@@ -201,7 +201,7 @@ def find_layer(net: nn.Module, name: str) -> Layer:
 
 
 def describe(net: nn.Module) -> str:
-    """Why layers of `net` have no names of their own, and how to name them."""
+    """The error for a network that is not in the table, with how to name its layers."""
     known = ", ".join(architecture.name for architecture in ARCHITECTURES)
     return (
         f"{type(net).__name__} is not in the architecture table (known: {known}). {_by_path(net)}"
@@ -218,7 +218,7 @@ def _unknown_layer(net: nn.Module, name: str) -> str:
 
 
 def _by_path(net: nn.Module, close: Sequence[str] = ()) -> str:
-    """How to name layers by module path, with an example, `close` or else the last but one."""
+    """How to name layers by module path; the example is the first of `close`, if any."""
     shallow = [path for path, _ in net.named_modules() if path and path.count(".") <= 1]
     example = [*close, *shallow[-2:], "layer4"][0]
     shown = ", ".join(shallow[:24]) + (", ..." if len(shallow) > 24 else "")

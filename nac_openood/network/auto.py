@@ -1,9 +1,8 @@
 """`layers="auto"`: which layers to read in any classifier, found by running it once.
 
-A ResNet's are its avgpool, which is the input of its head, and the ends of its stages: layer1 to
-layer3, which come early, and layer4, the last. Nothing is known of an architecture beforehand:
-`flow.py` records what is computed from what, `stages.py` finds the blocks and where their size
-changes.
+In a ResNet these are avgpool, which is the input of its head, and the ends of its stages: layer1 to
+layer3, the early ones, and layer4, the last. No knowledge of the architecture is used: `flow.py`
+records what is computed from what, `stages.py` finds the blocks and where their size changes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import run, unwrap
 from nac_openood.network.stages import Block, Structure, layout_of
 
-#: How many samples are passed. Windows and heads come in twos and fours, so three rows are samples.
+#: How many samples are passed: three, because windows and heads come in twos and fours.
 _SAMPLES = 3
 #: A class token and, in distilled networks, a second one beside it.
 _CLASS_TOKENS = 2
@@ -64,20 +63,20 @@ class AutoLayers:
 
 
 def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
-    """The layers to read in `net`, found by running it once on a few samples.
+    """Find the layers to read in `net` by running it once on a few samples.
 
     The network is left as it was: no hook, mode, gradient, statistic or random state changes.
-    Layers that the architecture table knows have its names and layouts.
+    Layers that are in the architecture table have its names and layouts.
 
     Args:
         net: a classifier, also in DataParallel, DDP or torch.compile; paths include the wrapper.
         x: a batch for it, as a detector takes it; three samples are used.
 
     Raises:
-        ProbeError: where nothing sensible is found, listing modules that can be named.
+        ProbeError: no layers were found; the message lists modules that can be named.
     """
     inner = unwrap(net)
-    with torch.inference_mode(False):  # whose tensors nothing may overwrite outside of it
+    with torch.inference_mode(False):  # inference tensors cannot be modified outside of it
         x = prepare(inner, x)
         few = rows(x, torch.arange(_SAMPLES) % sample_count(x))
     recorded = record(inner, few)
@@ -102,7 +101,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     known = [row for row in table_layers(inner) if row.path in calls]
 
     def layer(block: Block, inside: bool) -> Layer:
-        """A layer as the table has it, if it knows the module or one inside."""
+        """The layer of a block, as in the table if that has the module or one inside it."""
         path = block.reader.path
         for row in known:
             same = calls[row.path].outputs[0].node == block.node
@@ -127,7 +126,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
 
 
 def _head_input(call: Call, operand: Optional[Traced], batch: int) -> Layer:
-    """A module as the head's input; `operand` is given if the module returns it."""
+    """The layer of the head's input; `operand` is None unless the module returns it."""
     output = call.outputs[0]
     if operand is not None and operand.shape == (batch, math.prod(output.shape) // batch):
         return Layer(call.path, call.path, "flat")
@@ -145,7 +144,7 @@ def _nothing_found(net: nn.Module, why: str, calls: Iterable[Call]) -> ProbeErro
 
 
 def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optional[dict[str, Layer]]:
-    """The layers, with layouts where they had none and return tokens `[batch, tokens, width]`.
+    """Add layouts to layers that have none and return tokens `[batch, tokens, width]`.
 
     Args:
         net: the network.
@@ -153,7 +152,7 @@ def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optiona
         layers: by name.
 
     Returns:
-        None if the batch cannot tell, because its sequences have one token only.
+        The layers; None if all sequences of the batch have a single token, which is ambiguous.
     """
     unknown = {n: net.get_submodule(layer.path) for n, layer in layers.items() if not layer.layout}
     if not unknown:
@@ -169,7 +168,7 @@ def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optiona
 def token_layouts(
     net: nn.Module, x: Inputs, modules: Mapping[str, nn.Module]
 ) -> dict[str, Optional[str]]:
-    """The layouts of modules that return tokens, by name; None where a batch cannot tell.
+    """Find the layouts of modules that return tokens, by name; None where it is ambiguous.
 
     Args:
         net: the network, without wrappers.
@@ -192,7 +191,7 @@ def token_layouts(
         try:
             logits = returned_logits(run(net, x, on_output=observers))
             if seen and logits is not None and logits.requires_grad:
-                # of no equal parts, which might cancel
+                # different weights, so that gradients do not cancel
                 by = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
                 total = (logits.float() * by).sum()
                 gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
@@ -205,7 +204,7 @@ def token_layouts(
 
 
 def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
-    """The layout of tokens of which some are `read`, bool `[batch, tokens]`; None if unclear."""
+    """The layout, given which tokens the logits read, bool `[batch, tokens]`; None if unclear."""
     if mask is None or mask.shape != read.shape:
         mask = torch.ones_like(read)
     read, mask = read.cpu(), mask.cpu()

@@ -1,9 +1,9 @@
-"""Tell networks apart: counts fitted on one network mean nothing for another.
+"""Fingerprints of networks: counts fitted on one network mean nothing for another.
 
 Two networks may have the same weights and still compute different things: their modules have other
-classes or settings (stride, eps), or another `forward`. What makes no difference in evaluation mode
-does not count, and neither does what may change without another network: counters, caches, paths,
-what depends on the machine, and the version of a library.
+classes or settings (stride, eps), or another `forward`. Left out is what makes no difference in
+evaluation mode, and what may change while the network stays the same: counters, caches, paths,
+properties of the machine, and versions of libraries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from nac_openood.errors import NACError
 from nac_openood.network.replica import unwrap
 from nac_openood.tensor_files import raw_bytes
 
-#: What the names of settings begin with in a fingerprint. Early ones have none of the second kind.
+#: The prefixes of settings in a fingerprint. Early fingerprints lack the second kind.
 _SETTING, _OF_CLASS = "setting ", "class setting "
-#: Source is compared in one version of Python only: others write it differently.
+#: Source is compared within a version of Python only: `ast.unparse` differs between versions.
 _FORWARD = f"forward {sys.version_info[0]}.{sys.version_info[1]}"
 _SHORT = 16
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
@@ -71,7 +71,7 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
 
 
 def identity(net: nn.Module) -> str:
-    """A short text that tells weights apart, the same in all versions of Python and torch."""
+    """A short hash of the weights, the same in all versions of Python and torch."""
     found = _tensors(unwrap(net))
     return _hash([found["structure"], found["weights"]])[:32]
 
@@ -114,7 +114,7 @@ def _hash(lines: Iterable[str]) -> str:
 
 
 def _modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules by name, without those that are idle and without torch.compile around inner ones."""
+    """Modules by name, without idle ones and without the wrappers of torch.compile."""
     for name, module in net.named_modules():
         compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)
         if not compiled and not _IDLE.fullmatch(type(module).__name__):
@@ -178,16 +178,16 @@ def _settings(module: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[st
             continue
         each = value if isinstance(value, (tuple, list)) else [value]
         if of_library and any(type(v) not in (int, float) for v in each):
-            continue  # switches and texts of libraries often depend on the machine
+            continue  # booleans and strings of libraries often depend on the machine
         text = _setting(value)
         if text is not None:
             yield name, text
 
 
 def _setting(value: Any) -> Optional[str]:
-    """A setting as a text; None if it is none."""
+    """A setting as text; None if the value is not a setting."""
     if isinstance(value, str) and (len(value) > _LONGEST or "/" in value or "\\" in value):
-        return None  # a path, say
+        return None  # probably a path
     if isinstance(value, partial):
         return f"{_setting(value.func)} {_simple(value.args)} {_simple(value.keywords)}"
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
@@ -196,7 +196,7 @@ def _setting(value: Any) -> Optional[str]:
 
 
 def _simple(value: Any, depth: int = 0) -> Optional[str]:
-    """Numbers, texts and collections of them as a text; None for anything else."""
+    """Numbers, strings and collections of them as text; None for anything else."""
     if type(value) is dict:
         value, depth = [[k, v] for k, v in value.items()], depth + 1
     if isinstance(value, torch.Size) or type(value) in (tuple, list):
@@ -237,7 +237,7 @@ def _source(function: types.FunctionType) -> str:
     try:
         tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
-        return ""  # a lambda, generated code, or a file that is not there any more
+        return ""  # a lambda, generated code, or a file that no longer exists
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]

@@ -6,8 +6,8 @@ place makes a new node. So the output of a module is identified by its node, wha
 around it does: a stage and its last block, a pooling layer and the dropout after it have the same.
 
 The recording also follows the dimension on which the neurons lie. A convolution puts them on
-dimension 1, a linear layer on the last; reshapes and transposes move them. So `[batch, channels,
-length]` is told from `[batch, tokens, width]`, whatever the sizes are.
+dimension 1, a linear layer on the last; reshapes and transposes move them. This distinguishes
+`[batch, channels, length]` from `[batch, tokens, width]`, whatever the sizes are.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from nac_openood.network.inputs import Inputs
 from nac_openood.network.random_state import kept_random_state
 from nac_openood.network.replica import run
 
-#: What is known of a tensor that is no node: made of weights and constants alone, or integers
-#: that come from the input.
+#: In place of a node: a tensor made of weights and constants alone, and integers made from the
+#: input.
 _STATIC, _INTEGERS = -1, -2
-
 
 #: Products of data with weights, and the axis on which the neurons that they make lie.
 _PRODUCTS = {
@@ -75,7 +74,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         nodes: the operations, in the order in which they ran.
-        calls: those of modules that ran once, in the order of their start.
+        calls: the calls of modules that ran once, in the order of their start.
         output: what the network returned.
     """
 
@@ -88,7 +87,7 @@ class Recorder(TorchDispatchMode):
         # a weak reference keeps the address of a storage, not its memory, from being used again
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         for tensor in [*net.parameters(), *net.buffers()]:
-            self._note(tensor, _STATIC)
+            self._set_node(tensor, _STATIC)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -104,28 +103,28 @@ class Recorder(TorchDispatchMode):
             if is_view and values:
                 self._axes[made] = _axis_after(name, args, values, made.shape)
             elif not is_view and not read:
-                self._note(made, _STATIC)
+                self._set_node(made, _STATIC)
             elif not is_view:
                 self._add(name, args, values, made)
         return result
 
     def _add(self, name: str, args: Sequence[Any], values: list[Traced], made: Tensor) -> None:
         if not made.is_floating_point() and not made.is_complex():
-            self._note(made, _INTEGERS)
+            self._set_node(made, _INTEGERS)
             return
         self._axes[made] = _axis_after(name, args, values, made.shape)
-        self._note(made, len(self.nodes))
+        self._set_node(made, len(self.nodes))
         # a product of two activations, as in attention, has no weights
         operand = values[0] if name in _PRODUCTS and len(values) == 1 else None
         parents = tuple(sorted({value.node for value in values}))
         self.nodes.append(Node(parents, self._value(made, len(self.nodes)), operand))
 
     def _node_of(self, tensor: Tensor) -> int:
-        if _address(tensor) not in self._storages:  # no weight and no result: this is an input
+        if _address(tensor) not in self._storages:  # neither a weight nor a result: an input
             self._add("input", (), [], tensor)
         return self._storages[_address(tensor)][1]
 
-    def _note(self, tensor: Tensor, node: int) -> None:
+    def _set_node(self, tensor: Tensor, node: int) -> None:
         self._storages[_address(tensor)] = (StorageWeakRef(tensor.untyped_storage()), node)
 
     def _value(self, tensor: Tensor, node: int) -> Traced:

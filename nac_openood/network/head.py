@@ -1,4 +1,4 @@
-"""The linear layer a classifier ends in, and the features that go into it.
+"""The linear layer at the end of a classifier, and the features that go into it.
 
 Found by running the network: whatever its layers are called and whatever wraps it, the head is
 the linear layer whose output is the logits.
@@ -33,7 +33,7 @@ class _Call(NamedTuple):
 
 
 class Head(nn.Module):
-    """A classifier's linear layer, standing in for the network where features are the images.
+    """A classifier's linear layer, in place of the network for methods that work on features.
 
     It has the interface of OpenOOD's networks. The layer is a frozen copy, so that nothing done to
     it reaches the network. A layer with a single output gets a row of zeros before it, which makes
@@ -77,7 +77,7 @@ def head_of(net: nn.Module, sample: Any) -> tuple[str, nn.Linear]:
     """The linear layer whose output is the logits, and its dotted path.
 
     Args:
-        net: a classifier; the path is one inside DataParallel and torch.compile.
+        net: a classifier; the path is relative to the network inside DataParallel, torch.compile.
         sample: a batch for it, of one image or more.
 
     Raises:
@@ -109,7 +109,7 @@ def _run(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> tuple[Tens
     calls: list[_Call] = []
 
     def observe(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # tokens and maps are no logits, and holding them all would take memory
+        # not tokens and maps, which are no logits and would take memory
         features = inputs[0] if inputs else None
         if isinstance(layer, nn.Linear) and isinstance(features, Tensor) and features.ndim == 2:
             # copies: an operation in place may rewrite the originals
@@ -121,7 +121,7 @@ def _run(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> tuple[Tens
     for call in reversed(calls):
         if call.output.shape == logits.shape and _same(call.output, logits):
             return logits, call
-        # of one logit, `logits_of` makes two
+        # `logits_of` turns a single logit into two
         if call.output.shape == (len(logits), 1) and _same(call.output, logits[:, 1:]):
             return logits, call
     raise _no_head(inner, logits, calls)

@@ -1,8 +1,7 @@
-"""What a network takes and returns.
+"""Inputs and outputs of networks.
 
-A batch is one tensor, or several in a tuple or a dict: `net(x)`, `net(*x)` or `net(**x)`. This is
-the one file that knows it; all others count samples, take rows and call networks through the
-functions here.
+A batch is one tensor, or several in a tuple or a dict: `net(x)`, `net(*x)` or `net(**x)`. Only this
+module handles these forms; all others count samples, take rows and call networks through it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from nac_openood.errors import NACError, ProbeError
+from nac_openood.errors import NACError, ProbeError, first_line
 
 #: A batch: a tensor `[batch, ...]`, or a tuple or dict of such tensors, also nested.
 Inputs = Union[Tensor, "tuple[Any, ...]", "dict[str, Any]"]
@@ -38,13 +37,13 @@ _NO_BATCH = "Expected a batch: a single image needs a leading dimension, x[None]
 
 
 def as_inputs(value: Any) -> Inputs:
-    """Convert the data that a loader yields to the form that the functions of this file take.
+    """Convert the data that a loader yields to the form that this module works with.
 
     Lists become tuples. Of a mapping (a dict, a Hugging Face `BatchEncoding`), labels and entries
     that no network takes are left out: None, strings, lists of strings.
 
     Raises:
-        ProbeError: there is no tensor, or an entry should have been made one.
+        ProbeError: there is no tensor, or an entry should be a tensor.
     """
     if isinstance(value, Tensor):
         return value
@@ -115,7 +114,7 @@ def sample_count(x: Inputs) -> int:
     """How many samples a batch has.
 
     Raises:
-        ProbeError: the tensors do not agree on their number.
+        ProbeError: the tensors have different numbers of rows.
     """
     if isinstance(x, Tensor):
         return x.shape[0] if x.ndim else 0
@@ -155,19 +154,19 @@ def joined_inputs(parts: Sequence[Any]) -> Any:
 
 
 def device_of(net: nn.Module) -> torch.device:
-    """Where a network is; the CPU if it has no parameters."""
+    """The device of a network; the CPU if it has no parameters."""
     return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
 
 
 def call(net: Callable[..., Any], x: Inputs) -> Any:
-    """What a network returns for a batch."""
+    """Call a network with a batch."""
     if isinstance(x, dict):
         return net(**x)
     return net(*x) if isinstance(x, tuple) else net(x)
 
 
 def prepare(net: nn.Module, x: Any) -> Any:
-    """The batch as `net` takes it: tensors on its device, floats in its precision.
+    """Prepare a batch for `net`: tensors on its device, floats in its precision.
 
     Args:
         net: the network, without wrappers.
@@ -189,7 +188,7 @@ def prepare(net: nn.Module, x: Any) -> Any:
 
 
 def _accepted(net: nn.Module, x: Inputs) -> Inputs:
-    """Without named inputs that the network's `forward` does not take; warns about them.
+    """Drop named inputs that the network's `forward` does not take, with a warning.
 
     A single tensor under another name is passed without a name: `{'image': x}` is `net(x)`.
     """
@@ -214,7 +213,7 @@ def _accepted(net: nn.Module, x: Inputs) -> Inputs:
 
 
 def token_mask(net: nn.Module, x: Inputs) -> Optional[Tensor]:
-    """Which tokens of a batch are no padding, bool `[batch, tokens]`; None if it has no such mask.
+    """Which tokens of a batch are not padding, bool `[batch, tokens]`; None without a mask.
 
     Masks are recognized by name: `attention_mask` (0 is padding), and PyTorch's `key_padding_mask`
     and the like (True or -inf is padding). Inputs in a tuple have the names of `forward`.
@@ -232,7 +231,7 @@ def token_mask(net: nn.Module, x: Inputs) -> Optional[Tensor]:
 
 
 def _signature(net: nn.Module) -> tuple[list[str], bool]:
-    """The names of what `forward` takes, and whether it takes any other name, too."""
+    """The names of the parameters of `forward`, and whether it takes any other name, too."""
     try:
         found = list(inspect.signature(net.forward).parameters.values())
     except (TypeError, ValueError):  # compiled code has no signature
@@ -244,9 +243,9 @@ def _signature(net: nn.Module) -> tuple[list[str], bool]:
 
 @contextmanager
 def explained(x: Any) -> Iterator[None]:
-    """Add a hint to an error of the network where a common mistake in the batch is seen.
+    """Add a hint to an error of the network if the batch shows a common mistake.
 
-    Some networks do take such batches, so they are not refused beforehand.
+    Some networks accept such batches, so they are not refused beforehand.
     """
     try:
         yield
@@ -256,8 +255,7 @@ def explained(x: Any) -> Iterator[None]:
         hint = _common_mistake(x)
         if hint is None or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
             raise
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProbeError(f"the network failed on this batch: {first} {hint}") from error
+        raise ProbeError(f"the network failed on this batch: {first_line(error)} {hint}") from error
 
 
 def _common_mistake(x: Any) -> Optional[str]:
@@ -279,15 +277,15 @@ def _common_mistake(x: Any) -> Optional[str]:
     return None
 
 
-# -- what it returns, in which precision -----------------------------------------------------
+# -- outputs and precision -----------------------------------------------------
 
 
 def logits_of(output: Any, x: Inputs) -> Tensor:
     """The logits `[batch, classes]` in what a network returned.
 
-    That is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs; or a tuple
-    that begins with one of these. A single logit `z` per sample, `[batch]` or `[batch, 1]`, as
-    classifiers with a sigmoid have it, counts as the two logits `[0, z]`: `softmax([0, z])[1]` is
+    The output is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs; or a
+    tuple that begins with one of these. A single logit `z` per sample, `[batch]` or `[batch, 1]`,
+    as of classifiers with a sigmoid, counts as the two logits `[0, z]`: `softmax([0, z])[1]` is
     `sigmoid(z)`.
 
     Args:

@@ -1,4 +1,4 @@
-"""How to run a pass: in which parts, in which memory layout, with what folded into what.
+"""How to run a pass fast: in parts, in which memory layout, with BatchNorms folded.
 
 On CPUs a large batch runs in parts small enough that the allocator reuses memory instead of asking
 the system for it again and again. That is what choosing a smaller batch size would do.
@@ -36,7 +36,7 @@ from nac_openood.network.inputs import (
 from nac_openood.network.random_state import kept_random_state, torch_states
 from nac_openood.network.replica import ReplicaCache, has_hooks, run_without_grad, unwrap
 
-#: glibc maps larger blocks afresh every time, and every page of them faults.
+#: glibc maps larger blocks anew every time, with a page fault for every page.
 _LARGEST_BLOCK = 32 * 2**20
 
 
@@ -48,10 +48,10 @@ class PassPlan:
     Args:
         net: the network.
         x: a batch of the kind that will be passed.
-        fast: also do what rounds differently.
+        fast: also use what changes the rounding.
 
     Attributes:
-        replicas: of the network, for passes by this plan.
+        replicas: replicas of the network, for passes by this plan.
     """
 
     def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
@@ -67,7 +67,7 @@ class PassPlan:
 
     @property
     def pairs(self) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-        """What a pass folds, unless hooks or readings are in the way."""
+        """The modules that a pass folds, unless hooks or readings prevent it."""
         return [(f.conv, f.norm) for f in self._watched.foldable] if self._fast else []
 
     def parts(self, x: Inputs) -> list[Any]:
@@ -83,7 +83,7 @@ class PassPlan:
         return [mapped(piece, _channels_last) for piece in pieces] if self._fast else pieces
 
     def around_pass(self) -> ContextManager[None]:
-        """A context for a pass: a network that draws even in eval mode leaves no trace of it."""
+        """A context that keeps the random state if the network draws even in evaluation mode."""
         return kept_random_state() if self._draws else nullcontext()
 
     def adapt(
@@ -109,9 +109,9 @@ class PassPlan:
             watched = self._watched = _watch(net, rows(x, slice(1)))
         if watched.structure != structure:  # it is being changed right now
             return
-        for conv, norm, givers, takers in watched.foldable:
-            hooked = any(map(has_hooks, givers | takers))
-            if givers.isdisjoint(read) and not hooked and norm.running_mean is not None:
+        for conv, norm, producers, consumers in watched.foldable:
+            hooked = any(map(has_hooks, producers | consumers))
+            if producers.isdisjoint(read) and not hooked and norm.running_mean is not None:
                 folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
                 vars(replicas[conv])["forward"] = folded
                 vars(replicas[norm])["forward"] = lambda input: input
@@ -124,13 +124,13 @@ def _channels_last(tensor: Tensor) -> Tensor:
 class _Foldable(NamedTuple):
     """A convolution whose output goes into a BatchNorm and nowhere else.
 
-    `givers` are all modules that return that output, `takers` all that take it.
+    `producers` are all modules that return that output, `consumers` all that take it.
     """
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
-    givers: frozenset[nn.Module]
-    takers: frozenset[nn.Module]
+    producers: frozenset[nn.Module]
+    consumers: frozenset[nn.Module]
 
 
 class _Watched(NamedTuple):
@@ -142,7 +142,7 @@ class _Watched(NamedTuple):
 
 
 def _structure(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
-    """What must stay the same for `_watch` to stay true: modules, and forwards set on them."""
+    """What the result of `_watch` depends on: modules, and `forward`s set on them."""
     return [(module, vars(module).get("forward")) for module in modules]
 
 
@@ -157,12 +157,12 @@ def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
 
 
 class _Output(Tensor):
-    """The output of a convolution, which counts the calls that make something of it."""
+    """The output of a convolution, which counts the calls that use it."""
 
     uses: int
     conv: nn.Conv2d
-    givers: set[nn.Module]
-    takers: set[nn.Module]
+    producers: set[nn.Module]
+    consumers: set[nn.Module]
 
     @classmethod
     def __torch_function__(
@@ -192,12 +192,13 @@ def _watch(net: nn.Module, x: Inputs) -> _Watched:
         runs[module] += 1
         for tensor in inputs:
             if isinstance(tensor, _Output):
-                tensor.takers.add(module)
+                tensor.consumers.add(module)
         if isinstance(output, _Output):
-            output.givers.add(module)
+            output.producers.add(module)
         elif type(output) is Tensor and type(module) is nn.Conv2d and "forward" not in vars(module):
             marked = output.as_subclass(_Output)
-            marked.uses, marked.conv, marked.givers, marked.takers = 0, module, {module}, set()
+            marked.uses, marked.conv = 0, module
+            marked.producers, marked.consumers = {module}, set()
             outputs.append(marked)
             return marked
         return None
@@ -205,9 +206,9 @@ def _watch(net: nn.Module, x: Inputs) -> _Watched:
     structure = _structure(net.modules())
     run_without_grad(net, x, on_output=[(module, observe) for module in net.modules()])
     foldable = [
-        _Foldable(output.conv, norm, frozenset(output.givers), frozenset(output.takers))
+        _Foldable(output.conv, norm, frozenset(output.producers), frozenset(output.consumers))
         for output in outputs
-        for norm in output.takers
+        for norm in output.consumers
         if type(norm) is nn.BatchNorm2d and "forward" not in vars(norm)
         if norm.running_mean is not None
         if runs[output.conv] == runs[norm] == output.uses == 1

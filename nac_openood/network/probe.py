@@ -98,7 +98,7 @@ def read(
 
 
 class _Tap(torch.autograd.Function):
-    """An identity that shows its gradient to `receive`.
+    """An identity that passes its gradient to `receive`.
 
     `anchor` needs a gradient, so a graph exists also over frozen parameters. The output is a
     copy: an in-place ReLU after the module can't rewrite what was read.
@@ -151,7 +151,7 @@ class Taps:
             planned = {"adapt": adapt, "cache": plan.replicas}
         around = nullcontext() if plan is None else plan.around_pass()
         autocast_cache = torch.is_autocast_cache_enabled()
-        # in C, unlike torch.no_grad: no interrupt can come between half of it and the rest
+        # in C, unlike torch.no_grad, so that an interrupt cannot leave it half done
         with around, torch._C._InferenceMode(False):
             self._mask = token_mask(net, x)
             try:
@@ -177,7 +177,7 @@ class Taps:
             return None
         if output.dtype == torch.float16:
             self._scale = _FLOAT16_SCALE
-        # from here on a graph is needed; the caller of the pass restores the mode
+        # a graph is needed from here on; `run` restores the mode
         torch.set_grad_enabled(True)
         tapped: Tensor = _Tap.apply(output, self._anchor, partial(self._receive, name, pool))
         return tapped
@@ -222,7 +222,7 @@ class Taps:
             )
 
     def readings(self, batch: int) -> dict[str, Reading]:
-        """What was read of a batch of `batch` samples."""
+        """The readings of a batch of `batch` samples."""
         missing = [name for name in self._layers if name not in self._activations]
         if missing:
             raise ProbeError(
@@ -240,7 +240,7 @@ class Taps:
 
 
 class ReadNetwork(nn.Module):
-    """A network and its readings as one module, which tracers such as `torch.export` can follow.
+    """A network and its readings as one module, for tracers such as `torch.export`.
 
     It returns what `read` returns without gradients, and runs a replica of the network in
     evaluation mode, which shares the network's weights.

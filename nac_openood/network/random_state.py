@@ -1,4 +1,4 @@
-"""Draw random numbers without a trace in the caller's generators."""
+"""Draw random numbers without changing the caller's generators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @contextmanager
 def kept_random_state(seed: Optional[int] = None) -> Iterator[None]:
-    """Put the generators of torch, CUDA, NumPy and Python back as they were when the block ends.
+    """Restore the generators of torch, CUDA, NumPy and Python when the block ends.
 
-    All threads of a process share these generators. Where other threads run, they may have drawn
-    in the meantime, and putting the generators back would make them draw the same numbers again:
-    then the states are left alone, unless the block seeded them. Daemon threads do not count.
+    All threads of a process share these generators. Other threads may have drawn in the meantime,
+    and restoring the generators would make them draw the same numbers again: then the states are
+    left alone, unless the block seeded them. Daemon threads do not count.
 
     Args:
-        seed: what draws inside the block start from; None continues from the current states.
+        seed: seeds the generators for the block; None continues from the current states.
     """
     saved, numpy_state, python_state = torch_states(), np.random.get_state(), random.getstate()
     try:

@@ -1,4 +1,4 @@
-"""Run a network and watch it, without touching it: passes run on a private replica.
+"""Run a network with hooks, without changing it: passes run on a private replica.
 
 A pass needs hooks, evaluation mode and sometimes folded convolutions. On the caller's own modules
 other threads would see them, and an interrupt could leave them behind. So a pass runs on a replica
@@ -7,7 +7,7 @@ buffers of the old ones and have copies of their other attributes and hooks.
 
 What `forward` assigns to `self` stays in the replica and is dropped with it. A hook is called with
 the replica of its module, which is what `weight_norm` and the like need. The hook of an object that
-keeps modules of the network, and may look its module up among them, is called with the original.
+keeps modules of the network, and may search for its module among them, gets the original.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _LONGEST = 1000
 
 
 class EndOfPass(BaseException):
-    """Raised by an observer that has seen enough: the rest of the network is not run."""
+    """Raised by an observer to end a pass: the rest of the network is not run."""
 
 
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside DataParallel, DDP and torch.compile, which compute what it computes.
 
     Raises:
-        ProbeError: this is no network.
+        ProbeError: `net` is not a network.
     """
     if not isinstance(net, nn.Module):
         raise ProbeError(f"expected a network, a torch.nn.Module, got {type(net).__name__}.")
@@ -98,15 +98,15 @@ class ReplicaCache:
         return replica
 
     def give_back(self, replica: Replica) -> None:
-        """Keep a replica for the next pass, if it is as it was made."""
+        """Keep a replica for the next pass, if the last one left it unchanged."""
         if replica.reusable and replica.pristine == [*_identities(replica.modules.values())]:
             self._free.append(replica)
 
 
 def _identities(modules: Iterable[nn.Module]) -> Iterator[int]:
-    """The identities of all that modules consist of.
+    """The identities of everything that modules consist of.
 
-    A replica keeps the attributes that it shares alive, so no other can get the identity of one.
+    A replica keeps the attributes that it shares alive, so no new object gets the same identity.
     """
     for name in _HOOKS:
         yield from map(id, getattr(torch_module, f"_global{name}").values())
@@ -127,7 +127,7 @@ def run(
     adapt: Optional[Adapt] = None,
     cache: Optional[ReplicaCache] = None,
 ) -> Any:
-    """What `net` returns for a batch, in evaluation mode, with observers on some of its modules.
+    """Run `net` on a batch in evaluation mode, with observers on some of its modules.
 
     Observers come after the hooks that modules have already, and are called with modules of `net`,
     never with replicas. A graph is recorded if gradients are enabled. The network gets a copy of
@@ -138,8 +138,8 @@ def run(
         x: a batch as `prepare` returns it.
         on_input: pairs of a module of `net` and what to call with its inputs.
         on_output: pairs of a module of `net` and what to call with its output.
-        adapt: is called with replicas when they are made.
-        cache: where replicas are kept between passes that are adapted in the same way.
+        adapt: called with new replicas.
+        cache: keeps replicas between passes with the same `adapt`.
 
     Returns:
         The network's output; None if an observer raised `EndOfPass`.
@@ -163,7 +163,7 @@ def run(
 
 def run_without_grad(net: nn.Module, x: Inputs, **observers: Any) -> Any:
     """Like `run`, without a graph, also where the caller is in inference mode."""
-    # in C, unlike torch.inference_mode: no interrupt can come between half of it and the rest
+    # in C, unlike torch.inference_mode, so that an interrupt cannot leave it half done
     with torch._C._InferenceMode(False):
         torch._C._set_grad_enabled(False)  # leaving the block restores this, too
         return run(net, x, **observers)
@@ -192,7 +192,7 @@ def add_hooks(
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody hooked a module, or all modules there are."""
+    """Whether a module has hooks, or there are global hooks."""
     return any(getattr(module, name) or getattr(torch_module, f"_global{name}") for name in _HOOKS)
 
 
@@ -206,12 +206,11 @@ class Replica:
 
     Args:
         net: any network.
-        frozen: whether parameters need no gradients; they share the memory of the originals all
-            the same.
+        frozen: whether parameters need no gradients; they share the originals' memory anyway.
 
     Attributes:
         modules: the replicas by their originals, that of `net` first.
-        reusable: whether `_identities` of `net` tells that they are still replicas of it.
+        reusable: whether `_identities` of `net` shows if they are still replicas of it.
     """
 
     original: list[int]
@@ -230,7 +229,7 @@ class Replica:
 
 
 def private_copy(net: nn.Module) -> nn.Module:
-    """A frozen replica of `net`, without wrappers, for code that is not ours to run on."""
+    """A frozen replica of `net`, without wrappers, for third-party code to run."""
     net = unwrap(net)
     return Replica(net, frozen=True).modules[net]
 
@@ -266,7 +265,7 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
             shared &= state[name] is value
     state["training"] = False
     if isinstance(module, nn.TransformerEncoder):
-        state["use_nested_tensor"] = False  # as which no module between its layers can be read
+        state["use_nested_tensor"] = False  # such tensors cannot be read
     if isinstance(state["_modules"].get("_orig_mod"), nn.Module):  # made by torch.compile(module)
         state["forward"] = state["_modules"]["_orig_mod"]
     if "_compiled_call_impl" in state:  # made by module.compile()
@@ -304,7 +303,7 @@ def _rebound(value: Any, new: dict[int, Any]) -> Any:
         return value
     if id(value) in new:
         return new[id(value)]
-    new[id(value)] = value  # where it contains itself
+    new[id(value)] = value  # in case it contains itself
     make: Callable[[list[Any]], Any] = kind
     if kind in (list, tuple, set, frozenset) and len(value) <= _LONGEST:
         parts = list(value)

@@ -1,7 +1,7 @@
 """The structure of a network, found in a recorded pass: its head, its blocks, its stages.
 
-A node is a *cut* if all that reaches the logits passes through it: the sum that ends a residual
-block is one, the convolutions inside are not. A *block* is a module with branches inside that ends
+A node is a *cut* if every path to the logits passes through it: the sum that ends a residual block
+is one, the convolutions inside are not. A *block* is a module with branches inside that ends
 in a cut. The last block before each change of resolution or width ends a stage. In a network
 without branches, the layers between two products with weights take the place of a block.
 """
@@ -17,7 +17,7 @@ from torch import nn
 
 from nac_openood.network.flow import Call, Node, Recorder, Traced
 
-#: With more stages than this, the width grows from block to block and says nothing.
+#: With more stages than this, the width grows from block to block and is ignored.
 _MOST_STAGES = 8
 
 
@@ -77,7 +77,7 @@ class Block(NamedTuple):
 
 
 class Structure:
-    """A recorded pass, seen along the way from the network's main input to its logits.
+    """The structure of a network between its main input and its logits.
 
     Args:
         recorded: from `record`.
@@ -85,7 +85,7 @@ class Structure:
         batch: how many samples were passed.
 
     Attributes:
-        cuts: the nodes that all that reaches the logits passes through.
+        cuts: the nodes that every path to the logits passes through.
         products: the nodes that multiply by weights.
         readable: calls of modules that return one tensor with a row for each sample.
     """
@@ -134,9 +134,9 @@ class Structure:
     # -- stages ----------------------------------------------------------------------------
 
     def stages(self, end: int) -> tuple[list[Block], Optional[Block]]:
-        """The ends of the stages up to the node `end`, in forward order; the last one apart.
+        """The ends of the stages up to the node `end`, in forward order, and the last end.
 
-        It is None if all blocks have one size.
+        The latter is None if all blocks have one size.
         """
         products = [n for n in self.products if n <= end]
         blocks = self._blocks(end)
@@ -229,8 +229,8 @@ class Structure:
         links = []
         for start, stop in zip(self.products, [*self.products[1:], end + 1]):
             size = Size.of(self.nodes[start].value)
-            mine = [b for b in modules if start <= b.node < stop and b.size == size]
-            links.extend(sorted(mine, key=lambda block: block.node)[-1:])
+            alike = [b for b in modules if start <= b.node < stop and b.size == size]
+            links.extend(sorted(alike, key=lambda block: block.node)[-1:])
         return links
 
     def _links_before(self, blocks: list[Block]) -> list[list[Block]]:
