@@ -459,6 +459,23 @@ def test_times_are_those_of_the_median_batch(data, tmp_path, monkeypatch):
     assert Results.load(tmp_path) == results
 
 
+def test_a_method_on_features_is_charged_for_the_shared_pass(data, tmp_path, monkeypatch):
+    passed = 0.0  # seconds, on a clock that only the network moves
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: passed))
+
+    def slow(_run):
+        def wait(_module, inputs):
+            nonlocal passed
+            passed += 0.003 * len(inputs[0])
+
+        net = small_net(None)
+        net.register_forward_pre_hook(wait)
+        return net
+
+    (row,) = run_study(study(data, tmp_path, {"toy": Toy}, network=slow)).rows
+    assert row.shared_pass and row.ms_per_image == pytest.approx(3.0) and not row.disturbed
+
+
 def test_results_of_an_earlier_version_still_load(data, tmp_path):
     results = run_study(study(data, tmp_path, {"toy": Toy}))
     path = tmp_path / "results.json"

@@ -208,13 +208,14 @@ class NetworkRun:
 
         loader, title = self.samples[name].loader(), f"features {name}"
         timed = TimedLoader(loader)
-        with Meter(self.device, memory=False) as meter, TensorWriter(path) as writer:
-            # several processes share the batches, so that there is no time of a batch to record
-            batched = timed if world().size == 1 else loader
-            loaded = load_batches(batched, title, self.study.progress)
-            for rows in map_shared(title, (b for b in loaded if b.in_shard), work):
-                writer.add(rows)
-            timing = timed.timing(meter)
+        with TensorWriter(path) as writer:
+            with Meter(self.device, memory=False) as meter:
+                # several processes share the batches: there is no time of a batch to record
+                batched = timed if world().size == 1 else loader
+                loaded = load_batches(batched, title, self.study.progress)
+                for rows in map_shared(title, (b for b in loaded if b.in_shard), work):
+                    writer.add(rows)
+            timing = timed.timing(meter)  # after the block, whose seconds are known at its end
             about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
             writer.finish(_KIND, _VERSION, about)
 
