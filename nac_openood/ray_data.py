@@ -1,8 +1,8 @@
 """Fit and score with Ray Data, for data that is too large for one machine; needs `ray[data]`.
 
-A dataset's blocks go to a pool of actors, each with a detector of its own. Detectors that were
-fitted on a block come back as files and are merged; predictions for a block become rows of a new
-dataset. Ray repeats blocks whose node was lost.
+A dataset's blocks go to a pool of actors, each with its own detector. Detectors that were fitted on
+a block are returned as files and merged; predictions for a block become rows of a new dataset. Ray
+repeats the blocks of a lost node.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def fit_dataset(
 ) -> NACDetector:
     """Fit a detector on all rows of a dataset; calibrate it afterwards.
 
-    A block gives one set of counts, so large blocks mean less to send. The counts are those of
-    `fit` on the same batches, and those of every run with the same blocks.
+    Each block returns one set of counts, so larger blocks mean less data to send. The counts equal
+    those of `fit` on the same batches, and are the same in every run with the same blocks.
 
     Args:
         dataset: rows of training data, e.g. of `ray.data.read_images`.
@@ -105,7 +105,7 @@ def score_dataset(
     workers: int = 2,
     **options: Any,
 ) -> Dataset:
-    """Score all rows of a dataset, when the result is used, e.g. by `write_parquet`.
+    """Score all rows of a dataset, lazily: when the result is used, e.g. by `write_parquet`.
 
     Args:
         dataset: rows to score.
@@ -142,7 +142,7 @@ def _mapped(
 
 
 class _Fit:
-    """An actor that counts blocks."""
+    """An actor that fits a detector on each block."""
 
     def __init__(self, load: Load, rows: _Rows) -> None:
         self._deployed, self._rows = load(), rows
@@ -162,7 +162,7 @@ class _Fit:
 
 
 def _from_bytes(content: bytes, made: NACDetector) -> NACDetector:
-    """A detector with the network of `made`, fitted on what an actor counted."""
+    """The detector that an actor saved, with the network of `made`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "detector"
         path.write_bytes(content)

@@ -70,7 +70,7 @@ def test_a_method_that_nobody_implements_says_what_to_pass(data):
     results = compare(
         small_net(None), **data, methods=[mine], progress=False, backend="pytorch-ood"
     )
-    assert results.rows[0].error == "nobody implements Mine: pass `scorer` to its `Method`."
+    assert results.rows[0].error == "Mine has no implementation: pass `scorer` to its `Method`."
 
 
 class Pictured(TensorDataset):

@@ -287,7 +287,7 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--checkpoint", "net.pt"], "a file cannot make code run"),
+        (["--checkpoint", "net.pt"], "never loaded by themselves"),
         (["--arch", "net.py:make"], "was fitted on another network: it has the same architecture"),
         ([*NETWORK, "--transform", "other.yml"], "was fitted with another transform than this one"),
         ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with another transform"),

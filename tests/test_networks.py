@@ -89,7 +89,7 @@ def test_errors_of_the_users_code(tmp_path, code, told):
         ("no_such.module:f", "there is no module 'no_such.module'. Install it, run the"),
         ("resnet0", r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"),
         ("net.py", r"unknown architecture 'net.py'.*path/to/file\.py:factory"),
-        ("resnet18", r"which weights of resnet18\? torchvision publishes"),
+        ("resnet18", r"torchvision publishes the weights .* of resnet18"),
         ("nowhere.pt2", "there is no program nowhere.pt2"),
     ],
 )

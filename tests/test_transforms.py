@@ -75,7 +75,7 @@ def test_the_networks_own_configuration():
 
 
 def test_nothing_is_guessed():
-    with pytest.raises(NACError, match="nothing says how images become the input of") as caught:
+    with pytest.raises(NACError, match="no transform is known for") as caught:
         chosen_transform(None, ARCH, "net.pt")
     assert "resize: 256" in str(caught.value) and "`transform`" in str(caught.value)
     listed = chosen_transform(None, ARCH, "x", benchmark=BENCHMARKS["cifar10"])
@@ -109,7 +109,7 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ("t.py:wrong", "made a int of an image, expected a tensor"),
+        ("t.py:wrong", "returned a int, expected a tensor"),
         ("t.py:failing", r"your code t.py:failing failed in .*t.py, line 8: AttributeError"),
         ("t.py:nothing", "makes a int, expected a transform"),
         ("imagenet", "`transform`: expected 'auto', a YAML file, package.module"),
@@ -125,5 +125,5 @@ def test_what_is_no_transform(tmp_path, monkeypatch, choice, told):
 
 def test_a_file_does_not_make_code_run(tmp_path):
     (tmp_path / "t.py").write_text("raise SystemExit('this ran')")
-    with pytest.raises(NACError, match="which is code, and a file cannot make it run. Pass it"):
+    with pytest.raises(NACError, match="code that a file names is never run by itself. Pass it"):
         restored_transform(f"{tmp_path}/t.py:f", ARCH)

@@ -79,23 +79,23 @@ def compare(
         >>> write_tables(results)  # results.csv and results.md in results.folder
         >>> write_page(results)  # report.html; needs matplotlib
 
-    A method that fails or cannot run is a row with its error; the others go on. Every result is
-    saved as soon as it is made: repeat the call after an interruption to continue. Results of an
-    earlier call are reused only if they were made with the same network, data, settings and
-    versions. The networks and the caller's random state are left as they were.
+    A method that fails or cannot run becomes a row with its error; the others continue. Every
+    result is saved as soon as it is available: repeat the call after an interruption to continue.
+    Results of an earlier call are reused only if they were made with the same network, data,
+    settings and versions. The networks and the caller's random state are left unchanged.
 
     Args:
         networks: a classifier, or several, in a list or by name: modules on their device, or
             checkpoints, which `load` turns into modules one after the other.
         train: training data without augmentation: a map-style dataset whose items are `(x, y)`,
-            dicts `{'data', 'label'}` or tensors, or a `DataLoader` of one. Whatever the network
-            takes will do: images, tables, text, signals. See `sources.samples.Samples`.
+            dicts `{'data', 'label'}` or tensors, or a `DataLoader` of one. Samples may be anything
+            that the network takes: images, tables, text. See `sources.samples.Samples`.
         id_val: ID validation data.
         test: ID test data.
         near: near-OOD test sets by name.
         far: far-OOD test sets by name.
         ood_val: OOD validation data for the search of hyperparameters; None makes surrogates from
-            the images of `id_val`, which the results note.
+            the images of `id_val`, and the results mention it.
         shifted: covariate-shifted ID test sets by name, which count as in-distribution
             (full-spectrum detection).
         methods: names of the method table (`benchmark.methods.table.METHODS`), and rows of your
@@ -116,12 +116,12 @@ def compare(
         layers: NAC's layers, out of those in its settings; None takes all.
         against: "paper" puts the published numbers beside the measured ones; needs `id_name` and
             `arch` of the paper.
-        batch_size: samples per batch; None takes the smallest of the given loaders', else 100.
-        workers: number of processes that load samples; None takes the given loaders', else 0.
+        batch_size: samples per batch; None takes the smallest of the loaders passed, else 100.
+        workers: number of processes that load samples; None takes that of the loaders, else 0.
         seed: random seed.
         skip_bad: leave out image files that cannot be read.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is told what is going on, e.g. `print`.
+        say: function that is called with status messages, e.g. `print`.
         command: the command that repeats the comparison, for the report.
 
     Returns:
@@ -134,7 +134,7 @@ def compare(
     if against not in (None, "paper"):
         raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
     if against is not None:
-        published(id_name, arch or "an unnamed architecture")  # refuse early what is not published
+        published(id_name, arch or "an unnamed architecture")  # raises early if not published
     runs, network, arch = _networks(networks, load, arch)
     sets = Datasets(
         id_name, n_classes or 0, train, id_val, test, ood_val, near or {}, far or {}, shifted or {},
@@ -184,7 +184,7 @@ def _networks(
 
 
 def _named(networks: Any) -> dict[str, Network]:
-    """A name for each network: that of its class, or of its checkpoint."""
+    """Name each network after its class or its checkpoint."""
     single = isinstance(networks, (nn.Module, str, Path))
     several: list[Any] = [networks] if single else list(networks)
     wrong = [type(n).__name__ for n in several if not isinstance(n, (nn.Module, str, Path))]

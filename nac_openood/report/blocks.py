@@ -1,4 +1,4 @@
-"""What a report is made of, beside tables: text, figures, sections. All renderers read these."""
+"""The parts of a report, apart from tables: text, figures, sections. All renderers read these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SortableTable(Table):
 
 @dataclass(frozen=True)
 class ScoredExample(Example):
-    """A sample with its score, and what to write behind its bars."""
+    """A sample with its score, and labels of its bars."""
 
     score: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number in large print: `small` follows it, `lines` stand under it."""
+    """A number in large print, followed by `small`, with `lines` below."""
 
     name: str
     value: str
@@ -138,7 +138,7 @@ class Document:
 def about_section(
     what: str, command: str, facts: Mapping[str, Sequence[tuple[str, str]]]
 ) -> Section:
-    """The section on how to repeat a `what`: its command, and names and values by heading."""
+    """The section on how to repeat an analysis: its command, and names and values by heading."""
     lists = [(title, pairs) for title, pairs in facts.items() if pairs]
     return Section("about", f"About this {what}", [Facts(lists, command)])
 

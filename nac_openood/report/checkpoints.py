@@ -119,7 +119,7 @@ def ranking_verdict(ranked: RankedRuns) -> str:
 
 
 def _target(ranked: RankedRuns) -> str:
-    """The row of the table to sum the ranking up by."""
+    """The row of the table that summarizes the ranking."""
     return AVERAGE if len(ranked.targets) > 1 else ranked.targets[0]
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from nac_openood.errors import NACError
 from nac_openood.report.blocks import Picture
 
-# Okabe and Ito's palette, which can be told apart with any color vision. Lines and markers also
+# Okabe and Ito's palette, which is distinguishable with any color vision. Lines and markers also
 # differ in shape.
 OUR_COLOR, ID_COLOR, OOD_COLOR = "#0072b2", "#009e73", "#d55e00"
 INK, FAINT, GRID, PAPER, CALM = "#1b2430", "#5c6773", "#e4e8ed", "#fefefe", "#a9b4c0"
@@ -132,7 +132,7 @@ def blank(inches: tuple[float, float], dpi: int) -> Any:
 
 
 def name_rows(axis: Any, names: Sequence[str], ours: Sequence[str] = ()) -> None:
-    """Name horizontal rows from top to bottom; ours are bold."""
+    """Label horizontal rows from top to bottom; the names in `ours` are bold."""
     axis.set_yticks(range(len(names)), names)
     for label, name in zip(axis.get_yticklabels(), names):
         if name in ours:
@@ -144,7 +144,7 @@ def name_rows(axis: Any, names: Sequence[str], ours: Sequence[str] = ()) -> None
 
 
 def log_axis(axis: Any) -> None:
-    """A logarithmic x axis with plain numbers: 0.1, 1, 10."""
+    """Make the x axis logarithmic, with decimal numbers: 0.1, 1, 10."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_xscale("log")

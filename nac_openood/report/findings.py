@@ -53,9 +53,9 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
 
 
 def write_analysis_page(folder: Path) -> Path:
-    """Write `report.html` with everything that was found about one network and its data.
+    """Write `report.html` with all findings about one network and its data.
 
-    Findings in the folder that are about something else than the newest one are left out.
+    Findings about other networks or data than the newest one are left out.
 
     Raises:
         NACError: if matplotlib is not installed.

@@ -35,7 +35,7 @@ _SETS = {
 
 
 class Metric(NamedTuple):
-    """How a metric is shown: its title, which convention it follows, what is better, what it is."""
+    """How a metric is shown: its title, convention, which values are better, and its meaning."""
 
     title: str
     note: str = ""
@@ -67,7 +67,7 @@ SHOWN = {
 
 
 def metric(name: str) -> Metric:
-    """How to show a metric; one that no table has is shown by its name."""
+    """How to show a metric; by its name if no table has it."""
     return SHOWN.get(name, Metric(name))
 
 

@@ -67,10 +67,10 @@ def suspects_page(
     """The page of the most suspicious images, as one HTML file that loads nothing else.
 
     Args:
-        suspects: what the detector says about an image, a picture as a data URL, and why; the most
-            suspicious first.
+        suspects: the prediction for an image, its picture as a data URL, and an explanation; the
+            most suspicious first.
         arch: name of the network.
-        n_images: how many images were judged.
+        n_images: how many images were scored.
         n_out: how many of them are out-of-distribution.
         alpha: images with p-values at or below it are out-of-distribution.
     """
@@ -79,16 +79,16 @@ def suspects_page(
         "suspicious. A bar compares a part that lowers the score with the one that lowers it most."
     )
     samples, neurons = [], []
-    for judged, image, why in suspects:
+    for prediction, image, why in suspects:
         least = min(why.contributions.values(), default=0.0)
         low = least < 0
         bars = {n: 100 * max(0.0, v / least) if low else 0.0 for n, v in why.contributions.items()}
         labels = {n: f"{v:.1f}" if low else f"{v:.2f}" for n, v in why.contributions.items()}
-        answer, p_value = f"{judged.label}, {judged.confidence:.0%} sure", f"{judged.p_value:.2g}"
-        sample = ScoredExample(answer, judged.path, bars, image, f"p = {p_value}", labels)
-        samples.append(sample)
+        answer = f"{prediction.label}, {prediction.confidence:.0%} sure"
+        p_value = f"p = {prediction.p_value:.2g}"
+        samples.append(ScoredExample(answer, prediction.path, bars, image, p_value, labels))
         layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
-        neurons += [f"{judged.path}: {'; '.join(layers)}"] if layers else []
+        neurons += [f"{prediction.path}: {'; '.join(layers)}"] if layers else []
     least_covered = "The neurons of each layer whose activations were seen least often in training:"
     images: list[Content] = [text, Examples("Lowest p-values first", samples)]
     return render_page(

@@ -1,4 +1,4 @@
-"""Reports as a page, as Markdown, as text for a terminal, and as CSV."""
+"""Renders reports as an HTML page, as Markdown, as text for a terminal, and as CSV."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def finite(scored: Scores, layer: Optional[str] = None) -> np.ndarray:
 
 
 def run_scores(results: Results, method: str) -> Optional[RunScores]:
-    """Scores of the first run that has any, or None; runs are not mixed in a picture."""
+    """Scores of the first run that has any, because a picture shows one run; None without any."""
     for row in results.rows:
         if row.method == method and row.status == "ok":
             inside, shifted, outside = (
@@ -160,8 +160,8 @@ def _histograms(scored: _Scored, dataset: str) -> Picture:
             for each in shifted:
                 axis.stairs(each, panel.edges, color=ID_COLOR, ls=":", lw=1.2)
             draw_density(axis, panel, ticks=5)
-            look = {"weight": "bold", "color": OUR_COLOR} if m.ours else {}
-            axis.set_title(m.title, fontsize=9.5, pad=5, **look)
+            style = {"weight": "bold", "color": OUR_COLOR} if m.ours else {}
+            axis.set_title(m.title, fontsize=9.5, pad=5, **style)
             axis.set_title(panel.note, loc="right", fontsize=9.5, pad=5)
         label = "score (higher = more in-distribution) \u2192"
         figure.text(0.97, 5 / height, label, ha="right", fontsize=8.5, color=FAINT)
@@ -189,9 +189,9 @@ def _curves(scored: _Scored, dataset: str) -> Picture:
         for i, (m, sample) in enumerate(scored):
             if dataset in sample.outside:
                 color, width = (OUR_COLOR, 2.2) if m.ours else (OTHERS[i % len(OTHERS)], 1.5)
-                look = {"color": color, "lw": width, "ls": DASHES[i % len(DASHES)]}
+                style = {"color": color, "lw": width, "ls": DASHES[i % len(DASHES)]}
                 points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
-                axis.plot(*points, label=texts[m.method], **look)
+                axis.plot(*points, label=texts[m.method], **style)
         axis.set(xlim=(0, 100), ylim=(0, 100.5), xlabel="ID samples rejected, %")
         axis.set_ylabel("OOD samples found, %", labelpad=2)
         axis.legend(loc="lower right", handlelength=2.6, title="AUROC, %", alignment="left")
@@ -214,8 +214,8 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
     false, true = np.r_[0, false] * 100, np.r_[0, true] * 100
     if len(false) > _POINTS:
         # even steps along the curve, so that steep parts keep as many points as flat ones
-        way = np.linspace(0, false[-1] + true[-1], _POINTS)
-        keep = np.unique(np.searchsorted(false + true, way).clip(0, len(false) - 1))
+        steps = np.linspace(0, false[-1] + true[-1], _POINTS)
+        keep = np.unique(np.searchsorted(false + true, steps).clip(0, len(false) - 1))
         false, true = false[keep], true[keep]
     return false, true
 

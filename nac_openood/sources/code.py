@@ -1,7 +1,7 @@
-"""Python objects that users name: `package.module:name` or `path/to/file.py:name`.
+"""Loads Python objects of the user: `package.module:name` or `path/to/file.py:name`.
 
-Loading one runs the user's code. It is called only with text that the user typed, never with text
-that was read from a data file.
+This runs the user's code. It is done only for text that the user typed, never for text that was
+read from a data file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_code(text: str) -> bool:
 
 
 def load_code(text: str, what: str) -> Any:
-    """Import what `text` names.
+    """Import the object that `text` names.
 
     Args:
         text: `package.module:name` or `path/to/file.py:name`; packages are also searched for in

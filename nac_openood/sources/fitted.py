@@ -1,7 +1,7 @@
-"""A detector's file, and everything else that is needed to use it: network and transform.
+"""Loads a fitted detector together with its network and transform.
 
-The file says which network, classes and transform it was fitted with, so that none of them can be
-mistaken later. It is data: code that it names is run only if the user names it as well.
+The detector's file records which network, classes and transform it was fitted with, so that it is
+not used with others by mistake. Code that the file names is run only if the user names it as well.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def note_origin(
     classes: Sequence[str],
     transform: Optional[Preprocessing],
 ) -> None:
-    """Note in a detector what `load_fitted` needs.
+    """Record in a detector the network, classes and transform, for `load_fitted`.
 
     Args:
         detector: about to be saved.
@@ -89,8 +89,8 @@ def load_fitted(
             raise NACError(f"{path} does not say which network it belongs to: pass `arch`.")
         if not kind_of(arch).by_name:
             raise NACError(
-                f"{path} belongs to the network {arch}, and a file cannot make code run or other "
-                f"files load. Pass it yourself: `arch={arch}`."
+                f"{path} belongs to the network {arch}, and code or files that a file names are "
+                f"never loaded by themselves. Pass it yourself: `arch={arch}`."
             )
     if transform is not None:
         chosen = chosen_transform(transform, arch, weights)

@@ -1,4 +1,4 @@
-"""Judges files one batch at a time, images or texts: memory does not grow with their number."""
+"""Scores image or text files one batch at a time, so memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nac_openood.sources.transforms import takes_text
 
 
 class Prediction(NamedTuple):
-    """What network and detector say about one image, as `nac-openood score` prints it.
+    """The predicted class and the score of one image, as `nac-openood score` prints them.
 
     Args:
         path: of the image.
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
         score: higher = more in-distribution; NaN where readings were NaN or Inf.
         p_value: how unusual the score is.
         is_out: whether it counts as out-of-distribution.
-        problem: why the image cannot be read, with nothing else known; "" if it can.
+        problem: why the image cannot be read, which leaves the other fields empty; "" if it can.
     """
 
     path: str
@@ -86,7 +86,7 @@ def expand(paths: Iterable[str], *, texts: bool = False) -> list[str]:
     found: list[str] = []
     for path in paths:
         if not os.path.isdir(path):  # noqa: PTH112, unlike pathlib's it never raises
-            found.append(path)  # a missing file is reported when it is its turn
+            found.append(path)  # a missing file is reported when it is read
             continue
         names = files_in(Path(path), {".txt"}) if texts else image_names(path)
         if not names:
@@ -143,10 +143,10 @@ def judge_images(
 
 
 def stacked(tensors: Sequence[Any], first: str) -> Any:
-    """Stack images `[channels, height, width]` of one size to a batch; texts by name.
+    """Stack images `[channels, height, width]` of one size into a batch; texts by name.
 
     Args:
-        tensors: what the transform made.
+        tensors: what the transform returned.
         first: name of the first one, for errors.
     """
     if isinstance(tensors[0], Mapping):
@@ -155,8 +155,8 @@ def stacked(tensors: Sequence[Any], first: str) -> Any:
     shapes = sorted({tuple(tensor.shape) for tensor in tensors})
     if len(shapes) > 1:
         raise NACError(
-            f"the transform leaves images of different sizes, {list(shapes[0])} and "
-            f"{list(shapes[1])} in the batch that begins with {first}. Let it make them equal, "
+            f"the transform returns images of different sizes, {list(shapes[0])} and "
+            f"{list(shapes[1])}, in the batch that begins with {first}. Let it make them equal, "
             "e.g. with `crop`, or `resize: [height, width]`."
         )
     return torch.stack(list(tensors))

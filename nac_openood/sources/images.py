@@ -33,17 +33,17 @@ class ImageError(NACError):
 
 
 class NoImageError(ImageError):
-    """It is no image of an accepted format."""
+    """The file is not an image, or not in an accepted format."""
 
 
 class LargeImageError(ImageError):
-    """It has more pixels than are accepted."""
+    """The image has more pixels than are accepted."""
 
 
 def rgb_image(
     source: Union[Path, BinaryIO], *, formats: tuple[str, ...] = (), max_pixels: int = 0
 ) -> Image.Image:
-    """Open an image in RGB: its first frame, without regard to orientation and alpha channel.
+    """Open an image in RGB: its first frame, ignoring orientation and alpha channel.
 
     Args:
         source: a path, or an open file.

@@ -1,4 +1,4 @@
-"""Networks by description: the forms that `arch` can have, and how each is built."""
+"""Builds networks from a text `arch`: the forms that it can have, and how each is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGE: dict[str, Callable[[int], nn.Module]] = {
     "vit_embedded": small_vit,
 }
 _MAX_TOKENS = 512
-#: What people call files of TorchScript.
+#: The usual suffixes of TorchScript files.
 _SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
 _PASS_FILE = "Pass a checkpoint file."
 
@@ -35,10 +35,9 @@ class NetworkKind:
     """Loads networks of one form; `prefix` is what `arch` begins with, where it has one.
 
     Attributes:
-        form: how to write it, for errors.
-        has_weights: whether `build` makes it with weights of its own.
-        by_name: whether the name alone says which network it is, without code or files of the
-            user's.
+        form: how `arch` is spelled, for errors.
+        has_weights: whether `build` returns a network that already has its weights.
+        by_name: whether `arch` alone defines the network, without code or files of the user.
         benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
     """
 
@@ -146,9 +145,8 @@ class _TorchvisionNetworks(NetworkKind):
         published = [entry.name for entry in torchvision.models.get_model_weights(arch)]
         if name not in published:
             raise NACError(
-                f"which weights of {arch}? torchvision publishes {published}; got "
-                f"'{name or 'none'}'. {_PASS_FILE[:-1]}, or e.g. "
-                f"'{PUBLISHED}{(published or ['NAME'])[0]}'."
+                f"torchvision publishes the weights {published} of {arch}; got '{name or 'none'}'. "
+                f"{_PASS_FILE[:-1]}, or e.g. '{PUBLISHED}{(published or ['NAME'])[0]}'."
             )
         net = _downloaded(arch, lambda: torchvision.models.get_model(arch, weights=name))
         if n_classes != 1000:
@@ -291,7 +289,7 @@ class _UserNetworks(NetworkKind):
             found = call_code(found, arch, "`arch`", offered)
         if not isinstance(found, nn.Module):
             raise NACError(
-                f"`arch`: {arch} gives a {type(found).__name__}, expected a network "
+                f"`arch`: {arch} is or returns a {type(found).__name__}, expected a network "
                 "(torch.nn.Module), or a function or class that makes one."
             )
         return found
@@ -310,7 +308,7 @@ def kind_of(arch: str) -> NetworkKind:
     Args:
         arch: `resnet18_32x32` (OpenOOD's for CIFAR), `resnet_embedded` or `vit_embedded` (small
             ones for the embedded benchmark), a torchvision classifier such as `resnet50`,
-            `timm:NAME`, `hf:NAME-OR-FOLDER`, `FILE.pt2` of torch.export, or code of the user's,
+            `timm:NAME`, `hf:NAME-OR-FOLDER`, `FILE.pt2` of torch.export, or the user's code,
             `package.module:factory` or `path/to/file.py:factory`, which is run.
     """
     for kind in _KINDS:

@@ -18,7 +18,7 @@ from nac_openood.sources.samples import SampleList
 from nac_openood.sources.transforms import square_settings, takes_text
 
 PathOrText = Union[str, Path]
-#: More than any dataset has; a mistyped label must not make a list of so many names.
+#: Larger labels are mistyped; without a limit, each would make a list of that many names.
 _MOST_CLASSES = 10**6
 _HELD_OUT = 0.2
 
@@ -79,7 +79,7 @@ def unlabelled_samples(path: PathOrText, transform: Any) -> SampleList:
 
 
 def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleList:
-    """Read a list of OpenOOD's, with lines `path label`.
+    """Read a list of images in OpenOOD's format, with lines `path label`.
 
     Args:
         list_file: the list.
@@ -114,7 +114,7 @@ def _is_csv(path: PathOrText) -> bool:
 
 
 def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, list[str]]:
-    """The samples of a folder or CSV file, and the names of their classes if they are wanted."""
+    """Read the samples of a folder or CSV file, and the class of each if `labelled`."""
     if _is_csv(path):
         return _read_csv(path, transform, labelled)
     names, classes = image_names(path), []

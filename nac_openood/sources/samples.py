@@ -1,4 +1,4 @@
-"""Datasets: image files, texts, and any dataset in order with labels and an identity."""
+"""Datasets of image files or texts, and a wrapper that reads any dataset in order."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from nac_openood.sources.transforms import takes_text, transform_text
 
 Labels = Union[Sequence[int], np.ndarray]
 _MASK = "attention_mask"
-#: Batches have a multiple of this many tokens: some networks take no shorter texts.
+#: Batches are cut to a multiple of this many tokens; some networks reject shorter texts.
 _MULTIPLE = 8
 
 
 class Samples(Dataset[Any]):
-    """A dataset in order, whatever it holds: images, tables, text, signals.
+    """Reads any dataset in order: images, tables, text, signals.
 
     The dataset may have a method `identity()` that returns a text which changes with the samples.
     Otherwise the samples are read once and hashed. For the pictures in a report it may have
@@ -37,10 +37,10 @@ class Samples(Dataset[Any]):
 
     Args:
         name: its name in errors, e.g. "train".
-        data: a map-style dataset whose items are `(x, y)`, dicts `{'data', 'label'}` or plain
+        data: a map-style dataset whose items are `(x, y)`, dicts `{'data', 'label'}` or single
             tensors, or a `DataLoader`, of which the dataset, the sampler's selection and
             `collate_fn` are used. Samples are read in order, without repetition.
-        batch_size: of the loaders made here.
+        batch_size: samples per batch of `loader()`.
         workers: number of processes that load samples.
         progress: whether to show progress bars; None shows them on a terminal.
 
@@ -90,7 +90,7 @@ class Samples(Dataset[Any]):
         return self._scan[0]
 
     def check_labels(self, n_classes: int) -> None:
-        """Refuse in-distribution data without labels, or with labels that are no class."""
+        """Check that every sample of in-distribution data has the label of a class."""
         if self.labels is None:
             raise NACError(
                 f"{self.title}: expected a label for every sample, got none. Let the dataset yield "
@@ -103,7 +103,7 @@ class Samples(Dataset[Any]):
 
     @cached_property
     def identity(self) -> str:
-        """A text that is equal for equal samples only; results are reused if it is."""
+        """A text that is equal only for equal samples; results are reused by it."""
         return _identity(self.dataset) or self._scan[1]
 
     def sample_name(self, index: int) -> str:
@@ -130,14 +130,14 @@ class Samples(Dataset[Any]):
 
 
 def base_dataset(data: Any) -> Any:
-    """The dataset inside of loaders and subsets."""
+    """Unwrap loaders and subsets."""
     while isinstance(data, (Subset, DataLoader)):
         data = data.dataset
     return data
 
 
 def _in_order(name: str, data: Any) -> tuple[Any, Any]:
-    """A dataset and its `collate_fn`; a loader's shuffling and dropping is undone."""
+    """Return a dataset and its `collate_fn`, without a loader's shuffling and dropping."""
     collate: Any = None
     if takes_text(getattr(base_dataset(data), "transform", None)):
         collate = collate_texts
@@ -158,7 +158,7 @@ def _in_order(name: str, data: Any) -> tuple[Any, Any]:
 
 
 def _is_indexed(data: Any) -> bool:
-    # every `Dataset` has a __getitem__, also a stream, which raises an error there
+    # an `IterableDataset` has a __getitem__ too, which raises an error
     indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     return indexed and not isinstance(data, IterableDataset)
 
@@ -188,7 +188,7 @@ def _hash(digest: Any, item: Any) -> None:
         digest.update(f"{len(item)}".encode())
         for part in item:
             _hash(digest, part)
-    else:  # it cannot be compared, so no hash may be equal
+    else:  # it cannot be compared, so its hash must never match
         digest.update(uuid.uuid4().bytes)
 
 
@@ -283,7 +283,7 @@ def _stamp(path: Path) -> str:
 
 
 def common_files(one: Any, other: Any) -> int:
-    """How many files two sets of images share; 0 where either is something else."""
+    """Count the files that two sets of images share; 0 if either is not a `SampleList`."""
     if not isinstance(one, SampleList) or not isinstance(other, SampleList):
         return 0
     # realpath, because resolve fails at a link to itself
@@ -321,7 +321,7 @@ def bad_images_text(images: SampleList, bad: Mapping[int, str]) -> str:
 
 
 def collate_texts(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Texts as a batch that is as long as the longest of them; see `without_padding`."""
+    """Collate texts into a batch about as long as its longest text; see `without_padding`."""
     return without_padding(default_collate(list(samples)))
 
 

@@ -88,12 +88,12 @@ def own_sets(
     seed: int = 0,
     needs_test: bool = True,
 ) -> Datasets:
-    """Datasets out of folders, lists and code.
+    """Read datasets from folders, lists and code.
 
     Args:
         train: training images: a folder with a subfolder for each class, a CSV file with the
             columns `path` and `label` (or `text` and `label`), or code, `package.module:function`
-            or `path/to/file.py:function`, which is run. The function is given the transform if it
+            or `path/to/file.py:function`, which is run. The function receives the transform if it
             takes an argument, and returns a dataset, or a dict of datasets for several of `train`,
             `val`, `test`, `ood_val`, `near` and `far` (the last two by name).
         val: the same for ID validation images; None holds out 20 % of `train`.
@@ -103,11 +103,11 @@ def own_sets(
         far: the same for far-OOD sets.
         ood_val: OOD validation set in the same form; None or "none" makes surrogates of ID
             validation images.
-        transform: turns an image into a tensor; None if only code is given that needs none.
+        transform: turns an image into a tensor; None if all data comes from code.
         classes: names of the network's classes in the order of its logits, where they are known;
             labels follow them if the data has such names.
         seed: random seed of the splits.
-        needs_test: whether to hold out test images where none are given.
+        needs_test: whether to hold out test images if `test` is None.
     """
     data_classes: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ def own_sets(
     def ood_sets(role: str, entries: Sequence[str]) -> dict[str, Any]:
         def read(name: str, path: str) -> Any:
             if not path:
-                raise NACError(f"expected NAME=FOLDER for a set of images of yours, got '{name}'.")
+                raise NACError(f"expected NAME=FOLDER for your own set of images, got '{name}'.")
             if is_code(path):
                 return _run_code(role, path, transform)
             return unlabelled_samples(path, transform)
@@ -221,7 +221,7 @@ def _count_classes(train: Any) -> int:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names of test sets that are reserved, repeated or not fit for a file."""
+    """Check that names of test sets are distinct, not reserved, and can be names of files."""
     check_file_names("a dataset", names)
     wrong = sorted({name for name in names if names.count(name) > 1 or name in RESERVED})
     if wrong:
@@ -232,7 +232,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_mapping(role: str, value: Any, what: str, example: str) -> None:
-    """Refuse anything but datasets by name as an argument."""
+    """Check that an argument is a mapping, of datasets by name."""
     if not isinstance(value, Mapping):
         raise NACError(
             f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}; got "
@@ -241,7 +241,7 @@ def check_mapping(role: str, value: Any, what: str, example: str) -> None:
 
 
 def check_file_names(what: str, names: Iterable[str]) -> None:
-    """Refuse names that no file can have."""
+    """Check that files can have these names on all systems."""
     for name in names:
         if not is_file_name(name):
             raise NACError(
@@ -251,5 +251,5 @@ def check_file_names(what: str, names: Iterable[str]) -> None:
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether files can have this name on all systems."""
+    """Whether a file can have this name on all systems."""
     return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name) is not None

@@ -39,7 +39,7 @@ class ImageSettings:
     """What happens to an RGB image, in this order; everything is optional.
 
     Args:
-        gray: whether to make one gray channel of it.
+        gray: whether to convert it to one gray channel.
         resize: length of the shorter side, or height and width.
         crop: side of the square, or height and width, to cut out of the middle.
         mean: mean per channel, of pixels between 0 and 1; goes with `std`.
@@ -56,11 +56,11 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         channels = 1 if self.gray else 3
-        for name, given in (("mean", self.mean), ("std", self.std)):
-            values = [given] if isinstance(given, (int, float)) else list(given or ())
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            values = [value] if isinstance(value, (int, float)) else list(value or ())
             if len(values) not in (0, 1, channels):
                 raise NACError(
-                    f"'{name}' must be {channels} numbers, one per channel, got {given}."
+                    f"'{name}' must be {channels} numbers, one per channel, got {value}."
                 )
             full = tuple(map(float, values)) * (channels // max(len(values), 1))
             object.__setattr__(self, name, full or None)
@@ -129,7 +129,7 @@ def square_settings(side: int) -> ImageSettings:
 
 
 class Preprocessing(NamedTuple):
-    """A transform, and the text that it can be made of again.
+    """A transform, and the text from which it can be restored.
 
     Args:
         transform: turns an RGB image into a tensor.
@@ -161,7 +161,7 @@ def transform_text(transform: Any) -> str:
 
 
 def takes_text(transform: Any) -> bool:
-    """Whether a transform is one of texts; such a transform has a true `takes_text`."""
+    """Whether a transform takes texts: it then has an attribute `takes_text` that is True."""
     return bool(getattr(transform, "takes_text", False))
 
 
@@ -183,7 +183,7 @@ def chosen_transform(
             a configuration.
 
     Raises:
-        NACError: there is none, or nothing is known about the network; the message shows a YAML.
+        NACError: the choice is invalid, or no transform is known for the network.
     """
     if choice is None or choice == AUTO:
         return _automatic(arch, weights, benchmark)
@@ -203,7 +203,7 @@ def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> P
         return _automatic(arch, weights, None)
     if is_code(text):
         raise NACError(
-            f"the transform is {text}, which is code, and a file cannot make it run. Pass it "
+            f"the transform is {text}, and code that a file names is never run by itself. Pass it "
             f"yourself: `transform={text}`."
         )
     return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
@@ -218,13 +218,13 @@ def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]
     if benchmark is not None:
         return Preprocessing.of(benchmark.settings())
     raise NACError(
-        f"nothing says how images become the input of {arch}: pass `transform`, a YAML file such "
-        f"as\n{_EXAMPLE}or code that makes a transform, path/to/file.py:name."
+        f"no transform is known for {arch}: pass `transform`, a YAML file such as\n{_EXAMPLE}or "
+        "code that makes a transform, path/to/file.py:name."
     )
 
 
 def user_transform(text: str) -> Transform:
-    """A transform out of the user's code, which is run.
+    """Load a transform from the user's code, which is run.
 
     Args:
         text: `package.module:name` or `path/to/file.py:name`. What it names is the transform
@@ -262,13 +262,12 @@ class _UserTransform:
             made = self.transform(image)
         if not isinstance(made, Tensor):
             raise NACError(
-                f"`transform`: {self.text} made a {type(made).__name__} of an image, expected a "
-                "tensor."
+                f"`transform`: {self.text} returned a {type(made).__name__}, expected a tensor."
             )
         return made
 
     def __repr__(self) -> str:
-        try:  # its code, so that a change of it is noticed
+        try:  # its source code, so that an edit changes the identity
             code = inspect.getsource(self.transform)
         except (TypeError, OSError):
             code = repr(self.transform)

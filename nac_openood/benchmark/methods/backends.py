@@ -1,4 +1,4 @@
-"""Whose implementation of a method runs: this package's, OpenOOD's or pytorch-ood's."""
+"""Chooses the implementation of a method: this package's, OpenOOD's or pytorch-ood's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nac_openood.sources.checkpoints import Checkpoint
 
 
 class NACScorer:
-    """A rule of this package, set up by the recipe that the plugin and `search` follow too.
+    """A rule of this package, set up as in the plugin and in `search`.
 
     Args:
         config: settings and sweep; None takes the shipped ones for the data and the network, or
@@ -60,10 +60,10 @@ class NACScorer:
     def setup(
         self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
     ) -> MethodSetup:
-        """Read the network once, search without it; see `Scorer`."""
+        """Fit and search with one pass over the network; see `Scorer`."""
         config = self.config or preset_or_auto(inputs.net, inputs.id_name, self.rule)
         config = replace(self._with_layers(config), search=inputs.search)
-        if chosen is not None:  # by an earlier search: there is nothing left to search
+        if chosen is not None:  # by an earlier search
             kind = rule_named(config.rule).layer_settings
             layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
             config = replace(config, layers=layers, search=False, sweep={})
@@ -103,7 +103,7 @@ class NACScorer:
         names = self.layers
         if names is None:
             return config
-        if not config.layers:  # automatic, unless somebody names them
+        if not config.layers:  # automatic
             kind = rule_named(config.rule).layer_settings
             return replace(config, layers={name: kind() for name in names})
         unknown = [name for name in names if name not in config.layers]
@@ -118,7 +118,7 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
 
     Args:
         name: one of `BACKENDS`; "auto" prefers OpenOOD where it is installed.
-        say: is called if there is none, so that no baseline can run.
+        say: function that is called with a message if no baseline can run.
 
     Raises:
         NACError: the name is unknown, or the backend was asked for by name and is not installed.
@@ -150,14 +150,14 @@ def scorers(
     opengan: Union[str, Path, None] = None,
     say: Say = lambda text: None,
 ) -> Callable[[Method, Checkpoint], Scorer]:
-    """A function that makes the scorer of a method for a checkpoint.
+    """Return a function that makes the scorer of a method for a checkpoint.
 
     Args:
-        rows: the methods; a backend is only looked for if one of them needs it.
+        rows: the methods; backends are imported only if one of them needs it.
         backend: one of `BACKENDS`; see `usable_backends`.
         nac: makes the scorer of a method that is a rule of this package.
         opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
-        say: is called if no baseline can run.
+        say: function that is called with a message if no baseline can run.
     """
     baselines = any(row.rule is None and row.scorer is None for row in rows)
     backends = usable_backends(backend, say) if baselines else ()
@@ -193,7 +193,7 @@ def scorers(
 
 def _not_implemented(method: Method, backends: Sequence[str]) -> NACError:
     if not method.openood and not method.pytorch_ood:
-        return NACError(f"nobody implements {method.title}: pass `scorer` to its `Method`.")
+        return NACError(f"{method.title} has no implementation: pass `scorer` to its `Method`.")
     titles = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
     other = OPENOOD if method.openood else PYTORCH_OOD
     return Absent(

@@ -42,7 +42,7 @@ _LISTED = ("layer1", "layer2", "layer3", "avgpool")
 
 @contextmanager
 def openood_environment(inputs: MethodInputs) -> Iterator[None]:
-    """Inside the block OpenOOD knows the dataset, is seeded and quiet; afterwards all is undone."""
+    """Register the dataset with OpenOOD, seed and silence it; undo all of this at the end."""
     from nac_openood.plugin.source import openood_ready
 
     with ExitStack() as stack:
@@ -63,12 +63,12 @@ def openood_environment(inputs: MethodInputs) -> Iterator[None]:
         if not _shows_bars(inputs):
             stack.enter_context(redirect_stderr(io.StringIO()))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of code that is not ours
+        warnings.simplefilter("ignore")  # OpenOOD's own
         yield
 
 
 def _shows_bars(inputs: MethodInputs) -> bool:
-    """Whether OpenOOD's own progress bars may be seen."""
+    """Whether to show OpenOOD's own progress bars."""
     return inputs.progress is not False and sys.stderr.isatty()
 
 
@@ -166,7 +166,7 @@ class OpenOODScorer:
         return Scores(score.reshape(-1).astype(np.float64), prediction.reshape(-1), label)
 
     def _wrapped(self, inputs: MethodInputs) -> nn.Module:
-        """The network as OpenOOD's evaluator hands it to this method."""
+        """The network as OpenOOD's evaluator passes it to this method."""
         from openood.networks.ash_net import ASHNet
         from openood.networks.react_net import ReactNet
 
@@ -221,7 +221,7 @@ class OpenGANScorer:
 class OpenOODBatches:
     """A loader's batches as OpenOOD's dicts `{'data', 'label', 'data_aux'}`.
 
-    Its iterators have a length, too, which OpenOOD's OpenMax asks for.
+    Its iterators have a length too, which OpenOOD's OpenMax needs.
     """
 
     def __init__(self, loader: Any, items: Optional[Iterator[Any]] = None) -> None:
@@ -308,7 +308,7 @@ class NetworkView(nn.Module):
         def keep(
             name: str, module: nn.Module, inputs: Any, output: Optional[Tensor] = None
         ) -> None:
-            # a copy, for an operation in place further on would rewrite it
+            # a copy, because a later in-place operation would overwrite it
             seen[name] = (inputs[0] if output is None else output).clone()
 
         on_input = [(module, partial(keep, name)) for name, module in entering.items()]

@@ -1,7 +1,7 @@
-"""Baselines that run pytorch-ood's detectors, with the data and hyperparameters of OpenOOD's.
+"""Baselines by pytorch-ood's detectors, with the data and hyperparameters that OpenOOD uses.
 
-Each is a function that is fitted on `MethodInputs`. Here are the methods that look at penultimate
-features and logits; those that read layers inside the network or change its input are in
+Each function `fit_NAME` fits a method on `MethodInputs`. The methods here use penultimate features
+and logits; those that read layers inside the network or change its input are in
 `pytorch_ood_network.py`.
 """
 
@@ -53,7 +53,7 @@ def detectors() -> Any:
     """The module `pytorch_ood.detector`.
 
     Raises:
-        Absent: pytorch-ood is not installed; the message tells how to install it.
+        Absent: pytorch-ood is not installed.
     """
     try:
         return importlib.import_module("pytorch_ood.detector")
@@ -175,9 +175,10 @@ def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Te
 def collect(
     net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
 ) -> tuple[Tensor, Tensor]:
-    """A function of every batch, joined on the CPU `[samples, ...]`, and the labels `[samples]`.
+    """Apply a function to every batch and join the results on the CPU, without a second copy.
 
-    The values are never held twice.
+    Returns:
+        The values `[samples, ...]` and the labels `[samples]`.
     """
     parts, labels = [], []
     for x, label in labelled(net, loader):
@@ -203,7 +204,7 @@ def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sampl
     if missing:
         raise NACError(
             f"{method} needs at least one training {what} of every class; there is none of "
-            f"{some(missing)}. Give it more training data, or leave it out of `methods`."
+            f"{some(missing)}. Add training data, or leave it out of `methods`."
         )
 
 
@@ -327,7 +328,7 @@ def fit_knn(inputs: MethodInputs) -> OnFeatures:
 
 
 def fit_vim(inputs: MethodInputs) -> OnFeatures:
-    """Energy less the norm outside the principal subspace, which is fitted for every `dim`."""
+    """Energy minus the norm outside the principal subspace, which is fitted for every `dim`."""
     train = collect(inputs.net, inputs.train)
     weight, bias = _head_weights(inputs.net)
 

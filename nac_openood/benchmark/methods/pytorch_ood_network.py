@@ -187,13 +187,13 @@ class _TrainingParts:
         check_classes("gram", torch.cat(seen), self.inputs.n_classes)
 
     def __len__(self) -> int:
-        """Number of images, 0 if the loader does not tell."""
+        """Number of images, 0 if unknown."""
         dataset: Any = getattr(self.inputs.train, "dataset", ())
         return len(dataset) if hasattr(dataset, "__len__") else 0
 
 
 def _check_memory(numbers: int, images: int) -> None:
-    """Refuse to fit Gram if its statistics would not fit into the memory of this machine."""
+    """Raise an error if Gram's statistics would not fit into the memory of this machine."""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         needed = 4 * numbers * images
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -201,7 +201,7 @@ def _check_memory(numbers: int, images: int) -> None:
             raise NACError(
                 f"gram keeps {numbers} numbers of each of {images} training images, "
                 f"{needed / 2**30:.0f} GB; this machine has {installed / 2**30:.0f} GB. Leave gram "
-                "out of `methods`, or give it less training data."
+                "out of `methods`, or use less training data."
             )
 
 
@@ -209,7 +209,7 @@ def _stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
     """Stages of a network by their names in the architecture table.
 
     Raises:
-        Absent: where the network has none that output maps `[batch, channels, height, width]`.
+        Absent: the network has no such stages with maps `[batch, channels, height, width]`.
     """
     found = {layer.alias: layer for layer in table_layers(net)}
     if all(name in found and found[name].layout == "maps" for name in names):
@@ -231,9 +231,9 @@ def _outputs(
 
     Args:
         net: the network.
-        modules: of it.
+        modules: submodules of `net`.
         x: a batch.
-        copies: whether to copy; otherwise an operation in place can rewrite an output.
+        copies: whether to copy outputs, which later in-place operations could overwrite.
     """
     found: list[Tensor] = []
 

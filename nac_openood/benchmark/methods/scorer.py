@@ -1,6 +1,6 @@
-"""The interface of an OOD detection method, and the hyperparameter search that OpenOOD does.
+"""The interface of an OOD detection method, and OpenOOD's hyperparameter search.
 
-A method that needs penultimate features only gets the *head* as its network and features as its
+A method that needs only penultimate features gets the *head* as its network and features as its
 samples, so all such methods share one pass over the network.
 """
 
@@ -25,7 +25,7 @@ class MethodInputs:
     """What a method may use before it scores test data.
 
     Args:
-        net: the network, on its device; for a method that needs features only, its `Head`.
+        net: the network, on its device; for a method that needs only features, its `Head`.
         id_name: name of the in-distribution data, e.g. OpenOOD's "cifar10".
         n_classes: number of classes of the in-distribution data.
         train: loader of the training samples (or features), in order and without augmentation.
@@ -71,9 +71,9 @@ class MethodSetup:
 
 
 class Scorer(Protocol):
-    """An OOD detection method: set up once, then asked for scores."""
+    """An OOD detection method: set up once, then used to score datasets."""
 
-    #: Whose code runs, with its version, e.g. "OpenOOD 1.5".
+    #: The library whose code runs, with its version, e.g. "OpenOOD 1.5".
     implementation: str
     #: Everything else that its scores depend on, as JSON values: results are reused only if
     #: these are equal.
@@ -122,7 +122,7 @@ def search_grid(
     for point in bar(points, f"{title}: search", progress):
         scores = [np.asarray(part) for part in validate(point)]
         if not all(np.isfinite(part).all() for part in scores):
-            continue  # OpenOOD's ViM with more dimensions than there are, for one
+            continue  # e.g. OpenOOD's ViM with more dimensions than features
         value = float(auroc(*scores))
         if value > highest:
             best, highest = point, value
@@ -140,8 +140,8 @@ def usable_values(
     """The values of a hyperparameter that KNN or ViM can use; all values for other methods.
 
     With more neighbors than training samples, OpenOOD's KNN gives all samples the same score.
-    OpenOOD's subspace dimensions for ViM are made for 512 features and more: if none of them is
-    smaller than the number of features, this is half of it, as ViM's authors choose for small
+    OpenOOD's subspace dimensions for ViM are meant for 512 features and more: if none of them is
+    smaller than the number of features, half that number is used, as ViM's authors do for small
     networks.
 
     Args:

@@ -1,7 +1,7 @@
-"""The methods that can be compared: a row for each, and the methods that others register.
+"""The table of methods that can be compared, and the registration of more.
 
 Nothing here imports torch, OpenOOD or pytorch-ood, so the command line can list methods quickly.
-Rules (`nac_openood.core.rules`) are methods, too, without a row of their own.
+Rules of other packages (`nac_openood.core.rules`) are methods too, without a row in the table.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Method(NamedTuple):  # not a dataclass, whose import takes half as long as
         name: OpenOOD's name, e.g. "temp_scaling".
         title: the name in tables and figures, e.g. "TempScale".
         paper: the name in the NAC paper's tables; None for a method that is not in them.
-        needs: "features" for a method that looks at penultimate features and the linear head only
-            (all of them share one pass over the network), or "network".
-        uses_train: whether it looks at training data.
+        needs: "features" for a method that uses only penultimate features and the linear head (all
+            of them share one pass over the network), or "network".
+        uses_train: whether it uses training data.
         slow: whether the quick demo leaves it out.
-        rule: this package implements it: name of a rule of `nac_openood.core.rules`.
-        openood: OpenOOD implements it, under the same name.
-        pytorch_ood: pytorch-ood implements it: the function `fit_NAME` in `pytorch_ood.py` or,
-            if it needs the network, in `pytorch_ood_network.py`.
-        defaults: the hyperparameters of pytorch-ood's without a search.
+        rule: name of a rule in `nac_openood.core.rules`, if this package implements the method.
+        openood: whether OpenOOD implements it, under the same name.
+        pytorch_ood: whether pytorch-ood implements it. Its adapter is the function `fit_NAME` in
+            `pytorch_ood.py` or, if it needs the network, in `pytorch_ood_network.py`.
+        defaults: hyperparameters of pytorch-ood's implementation without a search.
         sweep: the values that a search tries, in OpenOOD's order.
-        scorer: makes a scorer of your own, for a method that is not in the table.
+        scorer: makes your own scorer, for a method that is not in the table.
     """
 
     name: str
@@ -129,7 +129,7 @@ def register_method(
     needs: Optional[str] = None,
     uses_train: bool = True,
 ) -> Method:
-    """Make a method of your own available by its name, as in `compare(methods=["mine"])`.
+    """Register your own method under a name, as in `compare(methods=["mine"])`.
 
     Examples:
         >>> nac_openood.register_method("norm", FeatureNorm, title="Norm", needs="features")
@@ -144,9 +144,9 @@ def register_method(
             `nac_openood.benchmark.methods.scorer.Scorer`, usually its class.
         title: the name in tables and figures; None takes the attribute `title` of the class, or
             `name`.
-        needs: "features" for a method that looks at penultimate features and the linear head only,
-            or "network"; None takes the attribute `needs` of the class, or "network".
-        uses_train: whether it looks at training data.
+        needs: "features" for a method that uses only penultimate features and the linear head, or
+            "network"; None takes the attribute `needs` of the class, or "network".
+        uses_train: whether it uses training data.
 
     Returns:
         Its row of the table.
@@ -169,10 +169,10 @@ def register_method(
 
 
 def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list[Method]:
-    """The rows of the given names, each once; None gives all of `METHODS`.
+    """The rows of methods by name, without duplicates.
 
     Args:
-        names: names of methods and of rules, and rows of your own.
+        names: names of methods and of rules, and your own rows; None takes all of `METHODS`.
 
     Raises:
         NACError: for an unknown name, listing the known ones.
@@ -199,7 +199,7 @@ def _method_named(name: str) -> Optional[Method]:
         return None
     try:
         return register_method(name, offered[name].load())
-    except Exception as error:  # it is somebody's module, which may raise anything
+    except Exception as error:  # another package's code may raise anything
         raise NACError(f"method '{name}' cannot be loaded: {first_line(error)}") from error
 
 

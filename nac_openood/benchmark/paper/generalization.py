@@ -65,7 +65,7 @@ def published_choice(
     """
     if dataset not in GENERALIZATION_TABLES:
         known = ", ".join(GENERALIZATION_TABLES)
-        raise NACError(f"the paper chooses no checkpoints on '{dataset}'; it does on {known}.")
+        raise NACError(f"the paper does not choose checkpoints on '{dataset}', only on {known}.")
     wanted = printed_architecture(architecture)
     found: dict[str, dict[str, dict[str, PrintedValue]]] = {}
     for at, value in table(GENERALIZATION_TABLES[dataset]).cells():
@@ -76,7 +76,7 @@ def published_choice(
 
 
 def printed_architecture(architecture: str) -> str:
-    """The network of the paper to compare with."""
+    """The paper's name of the network to compare `architecture` with."""
     names = set(_ARCHITECTURES.values())
     return _ARCHITECTURES.get(architecture, architecture if architecture in names else "resnet18")
 

@@ -6,7 +6,7 @@ numbers them. `published` is about OOD detection; for the tables on OOD generali
 
 A file is laid out like its table. Every cell has coordinates on named axes (benchmark,
 architecture, method, dataset, metric, ...): some from its row, some from its column, and some
-`fixed` for the whole table. So tables of all shapes are read in the same way.
+`fixed` for the whole table.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PrintedValue:
 
     @classmethod
     def parse(cls, text: str) -> Optional[PrintedValue]:
-        """Read `23.33±4.67` or `23.33`; for the paper's slash there is no number."""
+        """Read `23.33±4.67` or `23.33`; None for the paper's slash, which means no number."""
         if text == "/":
             return None
         mean, _, std = text.partition("±")

@@ -69,7 +69,7 @@ class Study:
         seed: random seed.
         skip_bad: leave out image files that cannot be read.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is called with what is going on.
+        say: function that is called with status messages.
         command: the command that repeats the comparison.
         skipped: number of images that were left out, by dataset; set by `checked`.
     """
@@ -94,7 +94,7 @@ class Study:
 
     @cached_property
     def fitting(self) -> dict[str, Union[Samples, Surrogates]]:
-        """What methods may use before the test data, by name."""
+        """The datasets that methods may use for fitting and search, by name."""
         id_val = self._samples("id_val", self.sets.id_val)
         found = {"train": self._samples("train", self.sets.train), "id_val": id_val}
         if self.surrogates:
@@ -110,29 +110,29 @@ class Study:
 
     @property
     def surrogates(self) -> bool:
-        """Whether hyperparameters are searched against surrogates of OOD data."""
+        """Whether the search of hyperparameters uses surrogates of OOD data."""
         return self.search and self.sets.ood_val is None
 
     def checked(self) -> Study:
-        """The study without images that cannot be read; refuses what cannot work.
+        """Return the study without images that cannot be read, after checking all datasets.
 
-        Datasets without bad images are noted in `out`, so that they are checked only once.
+        Datasets without bad images are listed in `out`, so that they are checked only once.
 
         Raises:
             NACError: images are missing or unreadable and `skip_bad` is not set, there is no OOD
                 test set, a label of ID data is no class, or surrogates cannot be made.
         """
-        noted = store.read_note(self.out / _CHECKED) or {}
+        readable = store.read_note(self.out / _CHECKED) or {}
         errors: list[str] = []
         skipped: dict[str, int] = {}
 
         def check(name: str, images: Any) -> Any:
-            if not isinstance(images, SampleList) or images.identity() in noted:
+            if not isinstance(images, SampleList) or images.identity() in readable:
                 return images
             bad = bad_images(images, workers=self.workers, progress=self.progress, title=name)
-            if not bad:  # a bad file may be readable next time, so it is not noted
-                noted[images.identity()] = name
-                store.write_note(self.out / _CHECKED, noted)
+            if not bad:
+                readable[images.identity()] = name
+                store.write_note(self.out / _CHECKED, readable)
                 return images
             errors.append(f"{name}: {bad_images_text(images, bad)}")
             skipped[name] = len(bad)
@@ -168,8 +168,8 @@ class Study:
 def run_study(study: Study, *, paper: bool = False) -> Results:
     """Run what has no stored results yet, tabulate everything, and write `results.json`.
 
-    Each result is stored as soon as it is made. A method that fails leaves a note, and the others
-    go on. If the study is interrupted, what is done is tabulated before the interruption goes on.
+    Each result is stored as soon as it is available. A method that fails leaves an error file, and
+    the others continue. If the study is interrupted, what is done so far is tabulated first.
 
     Args:
         study: what to compare.
@@ -199,7 +199,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
 
 
 def _start(study: Study, checkpoint: Checkpoint, loaded: list[nn.Module]) -> Optional[NetworkRun]:
-    """Load a network and measure its accuracy; None, with a note per method, if that fails."""
+    """Load a network and measure its accuracy; if that fails, store the error and return None."""
     name, note = checkpoint.name, study.out / "runs" / checkpoint.name / "run.json"
     remove(note)
     try:
@@ -210,7 +210,7 @@ def _start(study: Study, checkpoint: Checkpoint, loaded: list[nn.Module]) -> Opt
     except FileError:
         raise
     except Exception as error:
-        if len(study.runs) == 1:  # there is nothing else to go on with
+        if len(study.runs) == 1:
             raise NACError(
                 f"the network cannot be run on this data: {error_text(error)}. Check that the "
                 "architecture, the weights and the size of the samples fit together."
@@ -257,7 +257,7 @@ def _write_error(folder: Path, status: str, error: Exception) -> None:
 def _stored(
     run: NetworkRun, method: Method, scorer: Scorer
 ) -> tuple[list[str], Optional[Mapping[str, Any]]]:
-    """The test sets without stored scores, and the hyperparameters if they are stored."""
+    """Return the test sets without stored scores, and the hyperparameters if they are stored."""
     folder, made_with, pending = run.folder(method), run.made_with(scorer), []
     for name, samples in run.study.scored.items():
         found = store.read_scores(folder / f"{name}.safetensors")
@@ -280,14 +280,14 @@ def _set_up(
 ) -> None:
     inputs = run.inputs(method.needs)
     if method.needs == "features":
-        # before anything is measured: time and memory of the shared pass are its own
+        # before the meter starts: time and memory of the shared pass are measured separately
         for name in run.samples:
             if name != "train" or method.uses_train:
                 run.features(name)
     with Meter(run.device) as meter:
         setup = scorer.setup(inputs, chosen) or MethodSetup()
     if chosen is not None:
-        return  # the stored setup tells of the search, which was not repeated
+        return  # the stored setup describes the search, which was not repeated
     loaders = inputs.train, inputs.id_val, inputs.ood_val
     passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
     note = {
@@ -305,7 +305,7 @@ def _score(run: NetworkRun, method: Method, scorer: Scorer, name: str) -> None:
     loader, workers = run.loader(name, method.needs), run.study.workers
     timed = TimedLoader(loader)
     with Meter(run.device) as meter:
-        # several processes share the batches, so that there is no time of a batch to record
+        # several processes share the batches, so there is no time per batch to record
         scores = scorer.score(timed if world().size == 1 else loader)
         scores = checked_scores(scores, len(run.samples[name]), name)
     own, shared = timed.timing(meter), Timing()
@@ -319,7 +319,7 @@ def _score(run: NetworkRun, method: Method, scorer: Scorer, name: str) -> None:
 
 
 def checked_scores(scores: Scores, n: int, name: str) -> Scores:
-    """Scores of `n` samples as floating-point numbers.
+    """Return the scores of `n` samples as floating-point numbers.
 
     Raises:
         NACError: there are more or fewer scores, or some are not finite.

@@ -1,4 +1,4 @@
-"""How long something takes, and how much memory it needs beyond what was in use before."""
+"""Measures time, and peak memory beyond what was in use before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def read(cls, content: Any) -> Timing:
-        """A timing from JSON values; TypeError or ValueError if they are something else."""
+        """Read a timing from JSON values; raises TypeError or ValueError if they are invalid."""
         batches, extra, *_ = content
         pairs = [(float(samples), float(seconds)) for samples, seconds in batches]
         if any(samples <= 0 for samples, _ in pairs):
@@ -43,14 +43,14 @@ class Timing(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """The seconds that it took."""
+        """The total time in seconds."""
         return self.extra + sum(seconds for _, seconds in self.batches)
 
     @property
     def typical(self) -> float:
         """The seconds that it would take if every batch were as fast per sample as the median.
 
-        So a few disturbed batches do not matter. Batches are weighted by their samples, so that a
+        A few disturbed batches then do not matter. Batches are weighted by their samples, so that a
         short last batch hardly counts.
         """
         total = sum(samples for samples, _ in self.batches)
@@ -62,9 +62,9 @@ class Timing(NamedTuple):
         return self.extra
 
     def by_workers(self, workers: int) -> Timing:
-        """The timing with loading processes, which finish several batches at about the same time.
+        """Join as many consecutive batches as there are loading processes.
 
-        As many consecutive batches are joined.
+        These finish several batches at about the same time.
         """
         if not workers:
             return self
@@ -117,7 +117,7 @@ class Meter:
             self.peak_mb = max(0, (peak or 0) - self._before) / 1e6
 
     def _restart_peak(self) -> Optional[int]:
-        """Record the peak from now on; the bytes in use, or None if the system does not tell."""
+        """Reset the peak and return the bytes in use, None if the system does not report them."""
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
             return torch.cuda.memory_allocated(self.device)
@@ -129,7 +129,7 @@ class Meter:
 
 
 def _peak_resident() -> Optional[int]:
-    """The peak of the process's resident memory in bytes; None if the system does not tell."""
+    """The peak of the process's resident memory in bytes; None if it is not reported."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -34,7 +34,7 @@ _KIND, _VERSION = "nac_openood features", 2
 
 
 class Features(NamedTuple):
-    """What the network makes of a dataset, mapped from a file.
+    """The features and predictions of a network on a dataset, mapped from a file.
 
     Args:
         feature: penultimate features `[samples, D]`; None if the network has no linear head.
@@ -86,8 +86,8 @@ class FeatureBatches:
 class NetworkRun:
     """One network of a study.
 
-    Methods that need penultimate features only share one pass over each dataset, whose features
-    are kept in a file.
+    Methods that need only penultimate features share one pass over each dataset, whose features
+    are stored in a file.
 
     Args:
         study: what is compared.
@@ -114,7 +114,7 @@ class NetworkRun:
         return method_folder(self.study.out, self.checkpoint.name, method.name)
 
     def made_with(self, scorer: Scorer) -> dict[str, Any]:
-        """What a method's setup depends on, as it is read back from a file."""
+        """Everything that a method's setup depends on, as JSON values."""
         depends: dict[str, Any] = {
             **self._base,
             "seed": self.study.seed,
@@ -122,7 +122,7 @@ class NetworkRun:
             "implementation": scorer.implementation,
             "settings": dict(scorer.settings),
         }
-        return json.loads(json.dumps(depends))  # tuples become lists
+        return json.loads(json.dumps(depends))  # tuples become lists, as when read from a file
 
     def inputs(self, needs: str) -> MethodInputs:
         """What a method may use before it scores test data.
@@ -149,7 +149,7 @@ class NetworkRun:
 
     @property
     def head(self) -> Head:
-        """A copy of the linear head, which its user may change.
+        """A copy of the linear head, which the caller may modify.
 
         Raises:
             Absent: the network does not end in a linear layer.
@@ -170,7 +170,7 @@ class NetworkRun:
             return None, str(error)
 
     def accuracy(self) -> float:
-        """On the ID test set, and the shifted ones for full-spectrum detection, in percent."""
+        """Accuracy in percent on the ID test set, and on the covariate-shifted ones if any."""
         names = [n for n, role in self.study.sets.roles().items() if role in ("id", "csid")]
         found = [self.features(name) for name in names]
         right = sum(int((f.prediction == f.label).sum()) for f in found)
@@ -183,7 +183,7 @@ class NetworkRun:
             path, n_samples = path / f"{name}.safetensors", len(self.samples[name])
             made_with = {**self._base, "images": self.identity[name]}
             found = _read_features(path, n_samples, made_with)
-            if from_main(f"features {name}", lambda: found is None):  # as the first process has it
+            if from_main(f"features {name}", lambda: found is None):  # the main process decides
                 self._write_features(path, name, made_with)
                 found = _read_features(path, n_samples, made_with)
             if found is None:

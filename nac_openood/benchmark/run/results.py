@@ -1,7 +1,7 @@
 """The results of a comparison: `results.json`, its rows and metrics.
 
-Metrics are in percent, as OpenOOD prints them. Scores and pictures lie beside `results.json` and
-are read when they are needed. Tables and pages are made from `Results` by `nac_openood.report`.
+Metrics are in percent, as OpenOOD prints them. Scores and pictures are in files beside
+`results.json` and read when needed. `nac_openood.report` makes tables and pages from `Results`.
 
 Higher scores mean more in-distribution (ID). Two numbers are called FPR@95 in the literature:
 
@@ -39,7 +39,7 @@ _FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
 METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
 #: The names of the means over near and far sets, as in OpenOOD.
 NEAR, FAR = "nearood", "farood"
-#: How they are called inside a sentence, and in titles.
+#: Their names inside a sentence, and in titles.
 GROUP_WORDS = {NEAR: "near-OOD", FAR: "far-OOD"}
 GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
 
@@ -142,7 +142,7 @@ class Row:
         shared_pass: whether it ran on features of a pass that several methods share.
         hyperparameters: those in use.
         search: what the search reports.
-        advice: how our method compares with simpler ones on validation data.
+        advice: how the method compares with simpler ones on validation data.
         disturbed: whether batches took such different times that `ms_per_image` is uncertain.
     """
 
@@ -227,7 +227,7 @@ class Results:
     surrogates: bool = False
 
     def __post_init__(self) -> None:
-        # a file may hold values that no comparison has
+        # values from a file may be invalid
         for each in self.sets:
             if each.role not in ("id", "csid", "near", "far") or each.images < 1:
                 raise NACError(f"no set has the role {each.role!r} and {each.images} images")
@@ -238,7 +238,7 @@ class Results:
                 from_values(_Advice, row.advice, "advice")
             numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
             if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
-                raise NACError(f"a metric of {row.method} is no percentage")
+                raise NACError(f"a metric of {row.method} is not a percentage")
         for number, entry in enumerate(self.paper):
             from_values(Against, entry, f"paper[{number}]")
 

@@ -1,4 +1,4 @@
-"""The files of a comparison, written as soon as there is something to write, and read to resume.
+"""The files of a comparison, each written as soon as its content is available, read to resume.
 
     DIR/results.json                         the tables; see `results.Results`
     DIR/images.json                          image datasets that were checked
@@ -39,10 +39,10 @@ class StoredSetup:
     """A method's `setup.json`.
 
     Args:
-        made_with: all that the setup depends on; `implementation` says whose code ran.
+        made_with: everything that the setup depends on; `implementation` names the code that ran.
         hyperparameters: those in use.
         search: what the search reports.
-        advice: how our method compares with simpler ones, as in `search.advice.Advice.to_dict`.
+        advice: how the method compares with simpler ones, as in `search.advise.Advice.to_dict`.
         seconds: how long it took.
         peak_mb: peak memory.
     """
@@ -56,7 +56,7 @@ class StoredSetup:
 
 
 class Cost(NamedTuple):
-    """What scoring a dataset took.
+    """Time and memory of scoring a dataset.
 
     Args:
         own: time of the method.
@@ -70,7 +70,7 @@ class Cost(NamedTuple):
 
 
 class StoredScores(NamedTuple):
-    """Scores of a dataset, what they were made with, and their cost, None if it is damaged."""
+    """Scores of a dataset, what they were made with, and their cost (None if damaged)."""
 
     scores: Scores
     made_with: Any
@@ -143,7 +143,7 @@ def write_note(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_note(path: Path) -> Optional[dict[str, Any]]:
-    """What `write_note` wrote; None if the file is missing or damaged."""
+    """Read what `write_note` wrote; None if the file is missing or damaged."""
     try:
         content = files.read_json(path)
         return checked_content(content) if isinstance(content, dict) else None

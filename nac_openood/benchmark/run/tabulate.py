@@ -1,4 +1,4 @@
-"""Stored scores become `Results`: metrics, times, failures, the paper's numbers; and merging."""
+"""Turns stored scores into `Results` (metrics, times, failures, the paper's numbers); merging."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _newest(out: Path) -> str:
 
 
 def _machine(study: Study, done: Collection[tuple[str, str]]) -> dict[str, Any]:
-    """Where the networks ran, which need not be the GPU that is there."""
+    """The device on which the networks ran (not necessarily the GPU), system and threads."""
     setups = [store.read_setup(store.method_folder(study.out, *pair)) for pair in done]
     used = {setup.made_with.get("device") for setup in setups if setup is not None}
     on_gpu = "cuda" in used and torch.cuda.is_available()
@@ -167,11 +167,11 @@ def _hardest(study: Study, run: str) -> Iterator[HardSample]:
 
 
 def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional[str]:
-    """The file with a small picture of a sample; None if it has none."""
+    """Save a small picture of a sample and return its file; None if the sample has no picture."""
     try:
         picture = study.scored[dataset].picture(index)
         content = None if picture is None else small_png(picture)
-    except Exception as error:  # code of the user's: results are not lost for the lack of a picture
+    except Exception as error:  # the user's code failed, which must not cost the results
         text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
         warnings.warn(text, UserWarning, stacklevel=2)
         return None
@@ -203,13 +203,13 @@ def beside_the_paper(results: Results) -> tuple[Mapping[str, Any], ...]:
 
 
 def merge_results(parts: Sequence[Results], out: Path) -> Results:
-    """Join comparisons on the same data, copy their scores to a folder, and save the whole.
+    """Merge comparisons on the same data, copy their scores to a folder, and save the result.
 
     Where a method failed or was absent in one comparison and worked in another, the latter counts.
 
     Args:
         parts: the comparisons. Networks of the same name must be the same.
-        out: the folder of the whole, which must not be one of theirs.
+        out: the folder of the merged results, which must not be that of one of the comparisons.
 
     Raises:
         NACError: they do not fit together, or contradict each other.
