@@ -129,5 +129,5 @@ def test_splits_of_a_folder(tmp_path):
     own = own_sets(train, val=train, test=train, ood_val="none", transform=TO_TENSOR)
     assert len(own.train) == len(own.test) == 40 and own.ood_val is None
 
-    with pytest.raises(NACError, match="expected NAME=FOLDER for a set of images"):
+    with pytest.raises(NACError, match="expected NAME=FOLDER for your own set of images"):
         own_sets(train, far=["svhn"], transform=TO_TENSOR)

@@ -63,7 +63,7 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
             [*NETWORK, *DATA, "--image-size", "32"],
             "--image-size and --transform exclude each other",
         ),
-        ([*NETWORK[:4], *DATA], "how images become the input of net.py:make: pass --transform, a"),
+        ([*NETWORK[:4], *DATA], "no transform is known for net.py:make: pass --transform, a"),
         (
             ["--arch", "net.py:broken", *NETWORK[2:], *DATA],
             "--arch: your code net.py:broken failed",
@@ -71,7 +71,7 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
         ([*NETWORK, "--train", "stripes"], "are in no class folder"),
         (
             [*NETWORK, *DATA, "--far", "stripes"],
-            "expected NAME=FOLDER for a set of images of yours",
+            "expected NAME=FOLDER for your own set of images",
         ),
     ],
 )

@@ -181,7 +181,7 @@ def test_forms_are_limited_in_number_and_kind(client):
     many = client.post("/score", files=[("x", image)] * 9)
     assert many.status_code == 413 and "more than 8 images" in many.json()["error"]
     mixed = client.post("/score", files=[("x", image)], data={"y": "z"})
-    assert mixed.status_code == 400 and "a part of the form is no file" in mixed.json()["error"]
+    assert mixed.status_code == 400 and "a part of the form is not a file" in mixed.json()["error"]
     bad = client.post("/score", files=[("x", ("a.png", image)), ("x", ("b.png", b"no"))])
     assert bad.status_code == 415 and bad.json()["error"].startswith("b.png cannot be read")
 

@@ -1,1 +1,1 @@
-"""NAC behind interfaces that people already use; each file needs the library it is named after."""
+"""NAC with the interfaces of other libraries; each module needs the library it is named after."""

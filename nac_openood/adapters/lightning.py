@@ -1,4 +1,4 @@
-"""A detector at the end of training with PyTorch Lightning, which must be installed."""
+"""A callback of PyTorch Lightning (which must be installed) that fits a detector after training."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FindNetwork = Optional[Callable[[Any], nn.Module]]
 
 
 def trained_network(module: LightningModule, find: FindNetwork) -> nn.Module:
-    """The network that a LightningModule trains; itself where nobody says how to find it."""
+    """The network that a LightningModule trains: what `find` returns, or the module itself."""
     return module if find is None else find(module)
 
 
 class DetectorCallback(Callback):
     """Fits a detector at the end of training, calibrates it and writes it to a file.
 
-    The network runs in evaluation mode and is left as it is. In distributed training, the first
+    The network runs in evaluation mode and is not changed. In distributed training, the first
     process does this, on what its loaders yield.
 
     Examples:
@@ -72,7 +72,7 @@ class DetectorCallback(Callback):
         self.detector_: Optional[NACDetector] = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what could not be done at the end, before the training."""
+        """Check the settings before training, because the detector is fitted at its end."""
         NACDetector(trained_network(pl_module, self.network), self.layers, rule=self.rule)
         if self.val is None and not _loaders(trainer.val_dataloaders):
             raise NACError(
@@ -95,7 +95,7 @@ class DetectorCallback(Callback):
 
 
 def _loaders(loaders: Any) -> list[Iterable[Any]]:
-    """Lightning has none, one, or several of them in a list or dict."""
+    """Lightning's loaders as a list: there may be none, one, or several in a list or dict."""
     if loaders is None:
         return []
     loaders = list(loaders.values()) if isinstance(loaders, dict) else loaders

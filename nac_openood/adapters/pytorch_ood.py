@@ -1,6 +1,6 @@
 """NAC as detectors of pytorch-ood, which must be installed to import this file.
 
-There, higher scores mean more out-of-distribution.
+In pytorch-ood, higher scores mean more out-of-distribution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError:
 
 
 class PyTorchOODNetwork(StructuredDetector):
-    """A `NACDetector` where pytorch-ood expects a detector of a network.
+    """A `NACDetector` with pytorch-ood's interface of a detector of a network.
 
     Examples:
         >>> nac = PyTorchOODNetwork(NACDetector(net, "auto", rule="nac_plus"), val_loader)
@@ -85,7 +85,7 @@ class PyTorchOODNetwork(StructuredDetector):
         return next((p.device for p in self.detector.net.parameters()), None)
 
     def to(self, device: Any) -> PyTorchOODNetwork:
-        """Move the network; what was fitted follows it."""
+        """Move the network; the fitted statistics follow it."""
         self.detector.net.to(device)
         return self
 
@@ -95,7 +95,7 @@ class PyTorchOODNetwork(StructuredDetector):
 
 
 class PyTorchOODFeatures(FeaturesDetector):
-    """A `NACOutlierDetector` where pytorch-ood expects a detector of features.
+    """A `NACOutlierDetector` with pytorch-ood's interface of a detector of features.
 
     Args:
         encoder: from a batch of inputs to features `[batch, D]`; not needed for `fit_features` and

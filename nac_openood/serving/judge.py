@@ -1,4 +1,4 @@
-"""From the bytes of images to answers, in batches, without HTTP."""
+"""Scores images from their bytes, in batches; independent of HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nac_openood.sources.images import COMMON_FORMATS, rgb_image
 
 
 class Judge:
-    """Judges images that somebody sends.
+    """Decodes, transforms and scores images.
 
     Args:
         deployed: a fitted and calibrated detector, and the transform of its images.
@@ -41,7 +41,7 @@ class Judge:
             max_pixels: the largest image that is decoded.
 
         Raises:
-            ImageError: the bytes are no image that is accepted.
+            ImageError: the bytes are not an accepted image.
         """
         image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=max_pixels)
         made = self.deployed.transform(image)
@@ -53,22 +53,22 @@ class Judge:
         return made
 
     def answers(self, batch: Tensor) -> list[Prediction]:
-        """Judge transformed images `[batch, ...]` in one pass over the network."""
+        """Score transformed images `[batch, ...]` in one pass over the network."""
         return judge_batch(self.deployed, batch, [""] * len(batch), alpha=self.alpha)
 
     def warm_up(self) -> Optional[str]:
-        """Judge a gray image, so that the first request need not wait; why it failed, if it did."""
+        """Score a gray image, so that the first request is fast; return the error if it fails."""
         content = io.BytesIO()
         Image.new("RGB", (64, 64), (128, 128, 128)).save(content, "PNG")
         try:
             self.answers(self.tensor(content.getvalue())[None])
-        except Exception as error:  # of somebody's transform or network
+        except Exception as error:  # the user's transform or network may raise anything
             return str(error) or type(error).__name__
         return None
 
 
 class BusyError(Exception):
-    """No image is accepted now; the text says why."""
+    """No image can be accepted now; the message says why."""
 
 
 class _Waiting(NamedTuple):
@@ -81,12 +81,12 @@ class Batcher:
     """Micro-batching: images of several requests share one pass over the network.
 
     A batch begins with the image that has waited longest and takes others of the same shape. It
-    starts when it is full or its first image has waited long enough; while a batch is at work, the
-    next one fills. Images whose caller has given up are left out.
+    starts when it is full or its first image has waited long enough; while one batch is processed,
+    the next one fills. Images whose caller has given up are left out.
 
     Args:
-        work: from a batch `[n, ...]` to its n results; called from a thread of its own.
-        limits: `max_batch`, `max_wait_ms` and `max_queue` count.
+        work: returns the n results of a batch `[n, ...]`; called in its own thread.
+        limits: of which `max_batch`, `max_wait_ms` and `max_queue` are used.
         observe: called with the size of each batch and the seconds it took.
     """
 
@@ -106,14 +106,14 @@ class Batcher:
         return len(self._queue)
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start the thread and the task that process batches."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
         self._changed = asyncio.Event()
         self.running = True
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Take no more images, finish those that wait, and stop."""
+        """Accept no more images, finish those that wait, and stop."""
         self.running = False
         if self._task is not None:
             self._changed.set()
@@ -121,7 +121,7 @@ class Batcher:
             self._thread.shutdown()
 
     async def results(self, items: Sequence[Tensor]) -> list[Any]:
-        """The results of some images, in their order. Cancelling it takes them off the queue.
+        """Wait for the results of some images. Cancelling it removes them from the queue.
 
         Raises:
             BusyError: too many images are waiting already, or `close` was called.
@@ -167,7 +167,7 @@ class Batcher:
         return taken
 
     async def _finish(self, batch: list[_Waiting]) -> None:
-        """Work on a batch; if that fails, on each image alone, so that nobody fails for another."""
+        """Process a batch; if that fails, each image alone, so that only the bad one fails."""
         batch = [entry for entry in batch if not entry.future.done()]
         if not batch:
             return

@@ -1,4 +1,4 @@
-"""What the service accepts, from whom, and how often.
+"""Access control, size limits and rate limits of the service.
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine. Such
 requests carry the page's `Origin`, or, if the page's host name was pointed at this machine (DNS
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from nac_openood.errors import NACError
 
-#: Paths that need no token: they tell nothing about the network or its inputs.
+#: Paths that need no token: they reveal nothing about the network or its inputs.
 _PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SHORTEST_TOKEN = 16
@@ -38,7 +38,7 @@ class Limits:
         max_queue: decoded images that wait for the network.
         max_batch: images in a pass over the network.
         max_wait_ms: milliseconds that an image waits for others to join its batch.
-        timeout: seconds that a body may take to arrive, and then its answer to be made.
+        timeout: seconds that a body may take to arrive, and then its response to be computed.
         rate: images per second from one client address; by default unlimited.
     """
 
@@ -67,7 +67,7 @@ class Limits:
 
 
 class Rates:
-    """Token buckets: how many images each client may still send.
+    """Rate limits by client, as token buckets.
 
     Args:
         rate: images per second; None never refuses.
@@ -86,7 +86,7 @@ class Rates:
         return max(0.0, (1.0 - self._left(client)) / self.rate) if self.rate else 0.0
 
     def charge(self, client: str, images: int) -> None:
-        """Take images from the client's bucket, which may leave it in debt."""
+        """Take images from the client's bucket, which may become negative."""
         if self.rate is None:
             return
         left = self._left(client) - images
@@ -105,9 +105,9 @@ class Access:
     """Who may use the service.
 
     Args:
-        token: what clients send as `Authorization: Bearer TOKEN`; None asks for none.
-        hosts: names in the `Host` header that are ours beside those of the loopback interface;
-            None accepts any, which needs a token.
+        token: what clients send as `Authorization: Bearer TOKEN`; None requires none.
+        hosts: accepted names in the `Host` header beside those of the loopback interface; None
+            accepts any, which needs a token.
     """
 
     token: Optional[str] = None
@@ -124,7 +124,7 @@ class Access:
             raise NACError("a service that any host may talk to needs a `token`.")
 
     def refusal(self, path: str, headers: Mapping[str, str]) -> Optional[tuple[int, str]]:
-        """The status and the reason if a request is to be refused, else None."""
+        """Status and reason if a request must be refused, else None."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts is not None and _name(host) not in (*_LOOPBACK, *map(_name, self.hosts)):
             return 421, f"the Host {host or 'is missing and'} is not one of this service's names."

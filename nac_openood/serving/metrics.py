@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests, times, batches, decisions, and the share that is out."""
+"""Metrics for Prometheus: requests, times, batches, decisions, and the share of OOD images."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from prometheus_client.exposition import choose_encoder
 
 from nac_openood.sources.image_paths import Prediction
 
-#: Images that the share of out-of-distribution images is taken over.
+#: Number of recent images over which the share of out-of-distribution images is computed.
 WINDOW = 1000
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class ServiceMetrics:
-    """The service's numbers, in a registry of their own.
+    """The metrics of a service, in their own registry.
 
     Args:
-        alpha: the level of decisions: the share that is out as long as nothing drifts.
-        waiting: how many images wait for the network.
-        window: how many of the last images the sliding share looks at.
+        alpha: the level of decisions: the share of OOD decisions as long as nothing drifts.
+        waiting: returns how many images wait for the network.
     """
 
-    def __init__(self, alpha: float, waiting: Callable[[], int], *, window: int = WINDOW) -> None:
+    def __init__(self, alpha: float, waiting: Callable[[], int]) -> None:
         own = self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=own)
         prometheus.PlatformCollector(registry=own)
@@ -40,11 +39,11 @@ class ServiceMetrics:
             "nac_batch_images", "Images in a pass over the network", registry=own, buckets=_SIZES
         )
         self._images = counter("nac_images", "Images by decision and class", ["decision", "class"])
-        self._last: deque[bool] = deque(maxlen=window)
+        self._last: deque[bool] = deque(maxlen=WINDOW)
         for name, description, value in (
             ("nac_queue_images", "Images that wait for the network", waiting),
             ("nac_alpha", "Share of in-distribution images expected to be out", lambda: alpha),
-            ("nac_out_share", f"Share of the last {window} images that was out", self.out_share),
+            ("nac_out_share", f"Share of the last {WINDOW} images that was out", self.out_share),
             ("nac_out_share_images", "Images in nac_out_share", lambda: len(self._last)),
         ):
             prometheus.Gauge(name, description, registry=own).set_function(value)
@@ -54,11 +53,11 @@ class ServiceMetrics:
         last = list(self._last)
         return sum(last) / len(last) if last else float("nan")
 
-    def judged(self, answers: Iterable[Prediction]) -> None:
-        """Count answers."""
-        for answer in answers:
-            self._images.labels(answer.decision, answer.label).inc()
-            self._last.append(answer.is_out)
+    def predictions(self, made: Iterable[Prediction]) -> None:
+        """Count predictions."""
+        for prediction in made:
+            self._images.labels(prediction.decision, prediction.label).inc()
+            self._last.append(prediction.is_out)
 
     def batch(self, images: int, seconds: float) -> None:
         """Count a pass over the network."""
@@ -71,6 +70,6 @@ class ServiceMetrics:
         self._seconds.labels(path).observe(seconds)
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """All numbers in the format that is asked for, and its content type."""
+        """All metrics in the requested format, and its content type."""
         encode, kind = choose_encoder(accept)
         return encode(self.registry), kind

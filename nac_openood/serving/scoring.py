@@ -1,4 +1,4 @@
-"""From a request to its results: read the body, decode the images, wait for their answers."""
+"""Answers a request: reads the body, decodes the images, and waits for their predictions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HINT = (
 
 
 def retry(status: int, reason: str, seconds: float = 1) -> HTTPException:
-    """The error of a request that may succeed later."""
+    """The error response to a request that may succeed later."""
     return HTTPException(status, reason, {"Retry-After": str(max(1, math.ceil(seconds)))})
 
 
@@ -47,7 +47,7 @@ class _InMemoryParser(MultiPartParser):
 
 
 class Scoring:
-    """Answers requests with the help of a judge.
+    """Answers requests for scores.
 
     Args:
         judge: a detector and its transform.
@@ -67,7 +67,7 @@ class Scoring:
         await self.batcher.start()
 
     async def close(self) -> None:
-        """Judge what was accepted, and stop the threads."""
+        """Finish the accepted images, and stop the threads."""
         await self.batcher.close()
         self._decoders.shutdown()
 
@@ -92,7 +92,7 @@ class Scoring:
             raise HTTPException(CLIENT_LEFT, "the client left before its answer.") from None
         finally:
             self._requests -= 1
-        self.metrics.judged(answers)
+        self.metrics.predictions(answers)
         named = zip(images, answers)
         return [answer._replace(path=name).json_fields() for (name, _), answer in named]
 
@@ -132,7 +132,7 @@ class Scoring:
             if "Too many files" in error.message:
                 raise HTTPException(413, f"more than {most} images in a request.") from error
             if "Too many fields" in error.message:
-                raise HTTPException(400, f"a part of the form is no file. {_HINT}") from error
+                raise HTTPException(400, f"a part of the form is not a file. {_HINT}") from error
             raise HTTPException(400, f"the form cannot be read: {error.message}") from error
         parts: Any = [part for _, part in form.multi_items()]  # files: other parts were refused
         found = [(part.filename or "", await part.read()) for part in parts]
@@ -156,7 +156,7 @@ class Scoring:
     # -- answers -------------------------------------------------------------------------------
 
     async def _while_connected(self, request: Request, answering: Any) -> list[Prediction]:
-        """Wait for the answers, no longer than allowed and only as long as the client does."""
+        """Wait for the answers until the timeout, or until the client disconnects."""
         timeout = self.limits.timeout
         # after the body, the next message is that the client has left
         work, left = map(asyncio.ensure_future, (answering, request.receive()))

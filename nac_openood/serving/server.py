@@ -1,4 +1,4 @@
-"""The process around the application: a socket, uvicorn, and an orderly end."""
+"""Runs the application: a socket, uvicorn, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEEDED = ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometh
 
 
 def check_extra() -> None:
-    """Refuse to go on where the libraries of the extra `serve` are missing."""
+    """Raise an error if libraries of the extra `serve` are missing."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise NACError(f"the service needs {', '.join(missing)}: pip install 'nac-openood[serve]'.")
@@ -57,7 +57,7 @@ def server(
     config = uvicorn.Config(
         service(judge, limits=limits, access=access),
         http="h11", ws="none", lifespan="on", log_level="error", access_log=False,
-        # the address of the connection counts: any client can claim to be a proxy
+        # clients are identified by the connection's address: any of them can claim to be a proxy
         proxy_headers=False, server_header=False,
         limit_concurrency=limits.max_connections + 1,  # uvicorn refuses this many
         timeout_keep_alive=max(1, int(limits.timeout)),
@@ -77,7 +77,7 @@ def run_until_signal(
         stopping: called when the signal has arrived and everything is answered.
     """
     received: list[int] = []
-    # uvicorn raises the signals that it caught once more when it is done; here they end
+    # after its shutdown uvicorn raises the signals that it caught again; they are handled here
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {s: signal.signal(s, lambda which, _: received.append(which)) for s in signals}
     try:

@@ -1,4 +1,4 @@
-"""Losses for training on several source domains: ERM, CORAL and SelfReg, as DomainBed has them."""
+"""Losses for training on several source domains: ERM, CORAL and SelfReg, as in DomainBed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Algorithm(nn.Module):
     """A loss on the minibatches of all domains. Subclasses may have parameters, which are trained.
 
     Attributes:
-        needs_features: whether `Outputs.features` must be given.
+        needs_features: whether it uses `Outputs.features`.
     """
 
     needs_features = False
 
     def start(self, width: int) -> None:
-        """Make what depends on the number of features; called once before training."""
+        """Create modules that depend on the number of features; called once before training."""
 
     def forward(self, outputs: Outputs) -> Tensor:
         """The loss, a scalar."""
@@ -92,7 +92,7 @@ class SelfReg(Algorithm):
         self.project = nn.Sequential()
 
     def start(self, width: int) -> None:
-        """Make the projection of the features, which is trained with the network."""
+        """Create the projection of the features, which is trained with the network."""
         first = (nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
         self.project = nn.Sequential(*first, nn.Linear(width, width), nn.BatchNorm1d(width))
 

@@ -27,11 +27,11 @@ ENTROPY_FORMS = ("paper", "surprisal")
 
 
 class NACEntropy:
-    """The paper's NAC entropy of one layer, for a training loop of your own.
+    """The paper's NAC entropy of one layer, for your own training loop.
 
-    It watches the layer while the network trains, and keeps the outputs of the last `window`
-    samples. Their histograms, one per neuron, are the running estimate of the distributions `p_i`.
-    Calling it gives the entropy of the last batch, with a gradient::
+    A forward hook on the layer keeps the outputs of the last `window` samples. Their histograms,
+    one per neuron, are the running estimate of the distributions `p_i`. Calling the object returns
+    the entropy of the last batch, with a gradient::
 
         with NACEntropy(net, "avgpool") as entropy:
             for x, y in loader:
@@ -105,7 +105,7 @@ class NACEntropy:
         return histogram(self._seen, self.n_bins)
 
     def close(self) -> None:
-        """Stop watching the layer."""
+        """Remove the hook from the layer."""
         self._handle.remove()
         self._last = None
 
@@ -122,13 +122,13 @@ class NACEntropy:
                 "Choose a module inside or after it."
             )
         if output.requires_grad:
-            # pooling copies: an operation in place after the layer cannot change what was read
+            # pooling copies, so a later in-place operation cannot change it
             self._last = pooling_for(self._layout, output.shape, self.layer)(output)
 
     def _remember(self, z: Tensor) -> None:
         if not bool(z.isfinite().all()):
             raise NACError(
-                f"layer '{self.layer}' gives outputs that are not finite, so training has diverged "
+                f"layer '{self.layer}' has outputs that are not finite, so training has diverged "
                 "or the input holds NaN. Lower the learning rate or `lam`, and check the data."
             )
         old = z[:0] if self._seen is None else self._seen
@@ -137,7 +137,7 @@ class NACEntropy:
 
 
 def entropy(z: Tensor, bins: BinnedNeurons, temperature: float, form: str = "paper") -> Tensor:
-    """NAC entropy of a batch under given histograms.
+    """NAC entropy of a batch under the histograms of `bins`.
 
     Args:
         z: outputs `[batch, neurons]`.

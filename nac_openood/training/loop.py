@@ -1,4 +1,4 @@
-"""A training loop over minibatches of several source domains, which keeps checkpoints."""
+"""A training loop over minibatches of several source domains, which saves checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nac_openood.training.entropy import NACEntropy
 
 
 class Logged(NamedTuple):
-    """Means since the last checkpoint: of the algorithm's loss and of the NAC entropy, if any."""
+    """Mean loss of the algorithm, and mean NAC entropy if used, since the last checkpoint."""
 
     step: int
     loss: float
@@ -34,10 +34,10 @@ class Logged(NamedTuple):
 
 
 class SaveCheckpoints:
-    """Saves a network's state dict after so many steps, for `train(on_checkpoint=...)`.
+    """Saves a network's state dict at every checkpoint of `train(on_checkpoint=...)`.
 
-    Files are called `step_00300.pt` and so on, so that their names sort by step, and are written
-    whole or not at all. `nac-openood rank` reads them.
+    Files are named `step_00300.pt` and so on, so that their names sort by step, and are written
+    atomically. `nac-openood rank` reads them.
 
     Args:
         folder: created if it does not exist.
@@ -75,7 +75,7 @@ def train(
     """Train a classifier on several source domains with Adam; defaults are DomainBed's.
 
     A step takes one minibatch of each domain and runs the network once on all of them. The caller's
-    random state is kept.
+    random state is not changed.
 
     Args:
         net: a classifier; it is trained in place, and left in evaluation mode.
@@ -88,11 +88,11 @@ def train(
         steps: number of steps.
         rate: learning rate.
         weight_decay: of Adam.
-        every: distance of checkpoints in steps; there is one after the last step, too.
+        every: number of steps between checkpoints; there is one after the last step, too.
         on_checkpoint: called as `on_checkpoint(step, net)`, with the network in evaluation mode,
             e.g. `SaveCheckpoints(folder)` or `CoverageMonitor(...)`. If it has an attribute
             `should_stop` that is true, training ends there.
-        seed: random seed of the training; the network has its weights already.
+        seed: random seed of the training; the initial weights of `net` do not depend on it.
         progress: whether to show a progress bar; None shows it on a terminal.
 
     Returns:

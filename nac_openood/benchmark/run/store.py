@@ -151,8 +151,8 @@ def read_note(path: Path) -> Optional[dict[str, Any]]:
         return None
 
 
-def clear_leftovers(out: Path, older_than: float = 24 * 3600.0) -> None:
-    """Remove files that killed processes left half-written; newer ones may still be in use."""
+def clear_leftovers(out: Path) -> None:
+    """Remove partial files of killed processes after a day; newer ones may still be in use."""
     for path in out.glob("runs/*/*/.*"):
-        if path.is_file() and time.time() - path.stat().st_mtime > older_than:
+        if path.is_file() and time.time() - path.stat().st_mtime > 24 * 3600:
             files.remove(path)
