@@ -1,7 +1,7 @@
-"""The paper's analyses: the table of their kinds, one row each.
+"""The table of the paper's analyses, one row for each kind.
 
 Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
-function `(AnalysisData, Options) -> Finding` of its name and add a row.
+function `(AnalysisData, Options) -> Finding` with its name and add a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     AnalysisFunction = Callable[[AnalysisData, Options], Finding]
 
-#: All kinds that work on readings alone.
+#: The name that stands for all kinds that need only readings.
 ALL = "all"
 
 
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     in_all: bool = True
 
     def function(self) -> AnalysisFunction:
-        """The function that does it, imported now."""
+        """Import the function that runs it."""
         return resolve_name(f"{__name__}.{self.module}:{self.name}")
 
 
@@ -57,7 +57,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
 
 
 def chosen_kinds(names: Sequence[str]) -> list[Kind]:
-    """The rows of the given names, each once, in the order of the table.
+    """The rows of these names, without duplicates, in the order of the table.
 
     Raises:
         NACError: for an unknown name, listing the known ones.

@@ -1,4 +1,4 @@
-"""Which samples the methods disagree on: rank correlations, decisions and examples."""
+"""Agreement between methods: rank correlations, decisions, and samples on which they differ."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _Rejected = Mapping[str, np.ndarray]
 
 
 def agreement(data: AnalysisData, options: Options) -> Finding:
-    """Rank correlations, shares of different decisions, and samples that methods dispute."""
+    """Rank correlations, shares of different decisions, and samples on which methods disagree."""
     scores = scores_on_readings(data)
     if len(scores) < 2:
-        raise NACError("agreement needs two methods: read the logits, too.")
+        raise NACError("agreement needs at least two methods: read the logits, too.")
     inside, outside = data.names("id", "csid"), data.names("near", "far")
     rejected: dict[str, BySet] = {}  # by method and set
     for method, by_set in scores.items():
@@ -134,7 +134,7 @@ def _tables(
 def _gallery(
     data: AnalysisData, scores: Mapping[str, BySet], rejected: Mapping[str, BySet]
 ) -> list[Examples]:
-    """Samples on which NAC decides unlike most other methods, the clearest ones first."""
+    """Samples on which NAC disagrees with most other methods, the largest differences first."""
     inside, outside = data.names("id", "csid"), data.names("near", "far")
     groups = {
         "OOD samples that NAC finds and most other methods miss": (outside, True),

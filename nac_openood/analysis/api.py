@@ -1,13 +1,13 @@
-"""Prepare the data of analyses with one pass over the network, and run analyses on it.
+"""Prepares the data of analyses with one pass over the network, and runs analyses on it.
 
-Readings of every dataset are kept in the folder `readings`:
+Readings of every dataset are stored in the folder `readings`:
 
     fitting/                  the fitting subset, validation sets, held-out training samples
     training.safetensors      the other training samples
     test/SET.safetensors      a test set
 
-A file that was made with the same network, data and versions is used again, so an interrupted
-pass continues where it stopped.
+A file that was made with the same network, data and versions is reused, so an interrupted pass
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def prepare_analysis(
 def _read(
     bench: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
-    """Read whatever was not read before, and choose the settings of NAC as `compare` does."""
+    """Read all datasets that have no stored readings, and choose NAC's settings as `compare`."""
     study, inputs = bench.study, bench.inputs("network")
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
@@ -109,7 +109,7 @@ def _read(
     made_with = bench.made_with(NACScorer(read_config, strategy="read"))
 
     def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
-        """The readings in a file if it was made with the same, else those of a pass."""
+        """The readings in a file if nothing has changed since, else those of a new pass."""
         path, note_path = (study.out / f"{file}{end}" for end in (".safetensors", ".json"))
         note = {"made_with": made_with, "images": bench.identity[name], **note}
         if store.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
@@ -118,7 +118,7 @@ def _read(
         say(f"reading {title}")
         remove(note_path)
         found = reader.read_loader(loader, save_to=path, progress=study.progress)
-        # last: without it the file counts as missing
+        # written last, because without it the file counts as missing
         store.write_note(note_path, {**note, "checksum": checksum_in(path)})
         return found
 

@@ -1,4 +1,4 @@
-"""How well confidences are calibrated where OOD samples count as wrong predictions (Table 19)."""
+"""Calibration errors of confidences if OOD samples count as wrong predictions (Table 19)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
 
 
 def confidences(data: AnalysisData) -> Confidences:
-    """Confidence of every method on every test set; nothing but ID validation data is used."""
+    """Confidence of every method on every test set, fitted on ID validation data alone."""
     val, scores = data.fitting.id_val, scores_on_readings(data)
     if val.logits is None or not bool((val.label >= 0).all()):
         raise NACError("calibration needs logits and a label for every ID validation sample.")
@@ -180,7 +180,7 @@ def _mixture_errors(
 
 
 def _mean_confidences(measured: Confidences) -> Table:
-    """The mean confidence of right, wrong and OOD samples."""
+    """The mean confidence of correct, wrong and OOD samples."""
     correct = measured.mixed(measured.correct, None)
     rows: list[list[Entry]] = []
     for method, values in measured.by_method.items():

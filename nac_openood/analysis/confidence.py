@@ -1,9 +1,9 @@
-"""From scores to the probability that a prediction is correct, and how wrong that probability is.
+"""Turns scores into the probability that a prediction is correct; calibration errors.
 
-* MSP is such a probability as it is. Temperature scaling (Guo et al., ICML 2017) divides the logits
+* MSP is already such a probability. Temperature scaling (Guo et al., ICML 2017) divides the logits
   by the temperature with the smallest loss on ID validation data.
-* Coverage is between 0 and 1, so it can be read as a probability without any change. The paper
-  says nothing else.
+* Coverage is between 0 and 1, so it can be used as a probability unchanged. The paper does not
+  mention any other mapping.
 * Any score can be mapped by a logistic curve fitted to ID validation data: 1 where the network is
   right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data, but
   nothing can be learned if there are no wrong predictions.
@@ -97,8 +97,8 @@ def temperature_of(logits: Tensor, label: Tensor) -> float:
 class LogisticMap(NamedTuple):
     """`1 / (1 + exp(-(slope * (score - center) / scale + offset)))`.
 
-    A slope of 0 means that the score does not tell right from wrong; then every sample has the
-    accuracy on the validation data as its confidence.
+    A slope of 0 means that the score does not separate right from wrong predictions; then every
+    sample has the accuracy on the validation data as its confidence.
     """
 
     center: float
@@ -145,11 +145,12 @@ class LogisticMap(NamedTuple):
 
 
 def typicality(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
-    """From 0 to 1: how far a score is from being unusual among ID validation data.
+    """How typical a score is of ID validation data, from 0 to 1.
 
     `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
-    ID data, and then falling to 0. Times the probability that the class is right if the sample is
-    in-distribution, it is a confidence that also falls for inputs unlike the training data.
+    ID data, and then falling to 0. Multiplied by the probability that the class is right if the
+    sample is in-distribution, it is a confidence that also falls for inputs unlike the training
+    data.
 
     Args:
         score: `[samples]`; higher means more in-distribution.

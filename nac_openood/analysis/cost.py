@@ -1,6 +1,6 @@
-"""What NAC costs: time and memory of setting up and scoring, beside other methods (Table 14).
+"""Time and memory of setting up and scoring, of NAC and other methods (Table 14).
 
-Every method runs the network itself, as it would alone.
+Every method runs the network itself, as if it were used alone.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     inputs, test = workload(data, options.most_samples)
     runners, problems = method_runners(data, inputs, test[0], options)
     trials: dict[str, list[dict[str, Any]]] = {}
-    for runner in runners:  # once without a clock: the first batches take longer than all others
+    for runner in runners:  # warm up: the first batches take longer than all others
         try:
             runner.set_up()
             runner.score(test[:1])
             trials[runner.name] = []
         except Exception as error:  # methods of others may raise anything
             problems[runner.name] = error_text(error)
-    # trial by trial, so that whatever else the machine does disturbs all methods alike
+    # trial by trial, so that other programs on the machine disturb all methods alike
     for _ in bar(range(options.repeats), "trials", options.progress):
         for runner in runners:
             if runner.name in trials:
@@ -107,7 +107,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
 
 
 def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInputs, list[Batch]]:
-    """The fitting data, and batches of ID test samples in memory; at most so many samples."""
+    """The fitting data, and batches of ID test samples in memory; at most `most` samples each."""
     inputs = replace(data.bench.inputs("network"), search=False, ood_val=None, progress=False)
     test: Iterable[Any] = data.bench.study.scored["test"].loader()
     if most is not None:
@@ -123,7 +123,7 @@ def _size(loader: Any) -> int:
 def method_runners(
     data: AnalysisData, inputs: MethodInputs, batch: Batch, options: Options
 ) -> tuple[list[Runner], dict[str, str]]:
-    """A forward pass, baselines, NAC from one to all layers, NAC+; and why others cannot run."""
+    """A forward pass, baselines, NAC with one to all layers, and NAC+; errors of other methods."""
     net, n_train = inputs.net, _size(inputs.train)
     rows = [row for row in chosen_methods(options.methods or _BASELINES) if row.rule is None]
     make = scorers(rows, options.backend, say=options.say)
@@ -141,7 +141,7 @@ def method_runners(
             problems[row.title] = error_text(error)
 
     def own(title: str, detector: NACDetector, n_samples: Optional[int], n_val: int) -> Runner:
-        """A detector of this package; with `n_val` it is calibrated on so many ID samples."""
+        """A detector of this package, calibrated on `n_val` ID samples unless that is 0."""
         n_fit = min(n_samples or n_train, n_train)
 
         def set_up() -> int:
@@ -196,7 +196,7 @@ class _Features:
 
 
 def _measured(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
-    """What one trial of a method took."""
+    """Time and memory of one trial of a method."""
     with _meter(data) as setup:
         n_read = runner.set_up()
     with _meter(data) as inference:
@@ -208,14 +208,14 @@ def _measured(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict
         "setup_mb": setup.peak_mb if fitted else None,
         "inference_seconds": inference.seconds,
         "inference_mb": inference.peak_mb,
-        "ratio": None,  # of all trials, when they are done
+        "ratio": None,  # set when all trials are done
     }
 
 
 def _meter(data: AnalysisData) -> Meter:
     """A meter for a block that starts with as little memory as possible.
 
-    What an earlier method has freed may still belong to the process; then the peak would not rise.
+    Memory freed by an earlier method may still belong to the process and would hide the peak.
     """
     gc.collect()
     with suppress(OSError, AttributeError):  # only the C library of Linux can do this

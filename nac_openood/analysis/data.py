@@ -1,4 +1,4 @@
-"""What every study is given: the readings of one pass over the network, and options."""
+"""The arguments of every study: the readings of one pass over the network, and options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Options:
         methods: names of the methods to compare with; None takes those of the study.
         backend: whose baselines run, as in `nac_openood.compare`.
         most_samples: upper limit of training and test samples to measure costs on; None takes all.
-        epochs: how long networks of other training schemes are trained.
+        epochs: for which networks of other training schemes are trained.
         progress: whether to show progress bars; None shows them on a terminal.
         say: receives progress messages.
     """

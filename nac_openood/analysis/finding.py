@@ -1,4 +1,4 @@
-"""What a study found: a sentence, tables, figures and numbers, and which network they are about."""
+"""The result of a study: a sentence, tables, figures and numbers, and the network they are of."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class About:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a study found.
+    """The result of a study.
 
     Args:
         kind: name of the kind of analysis.
         title: title of its section.
-        sentence: what it says, in one or two sentences.
+        sentence: the result in one or two sentences.
         tables: to show.
         figures: to draw; their keys are unique.
         records: every number with its coordinates, for the CSV file; all have the same keys.
@@ -100,10 +100,10 @@ class Finding:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Finding:
-        """What `to_dict` gave.
+        """Read what `to_dict` returned.
 
         Raises:
-            NACError: what is missing or wrong.
+            NACError: a field is missing or wrong.
         """
         fields = dict(document)
         figures = checked(Sequence[Mapping[str, Any]], fields.pop("figures", None), "figures")

@@ -16,7 +16,7 @@ from nac_openood.search.run import search
 from nac_openood.search.space import PAPER_SPACE
 from nac_openood.tables import Column, Table
 
-#: With more layers, only combinations of the deepest ones, single layers and all but one.
+#: With more layers, only the deepest ones together, single layers, and all but one are tried.
 _MOST_SUBSETS = 6
 #: A grid over the weights of more layers would take long; then they are searched at random.
 _MOST_GRID = 5

@@ -1,4 +1,4 @@
-"""NAC and other methods on near-OOD data, scored on readings instead of running the network."""
+"""NAC and other methods on near-OOD data, scored from readings without running the network."""
 
 from __future__ import annotations
 

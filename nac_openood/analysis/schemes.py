@@ -1,8 +1,8 @@
 """NAC against the native detectors of other training schemes: ConfBranch, RotPred, GODIN (Table 3).
 
-OpenOOD's own networks, trainers and detectors run; the backbone is the architecture under study
-with fresh weights. The networks are trained here, on the training data of the study and for a few
-epochs, so they are weaker than published ones. NAC is set up as `nac_openood.compare` sets it up.
+Networks, trainers and detectors are OpenOOD's; the backbone is the architecture under study with
+new weights. The networks are trained here, on the training data of the study and for a few epochs,
+so they are weaker than published ones. NAC is set up as in `nac_openood.compare`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
 
 
 class Backbone(nn.Module):
-    """A classifier without its head, as OpenOOD's schemes ask for it.
+    """A classifier without its head, as OpenOOD's schemes expect it.
 
     Args:
         net: a classifier that ends in a linear layer, which is removed.
@@ -121,13 +121,13 @@ class Backbone(nn.Module):
         self.net, self.feature_size = net, head.in_features
 
     def forward(self, x: Tensor, return_feature: bool = False) -> Union[Tensor, tuple[Any, ...]]:
-        """Features `[batch, D]`, also in the place of the logits, which are not used."""
+        """Features `[batch, D]`; they also replace the logits, which are not used."""
         feature = self.net(x)
         return (feature, feature) if return_feature else feature
 
 
 class NativeScorer(OpenOODScorer):
-    """A scheme's own detector; it calls the scheme's network, not any network."""
+    """A scheme's own detector, which runs on the scheme's network only."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Method(name, SCHEMES[name], needs="network", openood=True))
@@ -148,7 +148,7 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
         num_workers=study.workers, collate_fn=loader.collate_fn,
     )  # fmt: skip
     with openood_ready(on_cpu=True), kept_random_state(options.seed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # OpenOOD's are not ours
+        warnings.simplefilter("ignore")  # OpenOOD's own
         from openood.utils import Config
 
         kind = resolve_name(f"openood.networks.{network}")

@@ -1,7 +1,7 @@
 """Scores and metrics of the test sets, without running the network.
 
 `TestScores` scores NAC with any settings; `scores_on_readings` scores NAC and the other methods
-that need nothing but readings.
+that need only readings.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class TestScores:
         return {n: s.cpu().numpy() for n, s in zip(self._samples.scored, split)}
 
     def metrics(self, layers: Mapping[str, LayerConfig]) -> dict[str, dict[str, float]]:
-        """What `compare` would print for these settings."""
+        """The metrics that `compare` would compute for these settings."""
         return metrics_by_set(self.scores(layers), self._data.roles, self._data.accuracy)
 
 
 def _key(name: str, point: LayerConfig) -> tuple[object, ...]:
-    """What the scores of a layer depend on: all settings but its weight."""
+    """The settings on which the scores of a layer depend: all but its weight."""
     return name, point.state, point.steepness, point.n_bins, point.full_count
 
 

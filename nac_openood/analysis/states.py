@@ -1,8 +1,8 @@
-"""What the neuron state should be made of: output, gradient, or both, and which parts of these.
+"""Compares neuron states: the output, its gradient, their product, and parts of the product.
 
 With logits `g(z) = W z + b`, the gradient of the KL divergence with respect to the head's input z
-is `(p - u) W`, so the paper's state is `z * ((p - u) W)`. The paper does not say how it leaves out
-parts. Here:
+is `(p - u) W`, so the paper's state is `z * ((p - u) W)`. The paper does not say how parts are left
+out. Here:
 
 * without `p - u`, the gradient is that of the predicted class's logit: the row of W for it (the
   sum over all classes would be the same for every sample);
@@ -48,7 +48,7 @@ _SWEEP = {
 #: Values of alpha to show.
 _SHOWN_STEEPNESS = (1.0, 10.0, 100.0, 1000.0, 3000.0)
 _ALL = "all layers"
-#: What the sigmoid is taken of, `[samples, neurons]`, by the paper's name of the combination: of z
+#: The argument of the sigmoid, `[samples, neurons]`, by the paper's name of the combination; from z
 #: `[samples, D]`, the head's weight `[classes, D]`, p - u `[samples, classes]` and the prediction.
 PARTS: Mapping[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "z": lambda z, weight, pu, predicted: z,
@@ -143,7 +143,7 @@ def _described(used: Optional[LayerConfig]) -> str:
 def chosen_settings(
     fit: Readings, id_val: Readings, ood_val: Readings, layer: str, state: str, options: Options
 ) -> LayerConfig:
-    """The settings of a layer and a state with the best AUROC on validation data.
+    """Search the settings of a layer for one form of the state, by AUROC on validation data.
 
     Settings that suit one form of the state do not suit another, so each has its own search.
     """

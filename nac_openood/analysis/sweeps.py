@@ -1,4 +1,4 @@
-"""How much settings matter: alpha, r and M one at a time, and the number of training samples.
+"""Sensitivity to alpha, r and M, one at a time, and to the number of training samples.
 
 The paper's r is a density; with `n` fitting samples and `M` bins, `r = O* M / n`, so it is varied
 through `full_count`, the paper's O*.
@@ -41,7 +41,7 @@ PARAMETERS = {
                        (0.1, 0.5, 1, 5, 50), "Table 6", "r"),
     "n_bins": Parameter("M", "Number of bins, M", (10, 50, 100, 500, 1000), "Table 7", "n_bins"),
 }  # fmt: skip
-#: Steepness of layers other than the deepest, whose readings have another scale: times these.
+#: Factors of the steepness of layers other than the deepest, whose readings have another scale.
 _FACTORS = (0.01, 0.1, 1, 10, 100)
 #: O* as it is, or scaled with the number of samples, which keeps the paper's r.
 _SCALINGS = ("O* kept", "r kept")

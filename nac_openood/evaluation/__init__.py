@@ -1,1 +1,1 @@
-"""NAC-ME: how well a network will generalize, judged by its coverage on training data alone."""
+"""NAC-ME: estimates how well a network generalizes from its coverage on training data alone."""

@@ -1,7 +1,7 @@
-"""Read a checkpoint once; everything after that is arithmetic.
+"""Reads a checkpoint once and stores what rankings are computed from.
 
-Of the training data it keeps what the state is made of, `z * g` of correctly classified samples,
-and of all other data which samples are classified correctly. Both go into one file.
+One file holds `z * g` of the correctly classified training samples, from which their states are
+computed, and for all other data which samples are classified correctly.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def domain_samples(roles: Mapping[str, Mapping[str, Any]], **options: Any) -> Sa
 
 @dataclass(frozen=True)
 class CheckpointReadings:
-    """What was read of a checkpoint.
+    """The stored readings of a checkpoint.
 
     Args:
         layer: module path of the layer.
         product: `[correct, neurons]`, `z * g` of the correctly classified training samples.
         correct: by role and domain, uint8 `[samples]`, 1 where the prediction is right.
-        made_with: the network, data and settings, by which to tell whether it can be used again.
+        made_with: the network, data and settings; the readings are reused only if these are equal.
     """
 
     layer: str
@@ -107,13 +107,13 @@ class CheckpointReadings:
     def extract(
         cls, path: PathLike, net: nn.Module, samples: SamplesByRole, made_with: Mapping[str, Any]
     ) -> CheckpointReadings:
-        """Read all domains once and write the file, whole or not at all.
+        """Read all domains once and write the file, atomically.
 
         Args:
             path: of the file.
             net: the network with the weights of the checkpoint.
             samples: what to read. Only training data needs gradients.
-            made_with: noted in the file; its `layer` and `layout` are those of
+            made_with: stored in the file; its `layer` and `layout` are those of
                 `coverage_integral`.
         """
         reader = layer_reader(net, made_with["layer"], made_with["layout"])
@@ -164,7 +164,7 @@ class CheckpointReadings:
     def load_if(
         cls, path: PathLike, samples: SamplesByRole, made_with: Mapping[str, Any]
     ) -> Optional[CheckpointReadings]:
-        """What an earlier call wrote, if it was made with the same and holds all samples."""
+        """Load what an earlier call wrote, if `made_with` is equal and it holds all samples."""
         try:
             found = cls.load(path)
         except FileError:

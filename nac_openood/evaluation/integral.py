@@ -47,8 +47,8 @@ def coverage_integral(
         loader: labeled batches of training data without augmentation, `(x, y)` or dicts
             `{'data', 'label'}`; of several source domains, all together.
         layer: an alias of a known architecture (`avgpool`, `layer4`, `block11`), any dotted module
-            path, or "auto": `avgpool` in ResNets, `norm2` of the last block in ViTs, and what the
-            head is given elsewhere.
+            path, or "auto": `avgpool` in ResNets, `norm2` of the last block in ViTs, and the input
+            of the head in other networks.
         config: the settings; None is M = 50, O* = 500, alpha = 0.1.
         progress: whether to show a progress bar; None shows one on a terminal.
 
@@ -66,9 +66,9 @@ def count_coverage(
     *,
     progress: Optional[bool] = None,
 ) -> CoverageIntegral:
-    """The counts behind `coverage_integral`, to merge with those of other shards.
+    """The counts behind `coverage_integral`, which can be merged with those of other shards.
 
-    Counts of shards add up exactly: `a.merge(b)` is what one pass over both would have counted.
+    Counts add up exactly: `a.merge(b)` equals the counts of one pass over both shards.
     """
     if config is not None and not isinstance(config, IntegralConfig):
         raise NACError(f"`config` must be an IntegralConfig or None, got {config!r}.")
@@ -88,11 +88,11 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
 
     Args:
         net: the network.
-        x: a batch, by which the layer of an unknown architecture is found.
+        x: a batch, to find the layer of an unknown architecture.
         name: an alias of the architecture table, a module path, or "auto" for the paper's choice:
-            in ViTs, the norm behind the attention of the last block (`norm2` of block 11); in
-            ResNets and all other networks, what the head is given (`avgpool`, which the paper
-            calls layer4).
+            in ViTs, the norm after the attention of the last block (`norm2` of block 11); in
+            ResNets and all other networks, the input of the head (`avgpool`, which the paper calls
+            layer4).
     """
     if name != AUTO:
         return find_layer(net, name)
@@ -106,7 +106,7 @@ def deepest_layer(net: nn.Module, x: Any, name: str = AUTO) -> Layer:
 
 
 def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None) -> Reader:
-    """Reads one layer of a network, with gradients; the network is never changed.
+    """A reader of one layer of a network, with gradients; the network is never changed.
 
     Args:
         net: a network that returns logits `[batch, classes]`.
@@ -115,7 +115,7 @@ def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None)
             dimensions.
     """
     if name != AUTO:
-        find_layer(net, name)  # a wrong name is refused at once
+        find_layer(net, name)  # raises early if there is no such layer
 
     def find(x: Any) -> dict[str, LayerConfig]:
         found = deepest_layer(net, x, name)

@@ -1,4 +1,4 @@
-"""Rank the checkpoints of many runs, each without its target domain, and sum them up."""
+"""Ranks the checkpoints of many runs, each without its target domain, and summarizes them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankedRun:
 
     @property
     def name(self) -> str:
-        """How to call it in tables and plots."""
+        """Its name in tables and plots."""
         if self.trial is None:
             return self.target or "run"
         return f"{self.target}, trial {self.trial}"
@@ -57,7 +57,7 @@ class RankedRun:
 
 @dataclass(frozen=True)
 class RankedRuns:
-    """All runs, and what to note about them.
+    """The rankings of all runs.
 
     Args:
         runs: by target domain and trial.
@@ -85,7 +85,7 @@ class RankedRuns:
 
     @classmethod
     def of(cls, runs: Sequence[RankedRun]) -> RankedRuns:
-        """The runs, with their notes and a note for every number that is undefined."""
+        """Collect runs, with their notes and a note for every number that is undefined."""
         ranked = cls(tuple(runs))
         notes = [f"{run.name}: {note}" for run in runs for note in run.ranking.notes]
         for run in runs if ranked.has_test else ():
@@ -176,11 +176,11 @@ def rank_runs(
         domains: datasets of all domains by name, in sorted order.
         load: makes a network, on its device, from the path of a checkpoint.
         out: folder of the readings and rankings, `out/<target>/trial_<number>`.
-        say: is told what is going on.
+        say: function that is called with status messages.
         options: other settings of `rank_checkpoints`: `layer`, `space`, `batch_size`, `workers` and
             `progress`.
     """
-    # all of them before the long part
+    # before the long part, so that a wrong domain is noticed at once
     splits: list[Any] = [split_domains(domains, run.target, run.trial) for run in runs]
     ranked = []
     for number, (run, roles) in enumerate(zip(runs, splits), start=1):
@@ -194,7 +194,7 @@ def rank_runs(
 
 
 def with_origin(ranked: RankedRuns, *, dataset: str, arch: str, command: str) -> RankedRuns:
-    """The same, with what a reader needs to repeat it: made now, with these libraries."""
+    """Add what a reader needs to repeat the ranking, the time, and versions of the libraries."""
     return replace(
         ranked, dataset=dataset, arch=arch, command=command,
         created=datetime.now().isoformat(timespec="seconds"),
@@ -226,7 +226,7 @@ class TrainingRun:
 
 
 def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[TrainingRun]:
-    """The runs in `folder/<target domain>/trial_<number>`, by domain and trial.
+    """Find the runs in `folder/<target domain>/trial_<number>`, sorted by domain and trial.
 
     Args:
         folder: with a folder for each target domain, in which each trial has a folder of
@@ -234,8 +234,8 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
         domains: names of all domains of the dataset.
 
     Raises:
-        NACError: if there is no run, a folder is named after no domain, or a run has fewer than two
-            checkpoints.
+        NACError: if there is no run, the name of a folder is not a domain, or a run has fewer than
+            two checkpoints.
     """
     root = Path(folder)
     targets = sorted(p for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
@@ -264,7 +264,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
 def split_domains(
     domains: Mapping[str, Any], target: str, trial: int
 ) -> dict[str, dict[str, Subset[Any]]]:
-    """The roles of all domains in a run, split as DomainBed does it.
+    """Split all domains for a run, as DomainBed does.
 
     Of each source domain, 80 % are training and 20 % validation data; of the target domain, 80 %
     are test data, and the oracle chooses by the other 20 %.
@@ -303,7 +303,7 @@ def domains_by_role(
     *,
     trial: int = 0,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The domains in these folders, as keywords of `rank_checkpoints`, and their classes.
+    """Read domains from folders, as keywords of `rank_checkpoints`, and their classes.
 
     Args:
         train: a folder `domain/class/image` for each source domain.

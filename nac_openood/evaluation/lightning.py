@@ -28,7 +28,7 @@ class CoverageCallback(Callback):
 
     Args:
         loader: labeled batches of training data without augmentation.
-        path: where to keep Lightning's checkpoint of the best step; None keeps none.
+        path: file for Lightning's checkpoint of the best step; None saves none.
         network: finds the network in the LightningModule, e.g. `lambda module: module.net`; None
             takes the module itself, whose `forward` must return logits.
         options: other settings of `CoverageMonitor`: `every` (in optimizer steps), `layer`,
@@ -52,21 +52,20 @@ class CoverageCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **more: Any
     ) -> None:
-        """Measure if it is time."""
+        """Measure every `every` steps."""
         found = self.monitor(trainer.global_step, trained_network(pl_module, self.network))
         if found is None:
             return
         pl_module.log("nac_me", found)
         if self.path is not None and self.monitor.best == self.monitor.history[-1]:
-            # which writes whole files, on the right process
             trainer.save_checkpoint(Path(self.path))
         if self.monitor.should_stop:
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs: the measurements so far."""
+        """The measurements so far, which a resumed training needs."""
         return {"history": [tuple(each) for each in self.monitor.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after those measurements."""
+        """Restore the measurements."""
         self.monitor.history = [Measured(*each) for each in state_dict["history"]]

@@ -1,4 +1,4 @@
-"""NAC-ME while a network trains: record it, keep the best checkpoint, stop early."""
+"""Records NAC-ME while a network trains, keeps the best checkpoint, and stops early."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class CoverageMonitor:
 
     Args:
         loader: labeled batches of training data without augmentation, as in `coverage_integral`; a
-            fixed subset of some thousand samples will do.
-        every: distance of measurements in steps.
+            fixed subset of a few thousand samples is enough.
+        every: number of steps between measurements.
         layer: as in `coverage_integral`.
         config: as in `coverage_integral`.
-        path: where to keep the weights (`state_dict`) of the best step; None keeps none.
-        patience: after how many measurements without a new best one to stop; None never stops.
+        path: file for the weights (`state_dict`) of the best step; None saves none.
+        patience: number of measurements without a new best one after which to stop; None never
+            stops.
         progress: whether to show progress bars.
 
     Attributes:
@@ -72,23 +73,18 @@ class CoverageMonitor:
             )
 
     def __call__(self, step: int, net: nn.Module) -> Optional[float]:
-        """Measure if it is time; returns G, or None if it is not.
+        """Measure every `every` steps; returns G, or None at other steps.
 
         Args:
             step: number of training steps done.
-            net: the network; its weights, mode and statistics are left as they are.
+            net: the network; its weights, mode and statistics are not changed.
         """
         if step % self.every or (self.history and self.history[-1].step == step):
             return None
-        found = self.measure(step, net)
-        if self.path is not None and self.best == self.history[-1]:
-            files.write_weights(self.path, unwrap(net))
-        return found
-
-    def measure(self, step: int, net: nn.Module) -> float:
-        """Measure now and note it, without saving anything."""
         found = coverage_integral(net, self.loader, self.layer, self.config, progress=self.progress)
         self.history.append(Measured(step, found))
+        if self.path is not None and self.best == self.history[-1]:
+            files.write_weights(self.path, unwrap(net))
         return found
 
     @property

@@ -61,7 +61,7 @@ def rank_checkpoints(
 
     Each checkpoint is read once. Of the settings in `space`, those are chosen whose coverage agrees
     best with validation accuracy over the checkpoints (Spearman's rank correlation). Target data,
-    where it is given, only measures how well that worked.
+    if any, is only used to measure how well that worked.
 
     Examples:
         >>> ranking = nac_openood.rank_checkpoints(
@@ -76,8 +76,8 @@ def rank_checkpoints(
         >>> ranking.rc("nac-me"), ranking.rc("validation")
         >>> ranking.accuracy("nac-me"), ranking.accuracy("oracle")
 
-    Repeat the call after an interruption to continue: readings in `out` are used again if they are
-    of the same weights, data and layer.
+    Repeat the call after an interruption to continue: readings in `out` are reused if they are of
+    the same weights, data and layer.
 
     Args:
         checkpoints: two or more, in the order of training: paths or modules, in a list or by name.
@@ -96,7 +96,7 @@ def rank_checkpoints(
         batch_size: samples per batch.
         workers: number of processes that load samples.
         progress: whether to show progress bars; None shows them on a terminal.
-        say: is told what is going on, e.g. `print`.
+        say: function that is called with status messages, e.g. `print`.
 
     Raises:
         NACError: there are fewer than two checkpoints, one does not fit the network or the data,
@@ -117,11 +117,11 @@ def rank_checkpoints(
         stack.enter_context(locked(folder))
         for number, (one, origin) in enumerate(zip(found, origins), start=1):
             path = make_folder(folder / "readings") / f"{one.name}.safetensors"
-            known = CheckpointReadings.load_if(path, samples, origin)
-            if known is None:
+            stored = CheckpointReadings.load_if(path, samples, origin)
+            if stored is None:
                 say(f"reading checkpoint {number} of {len(found)}: {one.name}")
-                known = CheckpointReadings.extract(path, network(one), samples, origin)
-            readings.append(known)
+                stored = CheckpointReadings.extract(path, network(one), samples, origin)
+            readings.append(stored)
         ranking = assemble_ranking(found, readings, configs)
         ranking.save(folder)
     return ranking

@@ -1,4 +1,4 @@
-"""The ranking of the checkpoints of one training run, and how well a criterion ranks them."""
+"""The ranking of the checkpoints of one training run, and how good it is."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Ranking:
 
     def __post_init__(self) -> None:
         if not self.checkpoints or not self.candidates:
-            raise NACError("a ranking has checkpoints and settings that were tried, this one none")
+            raise NACError("the ranking has no checkpoints, or no settings that were tried")
 
     @property
     def has_test(self) -> bool:
@@ -131,7 +131,7 @@ class Ranking:
         return rank_correlation(self.scores("nac-me"), self.scores("validation"))
 
     def scores(self, criterion: str) -> list[float]:
-        """What a criterion says of each checkpoint."""
+        """The score of each checkpoint by a criterion."""
         names = {"validation": "val", "nac-me": "coverage", "oracle": "oracle"}
         if criterion not in names:
             raise NACError(f"unknown criterion {criterion!r}; expected one of {list(names)}.")
@@ -191,7 +191,7 @@ def rank_correlation(
     equal. Ties get the mean of their ranks, as in scipy; the authors' code breaks them by position.
 
     Args:
-        scores: what a criterion says of each checkpoint.
+        scores: the score of each checkpoint by a criterion.
         accuracies: of the same checkpoints.
     """
     first, second = np.asarray(scores, dtype=float), np.asarray(accuracies, dtype=float)
@@ -221,10 +221,10 @@ def rc_by_volume(
     All checkpoints are tested on the same samples.
 
     Args:
-        scores: what each criterion says of each checkpoint.
+        scores: the score of each checkpoint, by criterion.
         correct: for each target domain, `[checkpoints, samples]`, 1 where the prediction is right.
-        shares: which shares of the test data to look at; those of fewer than ten samples are left
-            out, unless they are all there is.
+        shares: which shares of the test data to use; those of fewer than ten samples are left out,
+            except for all of the data.
     """
     rng = np.random.default_rng(0)
     points = []
@@ -251,7 +251,7 @@ def assemble_ranking(
     readings: Sequence[CheckpointReadings],
     configs: Sequence[IntegralConfig],
 ) -> Ranking:
-    """The ranking, from readings alone."""
+    """Choose the settings and rank the checkpoints, from readings alone."""
     val = [each.accuracy("val") or 0.0 for each in readings]  # there is always validation data
     coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
     tried = [
