@@ -150,6 +150,12 @@ def test_near_ood_goes_on_where_scores_are_no_numbers(data):
     assert found.notes[-1].endswith(" scores of test are NaN or Inf.")
 
 
+def test_a_rule_of_others_does_not_get_the_scores_of_nac_plus(data):
+    mine = Method("mine", "Mine", needs="network", rule="mine")
+    found = finding(data, "near", methods=[mine, "nac"])
+    assert "Mine needs the network itself" in found.values["problems"]["mine"]
+
+
 def test_msp_is_that_of_the_logits(data):
     pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
     found = finding(data, "near", methods=["msp", "nac", "nac_plus", "odin"], backend="pytorch-ood")

@@ -83,7 +83,7 @@ def test_a_domain_is_read_like_any_dataset(root):
         ("single", None, "one class only, dog"),
         ("single", ("cat", "dog"), "no images of class cat, which another domain has"),
         ("photo", ("cat", "dog", "horse"), "no images of class horse"),
-        ("photo", ("dog",), "has samples of class cat, which is none of the 1"),
+        ("photo", ("dog",), "has samples of class cat, which is not one of the 1"),
     ],
 )
 def test_bad_domains_are_refused(root, domain, classes, told):

@@ -71,9 +71,9 @@ def test_lists_of_names_and_of_numbers(birds, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([("a.png", "wren")], "has samples of class wren, which is none of the 4"),
-        ([("a.png", "7")], "label 7 is no class; there are 4 classes"),
-        ([("a.png", "-1")], "label -1 is no class"),
+        ([("a.png", "wren")], "has samples of class wren, which is not one of the 4"),
+        ([("a.png", "7")], "label 7 is not one of the 4 classes"),
+        ([("a.png", "-1")], "label -1 is not one of the"),
         ([("a.png", "0"), ("b.png", "")], "line 3: path or label is empty"),
         ([("a.png", "0", "1")], "line 2: expected 2 entries, got 3"),
         ([], "is empty"),
@@ -138,8 +138,8 @@ def test_datasets_of_ones_own_code(code):
     assert found == ("everything", 5, 50, ["noise"])
     split = own_sets(f"{code}table", far=[f"t={code}table"], transform=None)
     assert [len(s) for s in (split.train, split.id_val, split.test)] == [32, 10, 8]
-    assert not needs_transform(f"{code}table", far=[f"t={code}table"], ood_val="none", near=None)
-    assert needs_transform(f"{code}table", far=["t=folder"])
+    assert not needs_transform(f"{code}table", [f"t={code}table"], "none", None)
+    assert needs_transform(f"{code}table", ["t=folder"])
     both = f"{code}pictures"
     given = own_sets(both, val=both, transform=lambda image: torch.ones(2), needs_test=False)
     assert given.n_classes == 2

@@ -86,7 +86,7 @@ def _scores(
     if method.name == NAC:
         return TestScores(data).scores(data.settings)
     fitting = data.fitting
-    if method.rule is not None:
+    if method.rule == "nac_plus":
         rules = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
         if "NAC+" not in rules:
             raise NACError(

@@ -40,7 +40,7 @@ def printed_entry(value: Optional[PrintedValue]) -> Entry:
 
 @dataclass(frozen=True)
 class PaperRows:
-    """The paper's numbers for the rows of a table; empty if none were asked for.
+    """The paper's numbers for the rows of a table; empty if not requested.
 
     Args:
         notes: where they come from, a sentence.

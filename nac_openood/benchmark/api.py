@@ -110,7 +110,8 @@ def compare(
         arch: name of the architecture; None takes the name of the class.
         backend: whose baselines run: "openood", "pytorch-ood", or "auto" for OpenOOD's where it is
             installed.
-        opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+        opengan: OpenGAN's trained discriminator; None takes `best_DNet.ckpt` in the folder of the
+            checkpoint.
         nac_config: NAC's settings and sweep; None takes those shipped for `id_name`.
         nac_strategy: strategy of NAC's search; "grid" is the authors'.
         layers: NAC's layers, out of those in its settings; None takes all.
@@ -192,7 +193,7 @@ def _named(networks: Any) -> dict[str, Network]:
         raise NACError(f"expected `networks` as modules or paths of checkpoints, got {wrong}.")
     modules = [net for net in several if isinstance(net, nn.Module)]
     found: dict[str, Network] = {
-        f"{type(unwrap(net)).__name__}" + ("" if len(modules) == 1 else f"-{number}"): net
+        type(unwrap(net)).__name__ + ("" if len(modules) == 1 else f"-{number}"): net
         for number, net in enumerate(modules)
     }
     paths = [path for path in several if not isinstance(path, nn.Module)]

@@ -222,7 +222,7 @@ def data_of(
         made = transform_of(args, paths)
     except NACError:  # code may need none
         asked = args.transform is not None or args.image_size is not None
-        if asked or needs_transform(args.train, **roles):
+        if asked or needs_transform(args.train, *roles.values()):
             raise
     sets = own_sets(
         args.train,

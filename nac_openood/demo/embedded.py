@@ -59,7 +59,7 @@ class EmbeddedImages(Dataset[Any]):
 
     Args:
         pixels: uint8 `[images, 32, 32, 3]`.
-        labels: int64 `[images]`, -1 for an image of no class.
+        labels: int64 `[images]`, -1 for an image without a class.
         names: `folder/name` of each image, unique in the benchmark.
         mean: mean per channel, by which images are normalized.
         std: standard deviation per channel.
@@ -155,7 +155,7 @@ def _mnist_set(
 def _numbered(
     folder: str, pixels: np.ndarray, labels: np.ndarray, rows: np.ndarray
 ) -> EmbeddedImages:
-    """Some rows; the label of digits 8 and 9, which are no class, becomes -1."""
+    """Some rows as a dataset; digits 8 and 9, which are not classes, get the label -1."""
     names = [f"{folder}/{row:04d}" for row in rows]
     return EmbeddedImages(pixels[rows], np.where(labels[rows] < N_CLASSES, labels[rows], -1), names)
 

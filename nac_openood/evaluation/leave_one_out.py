@@ -66,7 +66,7 @@ class RankedRuns:
         command: the command that repeats it.
         created: ISO date and time.
         versions: versions of the libraries.
-        paper: measured beside published numbers, as dicts; empty if not asked for.
+        paper: measured beside published numbers, as dicts; empty if not requested.
         notes: what a reader should know.
     """
 
@@ -241,7 +241,7 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> list[Training
     targets = sorted(p for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
     unknown = [path.name for path in targets if path.name not in domains]
     if unknown or not targets:
-        found = f"{', '.join(unknown)}, which are no domains" if unknown else "no folders"
+        found = f"{', '.join(unknown)}, which are not domains" if unknown else "no folders"
         raise NACError(
             f"{root} holds {found}; expected a folder for each target domain, some of "
             f"{', '.join(domains)}, as in {root}/{domains[0]}/trial_0/step_300.pt."

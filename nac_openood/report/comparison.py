@@ -226,7 +226,7 @@ def _cost(m: RankedMethod, key: str) -> Cell:
 
 
 def _metrics(methods: Methods) -> dict[str, Metric]:
-    """The metrics that any method has."""
+    """The metrics of which any method has values."""
     known = {key for m in methods for _, key in m.values}
     return {key: shown for key, shown in SHOWN.items() if key in known}
 
@@ -341,7 +341,7 @@ def _time_picture(points: Sequence[tuple[RankedMethod, float, float]], title: st
 
 
 def against_paper(results: Results) -> Optional[Section]:
-    """Measured and published numbers side by side; None if none were asked for."""
+    """Measured and published numbers side by side; None if not requested."""
     methods = {m.method: m for m in ranked_methods(results)}
     rows = []
     for row in results.paper:

@@ -2,7 +2,7 @@
 
 A page on the internet can make a visitor's browser send requests to the visitor's own machine. Such
 requests carry the page's `Origin`, or, if the page's host name was pointed at this machine (DNS
-rebinding), a `Host` that is not ours. Both are refused. No CORS headers are ever sent.
+rebinding), a `Host` that is not the service's. Both are refused. No CORS headers are ever sent.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def stacked(tensors: Sequence[Any], first: str) -> Any:
 
 
 class _File(NamedTuple):
-    """A file and the network's input made of it, or the reason why there is none."""
+    """A file with the network's input, or the reason why it cannot be read."""
 
     path: str
     content: Any = None

@@ -42,7 +42,7 @@ def labelled_samples(
             numbers.
 
     Raises:
-        NACError: there are no samples, or a label is none of `classes`.
+        NACError: there are no samples, or a label is not in `classes`.
     """
     data, labels = _read(Path(path), transform, labelled=True)
     found = tuple(sorted(set(labels)))
@@ -55,7 +55,7 @@ def labelled_samples(
         wrong = [number for number in numbers if not 0 <= number < count]
         if wrong:
             raise NACError(
-                f"{path}: label {wrong[0]} is no class; there are {count} classes: expected 0 to "
+                f"{path}: label {wrong[0]} is not one of the {count} classes: expected 0 to "
                 f"{count - 1}."
             )
         names = tuple(classes or map(str, range(count)))
@@ -64,8 +64,8 @@ def labelled_samples(
         unknown = [name for name in found if name not in set(names)]
         if unknown:
             raise NACError(
-                f"{path} has samples of class {some(unknown)}, which is none of the {len(names)} "
-                f"classes: {some(names)}. Take these out, or rename the class."
+                f"{path} has samples of class {some(unknown)}, which is not one of the "
+                f"{len(names)} classes: {some(names)}. Remove them, or rename the class."
             )
         index = {name: number for number, name in enumerate(names)}
         numbers = [index[label] for label in labels]

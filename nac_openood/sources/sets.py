@@ -165,10 +165,10 @@ def named_sets(entries: Sequence[str], read: Callable[[str, str], Any]) -> dict[
     return found
 
 
-def needs_transform(*paths: Any, **more: Any) -> bool:
+def needs_transform(*data: Any) -> bool:
     """Whether any of these arguments of `own_sets` is not code; code may need no transform."""
     found: list[str] = []
-    for value in (*paths, *more.values()):
+    for value in data:
         found += [str(value)] if isinstance(value, (str, Path)) else value or ()
     names = [entry.partition("=")[2] or entry for entry in found]
     return any(not is_code(name) and name != NO_OOD for name in names)

@@ -172,7 +172,7 @@ def chosen_transform(
     *,
     benchmark: Optional[Benchmark] = None,
 ) -> Preprocessing:
-    """The transform that a user asked for.
+    """Make the transform that the user chose.
 
     Args:
         choice: "auto" or None for that of the network's own configuration, a YAML file with
@@ -198,7 +198,7 @@ def chosen_transform(
 
 
 def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> Preprocessing:
-    """The transform that a file describes by its `text`; code that a file names is not run."""
+    """Make the transform from the `text` in a file; code that a file names is not run."""
     if text == AUTO:
         return _automatic(arch, weights, None)
     if is_code(text):

@@ -121,7 +121,7 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
         say: function that is called with a message if no baseline can run.
 
     Raises:
-        NACError: the name is unknown, or the backend was asked for by name and is not installed.
+        NACError: the name is unknown, or that of a backend that is not installed.
     """
     from nac_openood.benchmark.methods.pytorch_ood import detectors
     from nac_openood.plugin.source import has_openood, openood_ready
@@ -156,7 +156,8 @@ def scorers(
         rows: the methods; backends are imported only if one of them needs it.
         backend: one of `BACKENDS`; see `usable_backends`.
         nac: makes the scorer of a method that is a rule of this package.
-        opengan: OpenGAN's trained discriminator; None looks beside the checkpoint.
+        opengan: OpenGAN's trained discriminator; None takes `best_DNet.ckpt` in the folder of the
+            checkpoint.
         say: function that is called with a message if no baseline can run.
     """
     baselines = any(row.rule is None and row.scorer is None for row in rows)

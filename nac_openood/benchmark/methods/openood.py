@@ -302,7 +302,7 @@ class NetworkView(nn.Module):
         entering: Mapping[str, nn.Module] = {},
         leaving: Mapping[str, nn.Module] = {},
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits, and what enters or leaves the given modules."""
+        """Logits, the inputs of the modules `entering`, and the outputs of those `leaving`."""
         seen: dict[str, Tensor] = {}
 
         def keep(

@@ -81,11 +81,6 @@ def printed_architecture(architecture: str) -> str:
     return _ARCHITECTURES.get(architecture, architecture if architecture in names else "resnet18")
 
 
-def domain_name(folder: str) -> str:
-    """A domain's name in the tables: `real_world` of DomainBed's folder `Real World`."""
-    return folder.strip().lower().replace(" ", "_")
-
-
 def against_choice(
     measured: MeasuredChoice, dataset: str, architecture: str
 ) -> list[AgainstChoice]:
@@ -99,9 +94,10 @@ def against_choice(
     printed = published_choice(dataset, architecture)
     rows = []
     for domain, criteria in measured.items():
+        # DomainBed's folder `Real World` is `real_world` in the tables
+        values = printed.get(domain.strip().lower().replace(" ", "_"), {})
         for criterion, metrics in criteria.items():
             for metric, (mean, error) in metrics.items():
-                paper = printed.get(domain_name(domain), {}).get(criterion, {}).get(metric)
-                numbers = with_printed(mean, error, paper)
+                numbers = with_printed(mean, error, values.get(criterion, {}).get(metric))
                 rows.append(AgainstChoice(domain, criterion, metric, *numbers))
     return rows

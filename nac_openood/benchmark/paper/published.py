@@ -51,7 +51,7 @@ class PrintedValue:
 
     Args:
         mean: the number.
-        std: the number behind the plus-minus sign, or None.
+        std: the number after the plus-minus sign, or None.
         decimals: the number of decimals of the mean.
         derived: True for a mean over datasets that the paper does not print itself.
     """
@@ -123,7 +123,7 @@ class PrintedTable:
                 yield PrintedCell({**shared, **dict(zip(self.column_axes, column))}, value)
 
     def value(self, **at: str) -> Optional[PrintedValue]:
-        """The value at these coordinates, which must belong to exactly one cell."""
+        """The value at these coordinates, which must identify exactly one cell."""
         found = [cell for cell in self.cells() if at.items() <= cell.at.items()]
         if len(found) != 1:
             axes = [*self.fixed, *self.row_axes, *self.column_axes]

@@ -120,7 +120,7 @@ class Study:
 
         Raises:
             NACError: images are missing or unreadable and `skip_bad` is not set, there is no OOD
-                test set, a label of ID data is no class, or surrogates cannot be made.
+                test set, a label of ID data is not a class, or surrogates cannot be made.
         """
         readable = store.read_note(self.out / _CHECKED) or {}
         errors: list[str] = []

@@ -53,12 +53,12 @@ class FeatureBatches:
     """A loader of features: batches `{'data', 'label'}` as large as those of the samples.
 
     Args:
-        features: returns the features; called when the first batch is asked for.
+        features: returns the features; called when the first batch is requested.
         n_samples: number of samples.
         batch_size: samples per batch.
 
     Attributes:
-        timing: time of the pass over the network, once batches were asked for.
+        timing: time of the pass over the network, once a batch was requested.
     """
 
     def __init__(self, features: Callable[[], Features], n_samples: int, batch_size: int) -> None:

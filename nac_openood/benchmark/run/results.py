@@ -203,10 +203,10 @@ class Results:
         machine: e.g. {"device": "CPU", "threads": 2}.
         sets: the datasets that were scored, the ID test set first.
         runs: the networks.
-        rows: every method on every network, in the order asked for.
+        rows: every method on every network, in the order of the call.
         gallery: the samples that NAC finds hardest.
         paper: measured beside published numbers, as dicts of `paper.published.Against`; empty if
-            not asked for.
+            not requested.
         notes: what a reader should know, e.g. how many images were skipped.
         surrogates: whether hyperparameters were searched against surrogates of OOD data.
     """
@@ -243,7 +243,7 @@ class Results:
             from_values(Against, entry, f"paper[{number}]")
 
     def methods(self) -> dict[str, list[Row]]:
-        """The rows of each method, in the order asked for."""
+        """The rows by method, in the order of the call."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
             found.setdefault(row.method, []).append(row)
