@@ -21,6 +21,7 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
+from nac_openood.network.random_state import kept_random_state
 from nac_openood.progress import Say
 from nac_openood.search.loaders import SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
@@ -175,7 +176,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         study: what to compare.
         paper: put the published numbers beside the measured ones.
     """
-    with locked(make_folder(study.out)):
+    with locked(make_folder(study.out)), kept_random_state():
         store.clear_leftovers(study.out)
         # before all images are read, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]

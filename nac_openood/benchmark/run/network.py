@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from nac_openood import files, tensor_files
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
+from nac_openood.benchmark.run.cost import Meter, Timing
 from nac_openood.benchmark.run.store import method_folder
 from nac_openood.core.tensors import stored_tensor, versions
 from nac_openood.detector.batches import Batch, batches, load_batches
-from nac_openood.distributed import from_main, map_shared, world
+from nac_openood.distributed import from_main, map_shared
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of, with_features
@@ -198,26 +198,37 @@ class NetworkRun:
         files.make_folder(path.parent)
         layer, headless = self._head
 
-        def work(batch: Batch) -> dict[str, Tensor]:
-            if layer is None:
-                logits, features = classify(self.net, batch.data), {}
-            else:
-                found = with_features(self.net, batch.data, layer)
-                logits, features = found.logits, {"feature": found.features.cpu()}
-            return {"prediction": logits.argmax(dim=1).cpu(), **features, "label": batch.labels()}
+        def work(item: tuple[Batch, float]) -> tuple[dict[str, Tensor], float]:
+            batch, loading = item
+            with Meter(self.device, memory=False) as running:
+                if layer is None:
+                    logits, features = classify(self.net, batch.data), {}
+                else:
+                    found = with_features(self.net, batch.data, layer)
+                    logits, features = found.logits, {"feature": found.features.cpu()}
+                rows = {"prediction": logits.argmax(dim=1).cpu(), **features}
+            return {**rows, "label": batch.labels()}, loading + running.seconds
 
-        loader, title = self.samples[name].loader(), f"features {name}"
-        timed = TimedLoader(loader)
+        times = []
         with TensorWriter(path) as writer:
-            with Meter(self.device, memory=False) as meter:
-                # several processes share the batches: there is no time of a batch to record
-                batched = timed if world().size == 1 else loader
-                loaded = load_batches(batched, title, self.study.progress)
-                for rows in map_shared(title, (b for b in loaded if b.in_shard), work):
-                    writer.add(rows)
-            timing = timed.timing(meter)  # after the block, whose seconds are known at its end
-            about = {"made_with": dict(made_with), "timing": timing, "headless": headless}
+            for rows, seconds in map_shared(f"features {name}", self._loaded(name), work):
+                # writing is not part of the pass: a method that runs alone writes nothing
+                writer.add(rows)
+                times.append((len(rows["prediction"]), seconds))
+            about = {"made_with": dict(made_with), "timing": Timing(times), "headless": headless}
             writer.finish(_KIND, _VERSION, about)
+
+    def _loaded(self, name: str) -> Iterator[tuple[Batch, float]]:
+        """The batches of this process, and how long each took to load."""
+        title = f"features {name}"
+        stream = iter(load_batches(self.samples[name].loader(), title, self.study.progress))
+        while True:
+            with Meter(self.device, memory=False) as loading:
+                batch = next(stream, None)
+            if batch is None:
+                return
+            if batch.in_shard:
+                yield batch, loading.seconds
 
 
 def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
