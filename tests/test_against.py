@@ -6,7 +6,7 @@ from nac_openood.benchmark.paper.published import (
     GROUPS,
     PRINTED_METHODS,
     PRINTED_METRICS,
-    Against,
+    PaperComparison,
     against,
 )
 
@@ -30,11 +30,11 @@ def test_side_by_side() -> None:
     assert both.difference == pytest.approx(-0.1)
     assert rows["nac", "farood", "FPR@95"].difference == pytest.approx(0.5)
     assert rows["nac", "cifar100", "AUROC"].difference == 0
-    only_paper = Against("msp", "tin", "FPR@95", None, None, 43.27, 3.00, None)
+    only_paper = PaperComparison("msp", "tin", "FPR@95", None, None, 43.27, 3.00, None)
     assert rows["msp", "tin", "FPR@95"] == only_paper
-    only_ours = Against("nac", "farood", "ACC", 95.0, 0.1, None, None, None)
+    only_ours = PaperComparison("nac", "farood", "ACC", 95.0, 0.1, None, None, None)
     assert rows["nac", "farood", "ACC"] == only_ours
-    assert rows["mine", "svhn", "AUROC"] == Against(
+    assert rows["mine", "svhn", "AUROC"] == PaperComparison(
         "mine", "svhn", "AUROC", 90.0, None, None, None, None
     )
     # every method on every set and average, and three numbers that the paper does not have

@@ -34,12 +34,12 @@ def data(few_readings):
 
 @pytest.fixture
 def net(data):
-    return data.bench.net
+    return data.run.net
 
 
 @pytest.fixture
 def folder(data):
-    return data.bench.study.out.parent
+    return data.run.study.out.parent
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def compared(few_readings, tmp_path_factory):
     """NAC's row of a comparison on the same data."""
     out = tmp_path_factory.mktemp("compared")
     found = compare(
-        few_readings.bench.net, **vars(few_sets()), methods=["nac"], nac_config=CONFIG, arch=ARCH, out=out,
+        few_readings.run.net, **vars(few_sets()), methods=["nac"], nac_config=CONFIG, arch=ARCH, out=out,
         progress=False,
     )  # fmt: skip
     return found.rows[0]
@@ -82,7 +82,7 @@ def test_params_at_the_settings_in_use_are_the_row_of_compare(data, compared):
 def test_scores_are_those_of_a_detector(data, net):
     chosen = {name: data.settings[name] for name in ("avgpool", "layer2")}
     detector = NACDetector(net, chosen).fit_readings(data.fitting.fit)
-    expected = detector.score_loader(data.bench.loader("photos", "network")).score
+    expected = detector.score_loader(data.run.loader("photos", "network")).score
     assert np.array_equal(TestScores(data).scores(chosen)["photos"], expected)
 
 
@@ -100,7 +100,7 @@ def test_every_subset_of_few_layers_is_there(data):
 
 
 def test_training_data_is_read_once_and_in_order(data):
-    train = data.bench.study.sets.train
+    train = data.run.study.sets.train
     assert sorted(data.train_rows) == list(range(len(train)))
     assert data.train.label.tolist() == train.labels.tolist()
     assert data.fitting.fit.n_samples == 160
@@ -156,8 +156,8 @@ def test_chosen_kinds():
 
 
 def test_one_that_cannot_be_done_does_not_stop_the_others(data):
-    few = replace(data.bench.study, sets=replace(data.bench.study.sets, near={}))
-    far_only = replace(data, bench=NetworkRun(few, data.bench.checkpoint, data.bench.net))
+    few = replace(data.run.study, sets=replace(data.run.study.sets, near={}))
+    far_only = replace(data, run=NetworkRun(few, data.run.checkpoint, data.run.net))
     outcome = dict(analyze(far_only, ["near", "layers"], Options(progress=False)))
     assert isinstance(outcome["layers"], Finding)
     with pytest.raises(NACError, match="there is no near-OOD set: pass `near`"):

@@ -42,7 +42,7 @@ def agreed(data):
 
 def mixture(data, name):
     """Softmax confidences and correctness of ID test and OOD samples, from the network itself."""
-    net, study = data.bench.net, data.bench.study
+    net, study = data.run.net, data.run.study
     logits, right = [], []
     with torch.no_grad():
         for part in ("test", name):
@@ -99,8 +99,8 @@ def test_calibration_puts_the_papers_numbers_beside(calibrated):
 
 def test_decisions_are_those_of_a_detector(data, agreed):
     """The share of rejected samples of NAC, from the network and a detector."""
-    detector = NACDetector(data.bench.net, FOUR_LAYERS.layers)
-    study = data.bench.study
+    detector = NACDetector(data.run.net, FOUR_LAYERS.layers)
+    study = data.run.study
     detector.fit(study.fitting["train"].loader(), FOUR_LAYERS.n_samples, progress=False)
     detector.calibrate(study.fitting["id_val"].loader(), progress=False)
     scored = detector.score_loader(study.scored["textures"].loader(), progress=False)

@@ -30,7 +30,7 @@ def data(few_readings):
 
 @pytest.fixture
 def net(data):
-    return data.bench.net
+    return data.run.net
 
 
 def numbers(found, **at):
@@ -48,8 +48,7 @@ def test_a_changed_parameter_is_that_of_a_detector(data, net):
     changed = {"layer3": replace(data.settings["layer3"], steepness=7.0)}
     detector = NACDetector(net, changed).fit_readings(data.fitting.fit)
     inside, outside = (
-        detector.score_loader(data.bench.loader(name, "network")).score
-        for name in ("test", "photos")
+        detector.score_loader(data.run.loader(name, "network")).score for name in ("test", "photos")
     )
     measured = numbers(found, layer="layer3", parameter="steepness", value=7.0, layers="alone")
     expected = roc_auc_score(np.repeat([1, 0], [len(inside), len(outside)]),
@@ -193,7 +192,7 @@ def states(few_readings):
 
 def test_the_parts_of_the_state_make_the_gradient(data):
 
-    weight = torch.from_numpy(data.bench.head.get_fc()[0])
+    weight = torch.from_numpy(data.run.head.get_fc()[0])
     read = data.scored["photos"]
     for name, expected in (
         ("dg*(p-u)", read["avgpool"].gradient),

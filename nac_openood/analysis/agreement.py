@@ -155,7 +155,7 @@ def _gallery(
         candidates.sort(key=lambda each: (-each[0], each[1], each[2]))
         examples = []
         for _, name, row in candidates[:_MOST_EXAMPLES]:
-            samples = data.bench.study.scored[name]
+            samples = data.run.study.scored[name]
             picture = samples.picture(row)
             image = None if picture is None else png_url(small_png(picture))
             shares = {method: float(ranks[method][name][row]) for method in scores}

@@ -88,30 +88,30 @@ def prepare_analysis(
     """
     folder = make_folder(Path(out) / "readings")
     with locked(folder):
-        run = Checkpoint("network", checkpoint)
+        weights = Checkpoint("network", checkpoint)
         study = Study(
-            sets=sets, arch=arch, network=lambda _: net, runs=(run,), methods=(),
+            sets=sets, arch=arch, network=lambda _: net, runs=(weights,), methods=(),
             make=scorers((), AUTO_BACKEND), out=folder, say=say, **options,
         ).checked()  # fmt: skip
-        bench = NetworkRun(study, run, net)
-        return _read(bench, config or preset_or_auto(net, sets.id_name), search, most_train, say)
+        run = NetworkRun(study, weights, net)
+        return _read(run, config or preset_or_auto(net, sets.id_name), search, most_train, say)
 
 
 def _read(
-    bench: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
+    run: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
     """Read all datasets that have no stored readings, and choose NAC's settings as `compare`."""
-    study, inputs = bench.study, bench.inputs("network")
+    study, inputs = run.study, run.inputs("network")
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)
-    reader = NACDetector(bench.net, read_config.layer_choice)
-    made_with = bench.made_with(NACScorer(read_config, strategy="read"))
+    reader = NACDetector(run.net, read_config.layer_choice)
+    made_with = run.made_with(NACScorer(read_config, strategy="read"))
 
     def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
         """The readings in a file if nothing has changed since, else those of a new pass."""
         path, note_path = (study.out / f"{file}{end}" for end in (".safetensors", ".json"))
-        note = {"made_with": made_with, "images": bench.identity[name], **note}
+        note = {"made_with": made_with, "images": run.identity[name], **note}
         if store.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
             with suppress(FileError):
                 return Readings.load(path)
@@ -149,7 +149,7 @@ def _read(
         more = read("training", "train", others, "other training samples", n=len(rest))
     make_folder(study.out / "test")
     scored = {
-        name: read(f"test/{name}", name, bench.loader(name, "network"), f"test set {name}")
+        name: read(f"test/{name}", name, run.loader(name, "network"), f"test set {name}")
         for name in study.scored
     }
     config = replace(config, search=search)
@@ -162,7 +162,7 @@ def _read(
         )
         settings = found.layers
     rows_read = np.array([*rows, *rest], dtype=np.int64)
-    return AnalysisData(bench, fitting, more, rows_read, scored, config, dict(settings), found)
+    return AnalysisData(run, fitting, more, rows_read, scored, config, dict(settings), found)
 
 
 def analyze(

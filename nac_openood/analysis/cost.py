@@ -82,9 +82,9 @@ def cost(data: AnalysisData, options: Options) -> Finding:
         "runs the network itself. Set-up includes loading the training samples. It is without a "
         "search of hyperparameters. Deviations are those of the trials (population standard "
         "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
-        f"in MB. Batches have {test[0].size} samples; device: {data.bench.device.type}."
+        f"in MB. Batches have {test[0].size} samples; device: {data.run.device.type}."
     ]
-    n_train, n_all = _size(inputs.train), len(data.bench.samples["train"])
+    n_train, n_all = _size(inputs.train), len(data.run.samples["train"])
     if n_train < n_all:
         notes.append(
             f"Methods that use all training data were set up on {n_train} of {n_all} training "
@@ -108,8 +108,8 @@ def cost(data: AnalysisData, options: Options) -> Finding:
 
 def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInputs, list[Batch]]:
     """The fitting data, and batches of ID test samples in memory; at most `most` samples each."""
-    inputs = replace(data.bench.inputs("network"), search=False, ood_val=None, progress=False)
-    test: Iterable[Any] = data.bench.study.scored["test"].loader()
+    inputs = replace(data.run.inputs("network"), search=False, ood_val=None, progress=False)
+    test: Iterable[Any] = data.run.study.scored["test"].loader()
     if most is not None:
         inputs = replace(inputs, train=few_of(inputs.train, most))
         test = few_of(test, most)
@@ -135,7 +135,7 @@ def method_runners(
     found, problems = [Runner(FORWARD, lambda: None, forward)], {}
     for row in rows:
         try:
-            scorer = make(row, data.bench.checkpoint)
+            scorer = make(row, data.run.checkpoint)
             found.append(_baseline(row, scorer, inputs, batch))
         except Exception as error:  # methods of others may raise anything
             problems[row.title] = error_text(error)
@@ -158,7 +158,7 @@ def method_runners(
         found.append(own(title, NACDetector(net, layers), data.config.n_samples, 0))
     config = preset_for(net, data.id_name, "nac_plus")
     plus = NACDetector(net, config.layer_choice, rule=config.rule)
-    found.append(own("NAC+", plus, config.n_samples, len(data.bench.samples["id_val"])))
+    found.append(own("NAC+", plus, config.n_samples, len(data.run.samples["id_val"])))
     return found, problems
 
 
@@ -220,7 +220,7 @@ def _meter(data: AnalysisData) -> Meter:
     gc.collect()
     with suppress(OSError, AttributeError):  # only the C library of Linux can do this
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return Meter(data.bench.device)
+    return Meter(data.run.device)
 
 
 def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

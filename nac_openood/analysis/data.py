@@ -36,7 +36,7 @@ class Options:
             and OOD validation data best.
         ood_set: the OOD test set whose distributions are shown; None takes the first far one.
         methods: names of the methods to compare with; None takes those of the study.
-        backend: whose baselines run, as in `nac_openood.compare`.
+        backend: the library that runs the baselines, as in `nac_openood.compare`.
         most_samples: upper limit of training and test samples to measure costs on; None takes all.
         epochs: for which networks of other training schemes are trained.
         progress: whether to show progress bars; None shows them on a terminal.
@@ -68,7 +68,7 @@ class AnalysisData:
     predictions and labels. They are memory-mapped from files.
 
     Args:
-        bench: the network, the datasets, and what results depend on.
+        run: the network and the datasets.
         fitting: readings of the fitting subset, both validation sets and held-out training data.
         more: readings of the other training samples; None if there are none.
         train_rows: int64, indices of the training samples in `fitting.fit`, `fitting.held_out`
@@ -79,7 +79,7 @@ class AnalysisData:
         found: what the search found; None without one.
     """
 
-    bench: NetworkRun
+    run: NetworkRun
     fitting: ReadingSet
     more: Optional[Readings]
     train_rows: np.ndarray
@@ -91,17 +91,17 @@ class AnalysisData:
     @property
     def id_name(self) -> str:
         """Name of the in-distribution data."""
-        return self.bench.study.sets.id_name
+        return self.run.study.sets.id_name
 
     @property
     def arch(self) -> str:
         """Name of the architecture."""
-        return self.bench.study.arch
+        return self.run.study.arch
 
     @property
     def roles(self) -> dict[str, str]:
         """The role of every test set: "id", "csid", "near" or "far"."""
-        return self.bench.study.sets.roles()
+        return self.run.study.sets.roles()
 
     def names(self, *roles: str) -> list[str]:
         """The test sets of these roles."""
@@ -169,5 +169,5 @@ class AnalysisData:
             self.id_name, self.arch, self.accuracy, self.roles, {**about["samples"], **sizes},
             ValidationData(**about["ood_val"]),
             {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
-            about["made_with"], self.bench.study.command, len(self.train_rows),
+            about["made_with"], self.run.study.command, len(self.train_rows),
         )  # fmt: skip

@@ -102,11 +102,11 @@ def _scores(
             f"{method.title} needs the network itself, not only readings of it: use "
             "nac_openood.compare."
         )
-    sets = data.bench.study.sets
-    scorer = make(method, data.bench.checkpoint)
+    sets = data.run.study.sets
+    scorer = make(method, data.run.checkpoint)
     scorer.setup(
         MethodInputs(
-            data.bench.head, sets.id_name, sets.n_classes,
+            data.run.head, sets.id_name, sets.n_classes,
             _batches(data, data.train), _batches(data, fitting.id_val),
             _batches(data, fitting.ood_val), std=sets.std, seed=options.seed,
             progress=options.progress,
@@ -123,4 +123,4 @@ def _batches(data: AnalysisData, readings: Readings) -> FeatureBatches:
     """The head's inputs as a loader."""
     feature = readings[data.head_input].activation
     kept = Features(feature, readings.prediction, readings.label, Timing())
-    return FeatureBatches(lambda: kept, readings.n_samples, data.bench.study.batch_size)
+    return FeatureBatches(lambda: kept, readings.n_samples, data.run.study.batch_size)

@@ -98,7 +98,7 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
         [
             f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
             f"trainers trained them here for only {options.epochs} epochs on "
-            f"{len(data.bench.samples['train'])} samples without augmentation: read the table as a "
+            f"{len(data.run.samples['train'])} samples without augmentation: read the table as a "
             "check that NAC works on them, not as a benchmark of the schemes.",
             tabulate.FPR_NOTE,
         ],
@@ -138,11 +138,11 @@ class NativeScorer(OpenOODScorer):
 
 def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
     """A network trained by OpenOOD's trainer of a scheme, in evaluation mode."""
-    study, (network, trainer_name) = data.bench.study, _CLASSES[name]
+    study, (network, trainer_name) = data.run.study, _CLASSES[name]
     n_classes = study.sets.n_classes
     sample = next(iter(batches(study.scored["test"].loader()))).rows(slice(2)).data
     backbone = Backbone(build(data.arch, n_classes), sample)
-    loader: Any = data.bench.loader("train", "network")
+    loader: Any = data.run.loader("train", "network")
     shuffled = DataLoader(
         loader.dataset, batch_size=_BATCH, shuffle=True, drop_last=True,
         num_workers=study.workers, collate_fn=loader.collate_fn,
@@ -170,7 +170,7 @@ def _compared(
     data: AnalysisData, name: str, net: nn.Module, options: Options
 ) -> dict[str, Metrics]:
     """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
-    study = data.bench.study
+    study = data.run.study
     native = Method(
         _NATIVE, SCHEMES[name], needs="network", uses_train=False,
         scorer=partial(NativeScorer, name),

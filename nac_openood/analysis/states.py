@@ -243,7 +243,7 @@ def _part_metrics(data: AnalysisData, options: Options) -> dict[str, tuple[Layer
     Raises:
         NACError: if the network has no linear head, or its input was not read.
     """
-    weight, layer = torch.from_numpy(data.bench.head.get_fc()[0]), data.head_input
+    weight, layer = torch.from_numpy(data.run.head.get_fc()[0]), data.head_input
     fitting = (data.fitting.fit, data.fitting.id_val, data.fitting.ood_val)
     found: dict[str, tuple[LayerConfig, Metrics]] = {}
     for part in PARTS:

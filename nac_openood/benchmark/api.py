@@ -98,8 +98,8 @@ def compare(
             the images of `id_val`, and the results mention it.
         shifted: covariate-shifted ID test sets by name, which count as in-distribution
             (full-spectrum detection).
-        methods: names of the method table (`benchmark.methods.table.METHODS`), and rows of your
-            own; None takes the whole table.
+        methods: names in the method table (`benchmark.methods.table.METHODS`), and your own rows;
+            None takes the whole table.
         search: False uses default hyperparameters, without any OOD validation data.
         out: folder of the results; None makes a temporary one (`results.folder`).
         id_name: name of the in-distribution data; OpenOOD's ("cifar10", "imagenet") selects the
@@ -108,8 +108,8 @@ def compare(
         std: standard deviation per channel by which images were normalized, for ODIN.
         load: makes a network from the path of a checkpoint.
         arch: name of the architecture; None takes the name of the class.
-        backend: whose baselines run: "openood", "pytorch-ood", or "auto" for OpenOOD's where it is
-            installed.
+        backend: the library that runs the baselines: "openood", "pytorch-ood", or "auto" for
+            OpenOOD if it is installed.
         opengan: OpenGAN's trained discriminator; None takes `best_DNet.ckpt` in the folder of the
             checkpoint.
         nac_config: NAC's settings and sweep; None takes those shipped for `id_name`.

@@ -14,13 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nac_openood import files
-from nac_openood.report.blocks import (
-    Bullets,
-    Content,
-    Document,
-    Facts,
-    Heading,
-)
+from nac_openood.report.blocks import Bullets, Content, Document, Facts, Heading
 from nac_openood.report.drawing import svg
 from nac_openood.report.formatting import ordinal, set_title
 from nac_openood.tables import Cell, Column, Table

@@ -21,7 +21,7 @@ from nac_openood.sources.transforms import Preprocessing, chosen_transform, rest
 
 
 class Deployed(NamedTuple):
-    """A detector that is ready to judge images.
+    """A detector that is ready to score images.
 
     Args:
         detector: with its network.

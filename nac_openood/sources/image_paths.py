@@ -64,7 +64,7 @@ class Prediction(NamedTuple):
 def judge_batch(
     deployed: Deployed, x: Any, paths: Sequence[str], *, alpha: float
 ) -> list[Prediction]:
-    """Judge images `[batch, ...]` in one pass over the network; one result per path."""
+    """Score images `[batch, ...]` in one pass over the network; one result per path."""
     verdicts = deployed.detector.judge(x)
     columns = (*verdicts, verdicts.out(alpha))
     return [
@@ -105,7 +105,7 @@ def judge_images(
     batch_size: int = 100,
     workers: int = 0,
 ) -> Iterator[Prediction]:
-    """Judge images in order; those that cannot be read have a `problem`.
+    """Score images in order; those that cannot be read have a `problem`.
 
     Args:
         deployed: detector and transform.

@@ -146,7 +146,7 @@ class _TorchvisionNetworks(NetworkKind):
         if name not in published:
             raise NACError(
                 f"torchvision publishes the weights {published} of {arch}; got '{name or 'none'}'. "
-                f"{_PASS_FILE[:-1]}, or e.g. '{PUBLISHED}{(published or ['NAME'])[0]}'."
+                f"Pass a checkpoint file, or e.g. '{PUBLISHED}{(published or ['NAME'])[0]}'."
             )
         net = _downloaded(arch, lambda: torchvision.models.get_model(arch, weights=name))
         if n_classes != 1000:

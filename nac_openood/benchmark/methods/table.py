@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nac_openood.benchmark.methods.scorer import Scorer
 
 NAC = "nac"
-#: Whose baselines run; "auto" takes OpenOOD's where it is installed, else pytorch-ood's.
+#: Libraries that run the baselines; "auto" takes OpenOOD if it is installed, else pytorch-ood.
 AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
 BACKENDS = (AUTO_BACKEND, OPENOOD, PYTORCH_OOD)
 #: Packages offer methods in this group of entry points, each under the method's name.

@@ -29,7 +29,7 @@ MeasuredChoice = Mapping[str, Mapping[str, Mapping[str, tuple[Optional[float], O
 
 
 @dataclass(frozen=True)
-class AgainstChoice:
+class ChoiceComparison:
     """One number, measured and published, times 100; None if there is none.
 
     Args:
@@ -83,7 +83,7 @@ def printed_architecture(architecture: str) -> str:
 
 def against_choice(
     measured: MeasuredChoice, dataset: str, architecture: str
-) -> list[AgainstChoice]:
+) -> list[ChoiceComparison]:
     """Put measured numbers beside those of the paper, in the order of `measured`.
 
     Args:
@@ -99,5 +99,5 @@ def against_choice(
         for criterion, metrics in criteria.items():
             for metric, (mean, error) in metrics.items():
                 numbers = with_printed(mean, error, values.get(criterion, {}).get(metric))
-                rows.append(AgainstChoice(domain, criterion, metric, *numbers))
+                rows.append(ChoiceComparison(domain, criterion, metric, *numbers))
     return rows

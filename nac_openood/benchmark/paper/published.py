@@ -232,7 +232,7 @@ def _add_averages(
 
 
 @dataclass(frozen=True)
-class Against:
+class PaperComparison:
     """One number, measured and published, in percent; None if there is none.
 
     Args:
@@ -264,7 +264,7 @@ def against(
     architecture: str,
     *,
     methods: Optional[Sequence[str]] = None,
-) -> list[Against]:
+) -> list[PaperComparison]:
     """Put measured numbers beside those of the paper.
 
     Args:
@@ -295,5 +295,5 @@ def against(
                     mean, std = metrics.get(metric, (None, None))
                     numbers = with_printed(mean, std, value)
                     derived = value is not None and value.derived
-                    rows.append(Against(method, dataset, metric, *numbers, derived))
+                    rows.append(PaperComparison(method, dataset, metric, *numbers, derived))
     return rows

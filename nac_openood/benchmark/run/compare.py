@@ -16,7 +16,7 @@ from nac_openood.benchmark.run import store
 from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.network import FeatureBatches, NetworkRun
 from nac_openood.benchmark.run.results import RESULTS_FILE, Results
-from nac_openood.benchmark.run.tabulate import beside_the_paper, tabulate
+from nac_openood.benchmark.run.tabulate import paper_comparison, tabulate
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
@@ -194,7 +194,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         finally:
             results = tabulate(study, done)
             if paper:
-                results = replace(results, paper=beside_the_paper(results))
+                results = replace(results, paper=paper_comparison(results))
             results.save()
         return results
 

@@ -25,7 +25,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import Against
+from nac_openood.benchmark.paper.published import PaperComparison
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -130,7 +130,7 @@ class Row:
         method: the method's name, e.g. "temp_scaling".
         title: the name in tables, e.g. "TempScale".
         run: name of the network.
-        implementation: whose code ran, with its version.
+        implementation: the library whose code ran, with its version.
         status: "ok", "failed", or "absent" if the method cannot run here.
         error: why it failed or is absent, on one line.
         metrics: percent by name of an OOD set, "nearood" or "farood", and by metric; see
@@ -205,8 +205,8 @@ class Results:
         runs: the networks.
         rows: every method on every network, in the order of the call.
         gallery: the samples that NAC finds hardest.
-        paper: measured beside published numbers, as dicts of `paper.published.Against`; empty if
-            not requested.
+        paper: measured and published numbers, as dicts of `paper.published.PaperComparison`; empty
+            if not requested.
         notes: what a reader should know, e.g. how many images were skipped.
         surrogates: whether hyperparameters were searched against surrogates of OOD data.
     """
@@ -240,7 +240,7 @@ class Results:
             if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
                 raise NACError(f"a metric of {row.method} is not a percentage")
         for number, entry in enumerate(self.paper):
-            from_values(Against, entry, f"paper[{number}]")
+            from_values(PaperComparison, entry, f"paper[{number}]")
 
     def methods(self) -> dict[str, list[Row]]:
         """The rows by method, in the order of the call."""

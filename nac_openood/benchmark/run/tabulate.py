@@ -184,8 +184,8 @@ def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional
     return file
 
 
-def beside_the_paper(results: Results) -> tuple[Mapping[str, Any], ...]:
-    """Published numbers beside the means over runs."""
+def paper_comparison(results: Results) -> tuple[Mapping[str, Any], ...]:
+    """The means over runs and the published numbers, as dicts of `PaperComparison`."""
     names = [*results.names("near"), NEAR, *results.names("far"), FAR]
     measured = {
         method: {
@@ -256,7 +256,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )  # fmt: skip
     if any(part.paper for part in parts):
-        whole = replace(whole, paper=beside_the_paper(whole))
+        whole = replace(whole, paper=paper_comparison(whole))
     whole.save()
     return whole
 
