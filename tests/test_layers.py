@@ -64,6 +64,13 @@ def test_the_table_reads_real_networks(name):
         assert reading.gradient.abs().sum() > 0, alias
 
 
+@pytest.mark.parametrize("name", ["alexnet", "vgg11_bn", "mobilenet_v3_small"])
+def test_networks_that_are_named_alike_are_not_taken_for_a_convnext(name):
+    with torch.device("meta"):
+        net = TV.get_model(name)
+    assert recognize(net) is None
+
+
 def test_vit_reads_the_class_token_before_the_head_and_all_tokens_elsewhere():
     net = tv_vit().eval()
     assert find_layer(net, "ln").layout == "class_token"

@@ -117,7 +117,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "ConvNeXt (torchvision)",
         "convnext",
-        requires=("features.7", "avgpool", "classifier.2"),
+        # not `features.7`, which VGG, AlexNet and MobileNetV3 have as well
+        requires=("features.7.0.block", "avgpool", "classifier.2"),
         layers=(_AVGPOOL, *_stages("features.{}", (7, 5, 3, 1))),
     ),
     Architecture(
