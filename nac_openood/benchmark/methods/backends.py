@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
@@ -21,7 +23,7 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.presets import preset_or_auto
 from nac_openood.errors import NACError
-from nac_openood.files import is_file
+from nac_openood.files import digest_of, is_file
 from nac_openood.progress import Say
 from nac_openood.search import SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
@@ -29,7 +31,7 @@ from nac_openood.sources.checkpoints import Checkpoint
 
 
 class NACScorer:
-    """A rule of this package, set up as in the plugin and in `search`.
+    """A rule, set up as in the plugin and in `search`.
 
     Args:
         config: settings and sweep; None takes the shipped ones for the data and the network, or
@@ -56,6 +58,10 @@ class NACScorer:
             "layers": None if layers is None else list(layers),
             "held_out": HELD_OUT,
         }
+        kind = rule_named(rule)
+        if kind.__module__.partition(".")[0] != "nac_openood":  # our version does not tell of it
+            self.implementation = kind.__module__
+            self.settings = {**self.settings, "code": _source_hash(kind)}
 
     def setup(
         self, inputs: MethodInputs, chosen: Optional[Mapping[str, Any]] = None
@@ -111,6 +117,18 @@ class NACScorer:
             raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
         sweep = {name: lists for name, lists in config.sweep.items() if name in names}
         return replace(config, layers={name: config.layers[name] for name in names}, sweep=sweep)
+
+
+def _source_hash(kind: type) -> str:
+    """A hash of the module that defines a class, or of its methods where that is a notebook."""
+    methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
+    for parts in ([sys.modules.get(kind.__module__)], methods):
+        try:
+            text = "".join(inspect.getsource(part) for part in parts if part is not None)
+        except (OSError, TypeError):  # it is not in a file
+            continue
+        return digest_of(text)
+    return ""
 
 
 def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
