@@ -58,7 +58,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
             runner.set_up()
             runner.score(test[:1])
             trials[runner.name] = []
-        except Exception as error:  # methods of others may raise anything
+        except Exception as error:  # third-party methods may raise anything
             problems[runner.name] = error_text(error)
     # trial by trial, so that other programs on the machine disturb all methods alike
     for _ in bar(range(options.repeats), "trials", options.progress):
@@ -137,7 +137,7 @@ def method_runners(
         try:
             scorer = make(row, data.run.checkpoint)
             found.append(_baseline(row, scorer, inputs, batch))
-        except Exception as error:  # methods of others may raise anything
+        except Exception as error:  # third-party methods may raise anything
             problems[row.title] = error_text(error)
 
     def own(title: str, detector: NACDetector, n_samples: Optional[int], n_val: int) -> Runner:

@@ -42,7 +42,7 @@ def near(data: AnalysisData, options: Options) -> Finding:
     for name, method in bar(list(methods.items()), "methods", options.progress):
         try:
             scores = _scores(data, method, make, options)
-        except Exception as error:  # methods of others may raise anything
+        except Exception as error:  # third-party methods may raise anything
             problems[name] = error_text(error)
         else:
             found[name] = metrics_by_set(scores, data.roles, data.accuracy)

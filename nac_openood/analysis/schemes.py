@@ -42,7 +42,7 @@ _CLASSES = {
     "rotpred": ("rot_net:RotNet", "rotpred_trainer:RotPredTrainer"),
     "godin": ("godin_net:GodinNet", "godin_trainer:GodinTrainer"),
 }
-# those of OpenOOD's configs/pipelines/train, but for the learning rate: short runs diverge at 0.1
+# from OpenOOD's configs/pipelines/train, except for the learning rate: short runs diverge at 0.1
 _OPTIMIZER = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
 _TRAINER = {"budget": 0.3, "lmbda": 0.1, "eps": 1e-12}
 _BATCH = 64  # samples per training step

@@ -163,7 +163,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     if options.repeats < 1:
         raise NACError(f"`repeats` must be at least 1, got {options.repeats}.")
     shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
-    # all draws of all samples are the same
+    # one draw is enough if it takes all samples
     draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
     records: dict[tuple[int, float, str, int], Metrics] = {}
     for n, draw in bar(draws, "samples", options.progress):

@@ -62,7 +62,7 @@ def register_rule(rule: _R) -> _R:
 
 def rule_names() -> list[str]:
     """The names of all rules: those of the table, then those that installed packages offer."""
-    return list(dict.fromkeys([*RULES, *_entry_points()]))
+    return list(dict.fromkeys([*RULES, *entry_points(_GROUP)]))
 
 
 def rule_named(name: str) -> Type[Rule]:
@@ -72,7 +72,7 @@ def rule_named(name: str) -> Type[Rule]:
         NACError: there is no such rule; the message lists those that exist.
     """
     if not isinstance(name, str) or name not in RULES:
-        offered = _entry_points()
+        offered = entry_points(_GROUP)
         if not isinstance(name, str) or name not in offered:
             raise NACError(
                 f"unknown rule {name!r}; expected one of {rule_names()}. Pass a rule of your own "
@@ -97,9 +97,10 @@ def rule_title(name: str) -> str:
     return RULES[name].title if name in RULES else (rule_named(name).title or name)
 
 
-def _entry_points() -> dict[str, Any]:
+def entry_points(group: str) -> dict[str, Any]:
+    """The entry points that installed packages offer in a group, by name."""
     from importlib import metadata  # slow to import
 
     found: Any = metadata.entry_points()
-    ours = found.select(group=_GROUP) if hasattr(found, "select") else found.get(_GROUP, ())
-    return {entry.name: entry for entry in ours}
+    offered = found.select(group=group) if hasattr(found, "select") else found.get(group, ())
+    return {entry.name: entry for entry in offered}

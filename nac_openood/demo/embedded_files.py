@@ -83,7 +83,7 @@ def _write(root: Path, lists: dict[str, Any], manifest: dict[str, Any]) -> None:
             _write_images(new / _IMAGES, images)
             (new / _LISTS / f"{name}.txt").write_text("\n".join(_lines(images)) + "\n")
         (new / _LISTS / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        # the manifest goes first and comes last: without it, the folder counts as incomplete
+        # the manifest is removed first and moved last: without it, the folder is incomplete
         for part in (_LISTS, _IMAGES):
             if (root / part).exists():
                 shutil.rmtree(root / part)

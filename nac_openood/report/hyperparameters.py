@@ -57,7 +57,7 @@ def _chosen(results: Results) -> list[tuple[Row, str]]:
     found: dict[str, list[Row]] = {}
     for row in results.rows:
         if row.status == "ok" and (row.hyperparameters or row.search):
-            search = {**(row.search or {}), "seconds": None}  # runs may agree but for time
+            search = {**(row.search or {}), "seconds": None}  # runs may differ in time only
             key = one_line([row.method, dict(row.hyperparameters), search])
             found.setdefault(key, []).append(row)
     return [(rows[0], ", ".join(row.run for row in rows)) for rows in found.values()]

@@ -97,7 +97,7 @@ def _check_header(image: Image.Image, max_pixels: int) -> None:
         raise LargeImageError(
             f"{size} pixels: one side is more than {MAX_RATIO} times as long as the other"
         )
-    if image.mode[0] in "IF":  # which Pillow would clip at 255: almost all white
+    if image.mode[0] in "IF":  # Pillow would clip these at 255, to almost white
         raise ImageError(
             f"it has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits"
         )

@@ -246,7 +246,7 @@ def user_transform(text: str) -> Transform:
 def _needs_nothing(function: Any) -> bool:
     try:
         inspect.signature(function).bind()
-    except (TypeError, ValueError):  # ValueError: a function in C
+    except (TypeError, ValueError):  # ValueError: no signature, as for some functions in C
         return False
     return True
 

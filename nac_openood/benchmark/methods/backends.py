@@ -73,7 +73,7 @@ class NACScorer:
             kind = rule_named(config.rule).layer_settings
             layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
             config = replace(config, layers=layers, search=False, sweep={})
-        # the recipe makes the same surrogates itself, and labels the result
+        # `set_up` makes the same surrogates itself, and records that in the result
         surrogates = isinstance(inputs.ood_val, SurrogateLoader)
         self._detector, found, advice = set_up(
             inputs.net, config, inputs.train, inputs.id_val,

@@ -170,7 +170,7 @@ class OpenOODScorer:
         from openood.networks.ash_net import ASHNet
         from openood.networks.react_net import ReactNet
 
-        net = private_copy(inputs.net)  # OpenOOD's Gram leaves hooks behind where it is stopped
+        net = private_copy(inputs.net)  # OpenOOD's Gram leaves its hooks if it is interrupted
         if self._needs == "network":
             net = NetworkView(net, next(iter(batches(inputs.id_val))).data)
         wrappers = {"react": ReactNet, "ash": ASHNet}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
-from nac_openood.core.rules import RULES, rule_names, rule_title
+from nac_openood.core.rules import RULES, entry_points, rule_names, rule_title
 from nac_openood.errors import NACError, first_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Absent(NACError):
     """A method cannot run here because something is missing; the message says what."""
 
 
-class Method(NamedTuple):  # not a dataclass, whose import takes half as long as Python's start
+class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to import
     """A method.
 
     Args:
@@ -181,7 +181,7 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
     rows = [_method_named(entry) if isinstance(entry, str) else entry for entry in entries]
     unknown = [entry for entry, row in zip(entries, rows) if row is None]
     if unknown:
-        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *_entry_points()]))
+        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *entry_points(_GROUP)]))
         raise NACError(f"unknown methods {unknown}; expected some of {expected}.")
     found = {row.name: row for row in rows if row is not None}
     if not found:
@@ -194,18 +194,10 @@ def _method_named(name: str) -> Optional[Method]:
         return METHODS[name.lower()]
     if name in rule_names():
         return _of_rule(name, rule_title(name))
-    offered = _entry_points()
+    offered = entry_points(_GROUP)
     if name not in offered:
         return None
     try:
         return register_method(name, offered[name].load())
     except Exception as error:  # another package's code may raise anything
         raise NACError(f"method '{name}' cannot be loaded: {first_line(error)}") from error
-
-
-def _entry_points() -> dict[str, Any]:
-    from importlib import metadata  # here, because its import takes long
-
-    found: Any = metadata.entry_points()
-    ours = found.select(group=_GROUP) if hasattr(found, "select") else found.get(_GROUP, ())
-    return {entry.name: entry for entry in ours}

@@ -181,7 +181,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         # before all images are read, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]
         study = study.checked()
-        remove(study.out / RESULTS_FILE)  # no old table beside new scores
+        remove(study.out / RESULTS_FILE)  # an old table would not match new scores
         done: set[tuple[str, str]] = set()
         try:
             for checkpoint in study.runs:
@@ -246,7 +246,7 @@ def _run_method(run: NetworkRun, method: Method, number: str) -> None:
         _write_error(folder, "absent", error)
     except FileError:  # a full disk: no other method would succeed
         raise
-    except Exception as error:  # methods of others may raise anything
+    except Exception as error:  # third-party methods may raise anything
         run.study.say(f"{step} failed: {error_text(error)}")
         _write_error(folder, "failed", error)
 
