@@ -1,4 +1,4 @@
-"""Batches out of any loader, and which of them this process works on."""
+"""Batches of any loader, and which of them this process works on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nac_openood.network.inputs import LABELS, as_inputs, describe_value, rows, 
 from nac_openood.progress import bar
 
 _R = TypeVar("_R")
-#: For loaders that do not tell how large their batches are.
+#: For loaders without a fixed batch size.
 _BATCH_SIZE = 32
 
 
@@ -26,8 +26,8 @@ class Batch(NamedTuple):
     Args:
         data: what a network takes.
         label: int64 `[batch]`, or None where there are none.
-        number: its number in the whole loader.
-        start: the number of its first sample.
+        number: the index of the batch in the whole loader.
+        start: the index of its first sample.
     """
 
     data: Any
@@ -58,15 +58,15 @@ class Batch(NamedTuple):
 
 
 def batches(loader: Iterable[Any]) -> Iterator[Batch]:
-    """The batches of a loader, whose items are as `as_batch` takes them.
+    """Iterate over the batches of a loader; see `as_batch` for its items.
 
-    An error of ours that was raised in a worker process of the loader loses the traceback that
-    PyTorch makes part of its message.
+    PyTorch adds a traceback to the message of an error in a worker process of the loader. It is
+    removed from the errors of this package.
 
     Raises:
         NACError: this is not a loader, but a dataset or a batch.
     """
-    _check_loader(getattr(loader, "iterable", loader))  # behind a progress bar
+    _check_loader(getattr(loader, "iterable", loader))  # without its progress bar
     try:
         for item in loader:
             yield as_batch(item)
@@ -128,7 +128,7 @@ def _as_labels(label: Any, n: int) -> Tensor:
     if not whole:
         raise NACError(
             f"expected one whole-number label for each of {n} samples, got {found}. Without usable "
-            "labels, let the loader yield plain tensors. A network with several inputs needs them "
+            "labels, let the loader yield tensors only. A network with several inputs needs them "
             "in a tuple, ((x1, x2), y), or in a dict."
         )
     return tensor.reshape(n).to(torch.int64)
@@ -155,11 +155,10 @@ def check_labels(labels: Optional[Tensor], n_classes: int) -> None:
 
 
 def load_batches(loader: Iterable[Any], title: str, progress: Optional[bool]) -> Iterator[Batch]:
-    """Numbered batches; one of several processes gets at least those of its shard.
+    """Iterate over numbered batches; each of several processes gets at least those of its shard.
 
-    Every process gets the first batch, on which automatic layers are found. Of an indexable
-    dataset, it loads only its shard otherwise. A stream is read by every process, which gets all
-    batches.
+    Every process gets the first batch, on which automatic layers are found. Apart from that, only
+    the shard is loaded if the dataset can be indexed. A stream is read completely by every process.
 
     Args:
         loader: yields batches.
@@ -204,7 +203,7 @@ def _batch_indices(loader: Any) -> list[list[int]]:
         )
 
     def draw() -> list[list[int]]:
-        """As `iter(loader)` does, which draws a seed for its workers as well."""
+        """Draw as `iter(loader)` does, which also draws a seed for its workers."""
         order = iter(sampler)
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         return list(order)
@@ -217,7 +216,7 @@ def indexable(loader: Any) -> bool:
     dataset = getattr(loader, "dataset", None)
     return (
         isinstance(loader, DataLoader)
-        and loader.batch_sampler is not None  # else its samples are batches
+        and loader.batch_sampler is not None  # otherwise its samples are batches
         and not isinstance(dataset, IterableDataset)
         and hasattr(dataset, "__len__")
     )
@@ -230,9 +229,9 @@ def loader_like(
 
     Args:
         loader: the other one.
-        dataset: None takes that of `loader`.
-        indices: the samples of each batch; None takes all of them in order, in batches of the
-            same size.
+        dataset: None uses that of `loader`.
+        indices: the samples of each batch; None uses all of them in order, in batches of the same
+            size.
     """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     size = size if isinstance(size, int) and size > 0 else _BATCH_SIZE

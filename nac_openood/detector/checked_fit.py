@@ -1,8 +1,8 @@
 """Fit, calibrate and measure a detector in one go, and report what looks suspicious.
 
-The same in shards that run on their own, on any machines and at any time: a shard counts its share
-of the fitting batches and reads its share of the validation and test batches. Merged, they are the
-detector that one process would have fitted, to the bit.
+Shards can do the same independently, on any machines and at any time: a shard counts its share of
+the fitting batches and reads its share of the validation and test batches. Merging them gives
+exactly the detector that one process would have fitted.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from nac_openood.distributed import ShardResult, as_shard, ordered_shards
 from nac_openood.errors import FileError, NACError
 from nac_openood.records import checked, from_values
 
-#: Fewer fitting samples of a class say little about it.
+#: A class with fewer fitting samples is reported.
 _FEW_SAMPLES = 10
-#: By how much another order of the classes must raise the accuracy to be what is wrong.
+#: Another order of the classes is suggested if it raises the accuracy by more than this.
 _BETTER = 0.3
 #: The files in the folder of a shard.
 NOTES_FILE, _COUNTS, _VAL, _TEST = "shard.json", "counts.nac", "val.safetensors", "test.safetensors"
@@ -49,12 +49,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class FitReport:
-    """What there is to say about a detector that was just fitted.
+    """The outcome of a fit, with warnings.
 
     Args:
         n_fitted: number of fitting samples.
         n_classes: number of the network's classes.
-        accuracy: the network's, on validation data.
+        accuracy: the accuracy of the network on validation data.
         n_val: number of validation samples.
         alpha: the false-alarm rate that was asked for.
         threshold: scores at or below it have p-values of at most `alpha`.
@@ -82,7 +82,7 @@ def fit_checked(
     n_classes: Optional[int] = None,
     alpha: float = ALPHA,
 ) -> FitReport:
-    """Fit and calibrate a detector, and measure what can be measured.
+    """Fit and calibrate a detector, and measure its false alarms and the network's accuracy.
 
     Args:
         detector: not fitted yet.
@@ -115,12 +115,12 @@ class ShardNotes:
     """Which shard this is, and what all shards of a fit have in common.
 
     Args:
-        number: from 1 on.
-        of: how many there are.
-        batch_size: of validation and test data.
+        number: number of the shard, from 1 on.
+        of: number of shards.
+        batch_size: batch size of validation and test data.
         alpha: the false-alarm rate that is wanted.
         n_classes: number of classes in the data, if it is known.
-        sizes: number of samples that are used of each dataset, by its role.
+        sizes: number of samples that are used from each dataset, by role.
     """
 
     number: int
@@ -147,11 +147,11 @@ def write_shard(
     n_samples: Optional[int] = None,
     progress: Optional[bool] = None,
 ) -> None:
-    """Do one share of a fit and write it to a folder, for `merge_shards`.
+    """Compute one shard of a fit and write it to a folder, for `merge_shards`.
 
     Args:
-        folder: is created.
-        notes: which share it is.
+        folder: the folder, which is created.
+        notes: which shard it is.
         detector: not fitted yet; its classes and notes are kept.
         train: batches of training data, in a fixed order.
         val: batches of labeled ID validation data.
@@ -223,7 +223,7 @@ def _read_shard(folder: Path) -> ShardResult:
         missing=f"{folder} holds no finished shard: there is no {NOTES_FILE}",
         again="Run this shard again",
     )  # fmt: skip
-    for name in (_COUNTS, _VAL, _TEST):  # counts of another shard would count twice
+    for name in (_COUNTS, _VAL, _TEST):  # the counts of another shard would be added twice
         if tensor_files.checksum_in(folder / name) != checksums.get(name):
             raise FileError(f"{folder / name} is not the file of this shard. Run this shard again.")
     fitted = Fitted.load(folder / _COUNTS)
@@ -244,7 +244,7 @@ def _batches(folders: Sequence[Path], name: str, size: int) -> list[Readings]:
 
 @contextmanager
 def _recorded() -> Iterator[list[str]]:
-    """Collect the messages of warnings."""
+    """Collect the messages of warnings in a list, instead of showing them."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -289,7 +289,7 @@ def _report(
     Args:
         summary: what was fitted on.
         answers: predictions by true class, from `_confusion`.
-        pvalues: from scores to p-values.
+        pvalues: converts scores to p-values.
         alarms: measured on test data; None without any.
         messages: warnings so far.
         n_data_classes: number of classes in the data, if it is known.

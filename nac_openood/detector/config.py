@@ -1,7 +1,7 @@
 """`NACConfig`: the settings of a run, read from and written to YAML in OpenOOD's shape.
 
 The spellings of the authors' YAML (`M`, `O`, `sig_alpha`, `method`, `layer_kwargs`, `valid_num`)
-are read too. An unknown key is an error: a typo must not silently become a default.
+are accepted, too. An unknown key is an error: a typo must not silently become a default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 #: Layer -> setting -> the values to try.
 Sweep = Mapping[str, Mapping[str, Sequence[Any]]]
 
-#: Find the layers by running the network.
+#: The choice of layers that finds them by running the network.
 AUTO = "auto"
 #: The sections of an OpenOOD config; whole configs are read, too.
 SECTIONS = (
@@ -31,12 +31,12 @@ SECTIONS = (
 
 
 def check_sweep(layers: Mapping[str, Any], sweep: Sweep) -> None:
-    """Refuse lists of anything that is not a setting of these layers."""
+    """Raise if a sweep has unknown layers or settings, or values that are not valid."""
     unknown = [name for name in sweep if name not in layers]
     if unknown:
         raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
     for layer, lists in sweep.items():
-        # readings are made with a layout, which cannot change afterwards
+        # readings depend on the layout, so it cannot be searched
         known = [f.name for f in dataclasses.fields(layers[layer]) if f.name != "layout"]
         for key, values in lists.items():
             if key not in known:
@@ -62,7 +62,7 @@ class NACConfig:
         n_samples: size of the class-balanced fitting set; None takes all samples.
         search: whether to search hyperparameters (OpenOOD's `APS_mode`).
         sweep: the values to try, by layer and setting.
-        search_in: inside OpenOOD, who searches: `setup` (ours, seconds) or `openood` (its sweep).
+        search_in: inside OpenOOD, what searches: our `setup` (seconds) or `openood`'s sweep.
         fast: see `NACDetector`.
         rule: one of `nac_openood.core.rules.RULES`; the postprocessor's `name` in a file.
     """
@@ -87,12 +87,12 @@ class NACConfig:
 
     @property
     def layer_choice(self) -> Union[str, Mapping[str, Any]]:
-        """What `NACDetector` takes as `layers`."""
+        """The argument `layers` of `NACDetector`."""
         return self.layers or AUTO
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> NACConfig:
-        """Read an OpenOOD postprocessor document, ours or the authors'."""
+        """Make a config from an OpenOOD postprocessor document, ours or the authors'."""
         if "postprocessor" in document:
             refuse_unknown(document, SECTIONS)
         root = _mapping("postprocessor", document.get("postprocessor", document))
@@ -124,7 +124,7 @@ class NACConfig:
         kind = rule.layer_settings
         settings = {name: kind.from_dict(values) for name, values in layers.items()}
         sweep = {name: kind.renamed(lists, "sweep setting") for name, lists in swept.items()}
-        whole = cls(settings, sweep=sweep, **common)  # checks also what is not used
+        whole = cls(settings, sweep=sweep, **common)  # also checks layers that are not used
         used = {name: lists for name, lists in sweep.items() if name in chosen}
         if whole.search and sweep and not used:
             raise NACError(
@@ -155,7 +155,7 @@ class NACConfig:
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
-    """The mapping under a key; an empty one if there is nothing."""
+    """The mapping under a key; an empty one for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def checked_switch(name: str, value: Any) -> bool:
-    """`value` if it is a boolean: the text 'False' would count as true."""
+    """Return `value` if it is a boolean: the string 'False' would count as true."""
     if not isinstance(value, bool):
         raise NACError(f"{name} must be true or false, without quotes, got {value!r}.")
     return value
@@ -199,7 +199,7 @@ def read_config(path: Union[str, Path]) -> NACConfig:
 
 
 def parsed(path: Union[str, Path], parse: Callable[[Mapping[str, Any]], _T]) -> _T:
-    """What `parse` makes of the mapping in a YAML file; its errors name the file, too."""
+    """Parse the mapping in a YAML file; errors of `parse` name the file, too."""
     document = read_yaml(path)
     try:
         if not isinstance(document, Mapping):

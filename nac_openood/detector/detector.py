@@ -1,4 +1,4 @@
-"""NACDetector: where a network, a loader and a rule meet."""
+"""NACDetector: fits a rule on a network and a loader, scores, decides, and is saved to files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NACDetector:
             layers of any classifier by running it on the first batch.
         rule: how readings become a score, one of `nac_openood.core.rules.RULES`.
         fast: fold BatchNorm into convolutions and, on CPUs, use the memory layout that suits
-            them. The same numbers up to float rounding, in clearly less time on CPUs.
+            them. The same results up to rounding, clearly faster on CPUs.
         autocast: `torch.bfloat16` or `torch.float16` runs the network under `torch.autocast`, for
             fitting as well as scoring; files keep it. None runs it in its own precision, also
             where the caller is inside `torch.autocast`.
@@ -55,7 +55,7 @@ class NACDetector:
         rule_: the fitted rule.
         fit_summary_: what it was fitted on.
         threshold_: the decision threshold, once calibrated.
-        pvalues_: from scores to p-values, once calibrated.
+        pvalues_: converts scores to p-values, once calibrated.
         classes_: names of the network's classes, kept in the file; empty unless you set them.
         notes_: anything else to keep in the file, as strings by name.
 
@@ -102,7 +102,7 @@ class NACDetector:
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
     ) -> NACDetector:
-        """A fitted detector from a rule that was fitted earlier on the same network."""
+        """Make a fitted detector from a rule that was fitted on the same network."""
         detector = cls(net, rule.layers, rule=rule.name, fast=fast, autocast=autocast)
         rule.check()
         detector._accept(rule, FitSummary(rule.n_samples))
@@ -121,7 +121,7 @@ class NACDetector:
     def prepare(self, x: Any) -> None:
         """Find automatic layers on a batch, as the first pass does by itself.
 
-        Processes that are to agree to the bit must begin with the same batch.
+        Processes that must get exactly the same results must begin with the same batch.
         """
         self._reader.prepare(x)
 
@@ -142,8 +142,8 @@ class NACDetector:
                 Face encodings with `labels`, or `x` alone, under the test transform. `x` is as in
                 `score`. A `DataLoader` over an indexable dataset is only read where needed.
             n_samples: size of the subset, class-balanced where labels exist (`n // classes` of
-                each, drawn as the authors draw them); None takes everything.
-            seed: random seed of that draw.
+                each, drawn as the authors draw them); None uses everything.
+            seed: random seed of the subset.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
         counts: Counter[int] = Counter()
@@ -160,7 +160,7 @@ class NACDetector:
         with kept_random_state():
             for _ in self._reader.map("fit", batches, update):
                 pass
-        rule = rule or self._new_rule()  # there is none in a process without a batch
+        rule = rule or self._new_rule()  # in a process without a batch
         if world().connected:
             samples = rule.kept_samples()
             rule.set_sums(all_sum("counts", rule.sums()))
@@ -177,9 +177,9 @@ class NACDetector:
     def partial_fit(self, batch: Any) -> NACDetector:
         """Add one batch of in-distribution training data to what the detector was fitted on.
 
-        Batch after batch, it gives what `fit` gives on a loader of these batches, to the bit, and
-        goes on after `fit`, `merge` or `load`. It takes every sample, and does not warn about
-        missing classes or saturated layers. The threshold must be chosen again.
+        Calling it batch after batch gives exactly what `fit` gives on a loader of these batches. It
+        can also continue after `fit`, `merge` or `load`. It uses every sample, and does not warn
+        about missing classes or saturated layers. The detector must be calibrated again.
 
         Args:
             batch: one item of what `fit` calls a loader: `(x, y)`, a dict, or `x` alone. Automatic
@@ -223,7 +223,7 @@ class NACDetector:
         """Add what another detector was fitted on, e.g. another shard of the training data.
 
         Both must have the same network, rule, layers and settings. The order of shards does not
-        matter. The threshold must be chosen again.
+        matter. The detector must be calibrated again.
         """
         if other is self or not isinstance(other, NACDetector):
             got = "itself: samples would count twice" if other is self else type(other).__name__
@@ -257,7 +257,7 @@ class NACDetector:
 
     def _accept(self, rule: Rule, summary: FitSummary) -> None:
         self.rule_, self.fit_summary_ = rule, summary
-        self.threshold_ = self.pvalues_ = None  # they were made with the rule of before
+        self.threshold_ = self.pvalues_ = None  # they belong to the previous rule
 
     def _fitted(self) -> Rule:
         if self.rule_ is None:
@@ -292,7 +292,7 @@ class NACDetector:
         progress: Optional[bool] = None,
         nonfinite: str = "raise",
     ) -> Scores:
-        """Score a whole dataset; labels come along where the loader has them."""
+        """Score a whole dataset; the result has the labels if the loader yields them."""
         with kept_random_state():
             scored = list(self._score_batches("NAC score", loader, progress))
         if not scored:
@@ -334,8 +334,8 @@ class NACDetector:
         Args:
             loader: as in `NACDetector.fit`.
             n_samples: read the subset that `fit` would be fitted on; None reads everything.
-            save_to: a file that the readings are written to batch by batch; what is returned is
-                mapped from it, so that they need not fit in memory.
+            save_to: a file that the readings are written to batch by batch and memory-mapped from,
+                so that they need not fit in memory.
             in_distribution: whether labels must be classes of the network, as `fit` checks them.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
@@ -361,7 +361,7 @@ class NACDetector:
         """Choose the threshold that keeps `tpr` of held-out in-distribution data.
 
         Args:
-            loader: batches of ID validation data, which nothing was fitted on.
+            loader: batches of ID validation data that were not used for fitting or training.
             tpr: the share of it that `predict` calls in-distribution.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
@@ -385,7 +385,7 @@ class NACDetector:
 
     @property
     def calibrated_(self) -> bool:
-        """Whether p-values and threshold rest on data that was given to `calibrate`."""
+        """Whether `calibrate` was called; p-values and threshold are then based on its data."""
         return self.pvalues_ is not None or self.threshold_ is not None
 
     def p_value(self, x: Any) -> Tensor:
@@ -393,8 +393,8 @@ class NACDetector:
 
         About a share `p` of new in-distribution data falls at or below `p`.
 
-        Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples. A rule that
-        holds out training samples (NAC+) does without, with a warning; see `calibrated_`.
+        Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples. For a rule
+        that holds out training samples (NAC+) it is optional, with a warning; see `calibrated_`.
         """
         return self._p_values()(self.score(x))
 
@@ -423,7 +423,7 @@ class NACDetector:
         """How often in-distribution data has a p-value at or below each level.
 
         Args:
-            loader: batches of ID test data, which nothing was fitted or calibrated on.
+            loader: batches of ID test data that were not used for fitting or calibration.
             levels: p-values.
             progress: whether to show a progress bar; None shows one on a terminal.
 
@@ -489,12 +489,13 @@ class NACDetector:
         layers: Optional[LayerChoice] = None,
         fast: bool = False,
     ) -> NACDetector:
-        """Read what `save` wrote, for the very network it was fitted on.
+        """Load a file that `save` wrote, for the network that it was fitted on.
 
         Args:
             path: the file.
             net: the network, with the same weights.
-            layers: if given, what the file must have been fitted with; "auto" fits any file.
+            layers: the layers that the file must have been fitted with; None and "auto" accept
+                any.
             fast: as in the constructor.
         """
         unwrap(net)  # refuses what is not a network
@@ -523,8 +524,8 @@ class NACDetector:
 
         Args:
             path: ends in `.onnx` (for ONNX Runtime) or `.pt2` (for `torch.export.load`).
-            example: a batch `[batch, ...]` of the kind that the program will be given; None takes
-                a sample of what this detector has read, if it has read any since it was made.
+            example: a batch `[batch, ...]` of the kind that the program will get; None uses a
+                sample that this detector has read, if it has read any since it was made.
             alpha: about this share of in-distribution samples will be called
                 out-of-distribution.
 
@@ -538,7 +539,7 @@ class NACDetector:
 
 
 class ScoredBatch(NamedTuple):
-    """Scores of a batch by part, `[batch]` each, with the network's answers.
+    """Scores of a batch by part, `[batch]` each, with the network's predictions.
 
     Labels are -1 where there were none; `n_classes` is the number of the network's classes.
     """

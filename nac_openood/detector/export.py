@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 #: The names of the input, of the outputs, and of the JSON value about the detector.
 INPUT, OUTPUTS, ABOUT = "image", ("logits", "score", "p_value", "decision"), "nac_openood"
-#: Larger differences are errors of a program. Another runtime rounds differently, which can move
-#: a sample from one step of the p-values to the next.
+#: Larger differences mean that a program is wrong. Another runtime rounds differently, which can
+#: move a sample from one step of the p-values to the next.
 _TOLERANCE = 1e-3
-#: The most that protobuf, in which ONNX files are written, can hold.
+#: The largest message of protobuf, the format of ONNX files.
 _LARGEST_ONNX = 2**31 - 1
 
 #: Runs a file on a batch; returns the `OUTPUTS` by name.
@@ -64,11 +64,11 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         "classes": list(detector.classes_),
     }
     with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
-        p_value = detector.judge(x).p_value  # a pass, in which a detector may find layouts
+        p_value = detector.judge(x).p_value  # a pass, which may find layouts
         program = DetectorProgram(
             detector.net, detector.locations, rule, pvalues, alpha=alpha, portable=portable
         )
-        logits = program(x)["logits"]  # also makes what the rule makes once, outside of the trace
+        logits = program(x)["logits"]  # fills the rule's caches outside of the trace
         shapes = ({0: torch.export.Dim("batch")},)
         try:
             traced = torch.export.export(program, (x,), dynamic_shapes=shapes, strict=False)
@@ -76,8 +76,8 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
             found = write(traced, x, temporary, json.dumps(about))(x)
         except NACError:
             raise
-        except Exception as error:  # tracers and runtimes raise whatever they like
-            if getattr(error, "errno", None):  # of the disk; `replacing` explains it
+        except Exception as error:  # tracers and runtimes may raise anything
+            if getattr(error, "errno", None):  # a disk error, which `replacing` explains
                 raise
             raise NACError(
                 f"PyTorch cannot export {type(detector.net).__name__} ({type(error).__name__}: "
@@ -110,11 +110,11 @@ def _calibrated(detector: NACDetector) -> tuple[Rule, PValues]:
 def _batch(net: nn.Module, example: Any) -> Tensor:
     if not isinstance(example, Tensor):
         raise NACError(
-            "expected `example` to be a batch [batch, ...] of the kind that the program will be "
-            f"given, as one tensor; got {type(example).__name__}."
+            "expected `example` to be a batch [batch, ...] of the kind that the program will "
+            f"get, as one tensor; got {type(example).__name__}."
         )
     x: Tensor = prepare(unwrap(net), example)
-    # of one sample, a tracer would conclude that every batch has one
+    # from a single sample, a tracer would conclude that every batch has one
     return torch.cat([x, x]) if x.shape[0] == 1 else x
 
 
@@ -130,13 +130,13 @@ def _check_equal(found: Mapping[str, Tensor], logits: Tensor, p_value: Tensor) -
 
 
 class DetectorProgram(nn.Module):
-    """What `NACDetector` computes for a batch, without Python in between: made for tracing.
+    """What `NACDetector` computes for a batch, as a module that can be traced.
 
     Args:
         net: the network, whose weights are shared, not copied.
         layers: where the layers of the rule are, by name.
         rule: fitted and calibrated, without gradients among its needs.
-        pvalues: from scores to p-values.
+        pvalues: converts scores to p-values.
         alpha: a sample is called out-of-distribution if its p-value is at most this.
         portable: whether to use only operations that other runtimes have, too. The results are
             the same.
@@ -154,7 +154,7 @@ class DetectorProgram(nn.Module):
     ) -> None:
         super().__init__()
         self.network = ReadNetwork(net, layers, mean=rule.needs.mean)
-        # a copy: what tracing leaves behind in the rule must not reach the detector
+        # a copy: tracing must not change the rule of the detector
         self._rule = type(rule).restore(rule.settings(), rule.tensors())
         self._pvalues, self._alpha, self._portable = pvalues, alpha, portable
 
@@ -173,7 +173,7 @@ class DetectorProgram(nn.Module):
         return dict(zip(OUTPUTS, (readings.logits, score, p_value, decision)))
 
 
-# -- files: each writer returns how to run what it has written -------------------------------
+# -- files: each writer returns a function that runs the file -------------------------------
 
 
 def _write_pt2(traced: torch.export.ExportedProgram, x: Tensor, path: Path, about: str) -> Run:

@@ -1,4 +1,4 @@
-"""What a detector answers: scores of a dataset, decisions, explanations, false-alarm rates."""
+"""Results of a detector: scores of a dataset, decisions, explanations, false-alarm rates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scores(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-    """What a detector says about a batch, in tensors `[batch]` on the CPU.
+    """The results of a detector for a batch, in tensors `[batch]` on the CPU.
 
     Args:
         prediction: the network's class, int64.
@@ -58,7 +58,7 @@ class Verdicts(NamedTuple):
 
 
 def checked_alpha(alpha: float) -> float:
-    """`alpha`, if it is a number between 0 and 1."""
+    """Return `alpha` if it is a number between 0 and 1."""
     if not isinstance(alpha, Real) or not 0 < alpha < 1:
         raise NACError(f"`alpha` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
     return float(alpha)
@@ -115,8 +115,8 @@ def calibrate_rule(
 
     Args:
         rule: a fitted rule.
-        parts: what `rule.parts` gives for batches of calibration data, made one after the other.
-        tpr: the share of that data that is at or above the threshold.
+        parts: the `rule.parts` of batches of calibration data, computed while iterating.
+        tpr: the share of the data at or above the threshold.
     """
     scores = rule.calibrate(parts).cpu()
     report_nonfinite(scores)

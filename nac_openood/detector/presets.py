@@ -1,4 +1,4 @@
-"""What `layers` may be, and what it means for a network: presets, names, settings, "auto".
+"""The argument `layers` of a detector: presets, names, settings or "auto".
 
 A preset is a YAML file for each benchmark and family of architectures.
 """
@@ -49,10 +49,10 @@ def preset(benchmark: str, family: str, rule: str = "nac") -> NACConfig:
 def preset_for(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConfig:
     """The shipped settings of `benchmark` for the architecture of `net`.
 
-    A rule without shipped settings has automatic layers.
+    A rule without any shipped settings has automatic layers.
 
     Raises:
-        NACError: there are none; the message says how to pass other settings.
+        NACError: there is no such preset; the message says how to pass other settings.
     """
     if not presets(rule):
         return NACConfig({}, rule=rule)
@@ -71,15 +71,15 @@ def preset_or_auto(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConf
 
 
 def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dict[str, Any]:
-    """The settings of each layer by name; empty if layers are to be found by running the network.
+    """The settings of each layer by name; empty if layers must be found by running the network.
 
-    That is the case for "auto", and for presets of a rule without shipped settings.
+    They must be for "auto", and for presets of a rule without shipped settings.
 
     Args:
         net: the network.
         layers: "auto", the name of a preset, a list of layer names (default settings), or a
             mapping of layer names to settings.
-        rule: whose settings.
+        rule: the rule that the settings are for.
     """
     if isinstance(layers, str):
         if layers == AUTO:
@@ -91,7 +91,7 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
     if not all(isinstance(name, str) for name in names):
         raise NACError(
             "`layers` must be a preset, a list of layer names, or a mapping of layer names to "
-            f"settings, got {layers!r}. Names are texts: '1', not 1."
+            f"settings, got {layers!r}. Names are strings: '1', not 1."
         )
     settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in names}
     for name, value in settings.items():
@@ -132,6 +132,6 @@ def locate_layers(net: nn.Module, settings: Mapping[str, Any]) -> dict[str, Laye
         layer = find_layer(net, name)
         found[name] = Layer(name, layer.path, config.layout) if config.layout else layer
         other = by_path.setdefault(layer.path, name)
-        if other != name:  # it would count twice in the mean
+        if other != name:  # it would be counted twice in the mean
             raise NACError(f"layers '{other}' and '{name}' are the same module '{layer.path}'.")
     return found

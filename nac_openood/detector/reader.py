@@ -28,9 +28,9 @@ class Reader:
 
     Args:
         net: the network.
-        rule: whose needs to read.
-        layers: settings by layer name; empty if they are to be found.
-        find: finds the settings by running the network on the first batch.
+        rule: the rule, which says what it needs.
+        layers: settings by layer name; empty if layers must be found.
+        find: finds layers and their settings by running the network on the first batch.
         fast: as in `NACDetector`.
         autocast: as in `NACDetector`.
 
@@ -63,13 +63,13 @@ class Reader:
         self.locations = locate_layers(self.net, layers)
         self._has_layouts = all(layer.layout for layer in self.locations.values())
         self._needs = self.rule(layers).needs
-        self.layers = dict(layers)  # last: for other threads it is the sign that all is there
+        self.layers = dict(layers)  # last: other threads check this attribute
 
     def prepare(self, x: Any) -> None:
-        """Find layers, layouts and the plan of a pass, by the first batch.
+        """Find layers, layouts and the plan of a pass on the first batch.
 
-        `read` does this by itself. Processes that are to agree to the bit must begin with the same
-        batch.
+        `read` does this by itself. Processes that must get exactly the same results must begin
+        with the same batch.
         """
         if self._plan is None:
             self._plan = PassPlan(self.net, x, fast=self.fast)
@@ -96,9 +96,9 @@ class Reader:
         """The results of `work` for all batches in order; each process works on its shard.
 
         Args:
-            step: what is done; the same in all processes.
+            step: name of the step; the same in all processes.
             batches: from `load_batches`.
-            work: is given what was read of a batch, and the batch.
+            work: called with the readings of a batch, and the batch.
         """
 
         def shard() -> Iterator[Batch]:
@@ -110,7 +110,7 @@ class Reader:
         on_gpu = device_of(self.net).type == "cuda"
 
         def run(batch: Batch) -> _T:
-            # from pinned memory the copy to the GPU does not make the CPU wait
+            # a copy from pinned memory to the GPU does not block the CPU
             data = mapped(batch.data, _pinned) if on_gpu else batch.data
             return work(self.read(data), batch)
 
@@ -122,7 +122,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def on_cpu(parts: Iterable[Readings]) -> Iterator[Readings]:
-    """Readings on the CPU; those of a GPU are waited for when it has got its next batch."""
+    """Move readings to the CPU, waiting for those of a GPU only while it has its next batch."""
     copies: deque[tuple[Readings, Any]] = deque()
     for part in parts:
         event = _copied_event(part.prediction.device)
@@ -135,7 +135,7 @@ def on_cpu(parts: Iterable[Readings]) -> Iterator[Readings]:
 
 
 def _copied_event(device: torch.device) -> Any:
-    """Tells when a copy from a GPU to pinned memory is done; None for other devices."""
+    """An event for the end of a copy from a GPU to pinned memory; None for other devices."""
     return torch.cuda.Event() if device.type == "cuda" else None
 
 

@@ -26,7 +26,7 @@ _KIND, _VERSION = "nac_openood readings", 2
 
 @dataclass(frozen=True)
 class Readings(ByLayer):
-    """A mapping of layer name to `Reading` `[samples, neurons]`, with the network's answers.
+    """A mapping of layer name to `Reading` `[samples, neurons]`, with the network's predictions.
 
     Args:
         by_layer: readings by layer name.
@@ -44,7 +44,7 @@ class Readings(ByLayer):
 
     @classmethod
     def of_pass(cls, read: Probed, label: Tensor, network: str = "") -> Readings:
-        """What a pass gave, on the device of the network; labels stay where they are."""
+        """The readings of a pass, on the device of the network; labels stay on theirs."""
         return cls(read.by_layer, read.logits.argmax(dim=1), label, read.logits, network)
 
     @property
@@ -93,7 +93,7 @@ class Readings(ByLayer):
     # -- checks ----------------------------------------------------------------------------
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
-        """Refuse NaN and Inf, which no setting can rank; `what` names the samples in the error."""
+        """Raise if there are NaN or Inf readings; `what` names the samples in the error."""
         names = list(self if layers is None else layers)
         broken = dict.fromkeys(names, 0)
         for part in self.batches():
@@ -104,7 +104,7 @@ class Readings(ByLayer):
                 raise broken_error(count, f"{self.n_samples} {what} samples", name)
 
     def check_labels(self, what: str) -> None:
-        """Refuse in-distribution samples with labels that are not classes of the network.
+        """Raise if in-distribution samples have labels that are not classes of the network.
 
         Samples without any label are fine; OOD samples among labelled ones are not.
         """
@@ -115,7 +115,7 @@ class Readings(ByLayer):
                 raise NACError(f"the {what} readings: {error}") from None
 
     def check_network(self, net: nn.Module) -> None:
-        """Refuse readings that are known to be of another network than `net`."""
+        """Raise if these are readings of another network than `net`, as far as that is known."""
         if self.network and self.network != identity(net):
             raise NACError(
                 "these readings are of another network, or of other weights. Read this network, or "
@@ -123,7 +123,7 @@ class Readings(ByLayer):
             )
 
     def differs_from(self, other: Readings) -> str:
-        """Why both cannot be of one network and the same layers; "" if they can."""
+        """Why two sets cannot be of the same network and layers; "" if they can."""
         if list(self) != list(other):
             return f"layers {list(self)}, not {list(other)}"
         for name, reading in self.items():
@@ -198,7 +198,7 @@ class Readings(ByLayer):
 
 
 def fit_rule(rule: Rule, parts: Iterable[Mapping[str, Reading]]) -> Rule:
-    """Fit a rule on readings; `Readings` bring their labels with them."""
+    """Fit a rule on readings, with their labels if they have any."""
     for part in parts:
         rule.update(part, getattr(part, "label", None))
     rule.check()
@@ -210,7 +210,7 @@ def _no_readings() -> NACError:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], layers: tuple[str, ...]) -> None:
-    """Refuse tensors of a file that are not readings of these layers."""
+    """Raise if the tensors of a file are not readings of these layers."""
     if not layers or len(set(layers)) < len(layers):
         raise NACError(f"'layers' must name each layer once, got {list(layers)}.")
     activations = [f"activation/{name}" for name in layers]

@@ -1,4 +1,4 @@
-"""A fitted detector as a file: the rule's tensors, everything else as JSON beside them."""
+"""A fitted detector as a file: the tensors of the rule, and everything else as JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import PRECISIONS
 from nac_openood.records import checked, from_values
 
-#: Version 2 names its rule; version 1 knew reference NAC only.
+#: Version 2 names its rule; version 1 is always reference NAC.
 _KIND, _VERSION = "nac_openood detector", 2
 _DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
-#: The prefix of the rule's tensors, and the name of the scores behind the p-values.
+#: The prefix of the rule's tensors, and the name of the scores that p-values are computed from.
 _RULE, _SCORES = "rule/", "calibration"
 
 
@@ -44,16 +44,16 @@ class FitSummary:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a file holds.
+    """The content of a detector's file.
 
     Args:
         rule: the fitted rule.
         network: fingerprint of the network it was fitted on.
         summary: what it was fitted on.
         threshold: the decision threshold; None before calibration.
-        pvalues: from scores to p-values; None before calibration.
+        pvalues: converts scores to p-values; None before calibration.
         classes: names of the network's classes.
-        notes: texts by name.
+        notes: strings by name.
         autocast: name of the precision that the network ran in; None for its own.
     """
 
@@ -99,11 +99,11 @@ class Fitted:
 
     @classmethod
     def load(cls, path: PathLike, net: Optional[nn.Module] = None) -> Fitted:
-        """Read what `save` wrote, if `net` is the network that it was fitted on.
+        """Load a file that `save` wrote.
 
         Args:
             path: the file.
-            net: None does not check the network.
+            net: the network, which must be the one it was fitted on; None skips this check.
         """
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         with damage(path, "Fit again"):
@@ -124,8 +124,8 @@ class Fitted:
 
 
 def _restored_rule(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Rule:
-    """The rule of a file; what it is made of is taken out of `about`."""
-    if "rule" not in about:  # version 1 kept its settings beside the rest, and tensors as they are
+    """Restore the rule of a file; removes its entries from `about`."""
+    if "rule" not in about:  # version 1: settings are top-level entries, tensors have no prefix
         kept = {name: about.pop(name) for name in list(about) if name in ("layers", "n_samples")}
         return Coverage.restore(kept, tensors)
     kind = rule_named(checked(str, about.pop("rule"), "rule"))

@@ -24,7 +24,7 @@ AUTHORS_SEED = 1
 def dataset_labels(dataset: Any) -> Optional[np.ndarray]:
     """All labels of a dataset without loading its samples, or None where that is not possible.
 
-    Knows `Subset`, `ConcatDataset`, `TensorDataset`, OpenOOD's `.imglist` lines ("path label")
+    Supports `Subset`, `ConcatDataset`, `TensorDataset`, OpenOOD's `.imglist` lines ("path label")
     and torchvision's `.targets`, `.labels` and `.samples`.
     """
     if isinstance(dataset, Subset):
@@ -55,7 +55,7 @@ def balanced_indices(
     """Indices of `n_samples // classes` samples of each class, as the authors draw them.
 
     Each class's indices, in list order, are shuffled with `RandomState(seed)`; the first ones are
-    taken, class after class in order of appearance. A smaller class gives all it has.
+    taken, class after class in order of appearance. Of a smaller class, all samples are taken.
     """
     labels = np.asarray(labels)
     classes = list(dict.fromkeys(labels.tolist()))
@@ -90,9 +90,9 @@ def fitting_indices(
 def fitting_loader(
     loader: Iterable[Any], n_samples: Optional[int], seed: int = AUTHORS_SEED
 ) -> Iterable[Any]:
-    """A loader over the fitting subset, if the dataset behind `loader` can be indexed.
+    """A loader over the fitting subset, if the dataset of `loader` can be indexed.
 
-    Anything else (a list of batches, a stream) is returned as it is; see `take_quota`.
+    Any other loader (a list of batches, a stream) is returned as it is; see `take_quota`.
     """
     if n_samples is None or not indexable(loader):
         return loader
@@ -110,14 +110,14 @@ def fitting_batches(
     progress: Optional[bool],
     seed: int = AUTHORS_SEED,
 ) -> Iterator[Batch]:
-    """The samples of a loader to fit on, as `load_batches` gives them.
+    """Iterate over the samples to fit on, in batches as of `load_batches`.
 
     Args:
-        net: the network, whose classes labels must be.
+        net: the network; labels must be among its classes.
         loader: batches, as in `NACDetector.fit`.
         n_samples: size of the class-balanced subset; None takes everything.
-        counts: is set to the number of samples of each class in this process; all of the
-            network's classes are in it.
+        counts: filled with the number of samples of each class in this process, also of classes
+            without samples.
         title: title of the progress bar.
         progress: whether to show it; None shows it on a terminal.
         seed: random seed of the draw.

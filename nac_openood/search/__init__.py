@@ -1,8 +1,8 @@
 """Hyperparameter search without the network: one pass makes readings, the rest is arithmetic.
 
-`space` says what to try, `tables` scores every candidate, and `run` is the search. `loaders` makes
-stand-ins for OOD validation data. `recipe` sets a detector up with all of it, and `advise` compares
-it with simpler methods.
+`space` defines what to try, `tables` scores every candidate, and `run` is the search. `loaders`
+makes surrogates for OOD validation data. `recipe` sets up a detector with all of these, and
+`advise` compares it with simpler methods.
 """
 
 from nac_openood.search.loaders import (

@@ -1,9 +1,9 @@
-"""How a fitted detector compares with simpler methods, and what to use instead.
+"""Compare a fitted detector with simpler methods, and suggest what to use instead.
 
 A detector is compared with MSP, energy, KNN and (if it is reference NAC) NAC+ on OOD validation
-data. Without such data, surrogates of ID validation images take its place. They show that settings
-do not suit a network. They do not show how well a method does on real OOD data, and every sentence
-says so.
+data. Without such data, surrogates made from ID validation images are used. They can show that
+settings do not suit a network, but not how well a method does on real OOD data; every message says
+so.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MARGIN = 0.01
 _CLOSE = 0.01
 #: Samples of each kind that are compared, at least and at most, and training samples.
 _MIN_SAMPLES, _MAX_SAMPLES, _TRAIN = 20, 1000, 1000
-#: A part of the score tells nothing if its AUROC is less than this and either nearly all ID samples
-#: are alike, or this share of all samples is.
+#: A part of the score is useless if its AUROC is less than this and either nearly all ID samples
+#: or this share of all samples have the same value.
 _CHANCE, _SAME = 0.55, 0.9
 
 NAC_TITLE, NAC_PLUS_TITLE = RULES["nac"].title, RULES["nac_plus"].title
-#: What the samples are that a detector has to tell from ID data.
+#: What the OOD samples are.
 REAL, SURROGATE = "OOD validation data", "surrogates, not real OOD data"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A method on the compared samples, in fractions.
+    """The result of a method on the compared samples, in fractions.
 
     Args:
-        auroc: with its 99 % interval.
+        auroc: its AUROC with a 99 % interval.
         difference: how much higher its AUROC is than the detector's; None for the detector itself.
     """
 
@@ -69,7 +69,7 @@ class Advice:
 
     Args:
         method: the title of the detector, e.g. "NAC".
-        against: what it has to tell from ID data, e.g. "surrogates, not real OOD data".
+        against: what the OOD samples are, e.g. "surrogates, not real OOD data".
         n_id: number of ID samples that were compared.
         n_ood: number of OOD samples or surrogates.
         table: the detector and the alternatives by title, best first; empty if nothing could be
@@ -125,7 +125,7 @@ def advise(
     seed: int = 0,
     progress: Optional[bool] = None,
 ) -> Advice:
-    """Compare a fitted detector with simpler methods, and say what is wrong with its settings.
+    """Compare a fitted detector with simpler methods, and report problems with its settings.
 
     Examples:
         >>> advice = nac_openood.advise(det, val_loader, train=train_loader)
@@ -134,12 +134,12 @@ def advise(
 
     Args:
         detector: a fitted detector of either rule.
-        id_val: batches of ID validation data, which nothing was fitted on.
+        id_val: batches of ID validation data that were not used for fitting or training.
         train: batches of training data, for KNN and NAC+, of which 1,000 samples are read; None
             leaves these two out.
-        ood_val: batches of OOD validation data (never test data); None makes surrogates of the
+        ood_val: batches of OOD validation data (never test data); None makes surrogates from the
             images of `id_val`. Without either, e.g. for tables and text, nothing is compared.
-        n_samples: how many samples of each validation set to look at.
+        n_samples: number of samples of each validation set to use.
         seed: random seed of the surrogates.
         progress: whether to show progress bars; None shows them on a terminal.
     """
@@ -203,16 +203,16 @@ def advise_on_readings(
         id_val: readings of ID validation samples.
         ood_val: readings of OOD samples or surrogates.
         fit: readings of training samples; None leaves out KNN and NAC+.
-        layers: which layers of these readings the alternatives can use; None is none.
-        own: `id_val` and `ood_val` as the rule needs them; None takes those above.
+        layers: which layers of these readings the alternatives can use; None for none.
+        own: `id_val` and `ood_val` with the readings that the rule needs; None uses those above.
         against: what the OOD samples are.
         searched: whether the rule's settings were searched on these samples.
     """
     began = time.perf_counter()
     title = rule.title or rule.name
     pair = _some_rows(id_val), _some_rows(ood_val)
-    mine = pair if own is None else (_some_rows(own[0]), _some_rows(own[1]))
-    wrong, notes = _saturated(rule, *mine, against), []
+    own_pair = pair if own is None else (_some_rows(own[0]), _some_rows(own[1]))
+    wrong, notes = _saturated(rule, *own_pair, against), []
     n_id, n_ood = (readings.n_samples for readings in pair)
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
@@ -220,7 +220,7 @@ def advise_on_readings(
     why = "there is no training data" if fit is None else "layers that it needs were not read"
     missing = sorted({"KNN", NAC_PLUS_TITLE} - {title, *others})
     notes += [f"{name} was not compared: {why}" for name in missing]
-    scores = {title: [rule.score(readings) for readings in mine]}
+    scores = {title: [rule.score(readings) for readings in own_pair]}
     scores.update({name: list(map(score, pair)) for name, score in others.items()})
     table = _compared(scores)
     if not table:
@@ -233,7 +233,7 @@ def advise_on_readings(
 
 
 def _some_rows(readings: Readings) -> Readings:
-    """At most a thousand samples, at random but always the same."""
+    """At most a thousand random samples, always the same ones."""
     draw = torch.Generator().manual_seed(0)
     rows = torch.randperm(readings.n_samples, generator=draw)[:_MAX_SAMPLES]
     return readings.rows(rows.sort().values)
@@ -255,7 +255,7 @@ def _compared(scores: Mapping[str, list[Tensor]]) -> dict[str, Compared]:
 
 
 def _saturated(rule: Rule, inside: Readings, outside: Readings, against: str) -> list[str]:
-    """Layers that cannot tell anything: by their counts, or by what they say of the samples."""
+    """Warnings about layers that cannot separate samples, judged by counts or by scores."""
     found = rule.saturated(inside)
     suspected = rule.saturated(inside, certain=False)
     parts = [rule.parts(readings) for readings in (inside, outside)]
@@ -284,7 +284,7 @@ def _better_method(
 
     Args:
         title: the title of the detector.
-        table: it and the alternatives, best first.
+        table: the detector and the alternatives, best first.
         against: what the OOD samples are.
         searched: whether the detector's settings were searched.
     """

@@ -1,8 +1,8 @@
-"""What could be used instead of a detector: MSP, energy, KNN and NAC+, scored on readings.
+"""Alternatives to a detector, scored on readings: MSP, energy, KNN and NAC+.
 
 MSP and energy need the logits, which all readings have. KNN needs the input of the head, and NAC+
-the ends of the early stages: both are there if the layers that were read include them, as the
-published settings of ResNets and ViTs do.
+the ends of the early stages. They can be scored if these layers were read; the published settings
+of ResNets and ViTs include them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from nac_openood.network.probe import read
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100
-#: Of more fitting samples, this many are used, evenly spaced.
+#: KNN and NAC+ use at most this many fitting samples, evenly spaced.
 _MAX_FITTED = 5000
-#: Samples that are run to find the layers.
+#: Number of samples that are run to find the layers.
 _PROBED = 3
 
 #: Scores `[samples]` of readings; higher means more in-distribution.
@@ -45,8 +45,8 @@ class AlternativeLayers:
 
     Args:
         head_input: the layer whose output is the input of the head; None if it was not read.
-        early: the layers that NAC+ uses, and by what to divide their activations to get means
-            over positions; empty unless all of them were read.
+        early: the layers that NAC+ uses, each with the number that its activations are divided by
+            to get means over positions; empty unless all of them were read.
     """
 
     head_input: Optional[str] = None
@@ -54,10 +54,10 @@ class AlternativeLayers:
 
 
 def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
-    """Find out which layers of a detector the alternatives can use, by running a few samples.
+    """Find the layers of a detector that the alternatives can use, by running a few samples.
 
     Args:
-        detector: what the readings are made with.
+        detector: the detector that makes the readings.
         x: a batch; three samples are used.
     """
     found = _automatic(detector, x)
@@ -75,10 +75,10 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
 
 
 def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], AlternativeLayers]:
-    """A detector that reads all that the alternatives need, in a forward pass; None if it can't.
+    """A detector that reads what the alternatives need in a forward pass; None if that fails.
 
     Args:
-        detector: whose network to read.
+        detector: the detector whose network is read.
         x: a batch; three samples are used.
     """
     found = _automatic(detector, x)
@@ -95,12 +95,12 @@ def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector],
 def _automatic(detector: NACDetector, x: Inputs) -> Optional[AutoLayers]:
     try:
         return auto_layers(detector.net, rows(x, slice(_PROBED)))
-    except Exception:  # somebody's network may raise anything; then there are fewer alternatives
+    except Exception:  # a network may raise anything; then there are fewer alternatives
         return None
 
 
 def _positions(detector: NACDetector, x: Inputs, located: Mapping[str, Layer]) -> dict[str, float]:
-    """How many positions the activations of each layer are summed over; {} if that varies."""
+    """The number of positions that each layer is summed over; {} if it differs by sample."""
     if rule_named(detector.rule)(detector.layers).needs.mean:
         return dict.fromkeys(located, 1.0)
     sums, means = (
@@ -127,8 +127,8 @@ def alternatives(
     Args:
         fit: readings of training samples, for KNN and NAC+; None leaves these out.
         id_val: readings of ID validation samples, on which NAC+ is calibrated.
-        layers: which layers they use.
-        plus: whether NAC+ is one of them.
+        layers: the layers that they use.
+        plus: whether to include NAC+.
     """
     found: dict[str, Score] = {}
     if fit is not None and fit.n_samples > _MAX_FITTED:
@@ -157,7 +157,7 @@ def _knn(fitted: Tensor, layer: str) -> Score:
 
 
 def _finite(readings: Readings, layers: Iterable[str]) -> Readings:
-    """The samples without NaN and Inf, which no rule is fitted on."""
+    """Drop samples with NaN or Inf, which no rule can be fitted on."""
     broken = not_finite(Reading(logits_in(readings)), *(readings[name] for name in layers))
     return readings.rows(~broken) if broken.any() else readings
 
@@ -171,6 +171,6 @@ def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
     rule = NACPlus({name: LayoutConfig() for name in early})
     fit_rule(rule, map(only_early, fit.batches()))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of few samples: intervals tell that here
+        warnings.simplefilter("ignore", UserWarning)  # about few samples, which the intervals show
         rule.calibrate(rule.parts(only_early(batch)) for batch in id_val.batches())
     return lambda readings: rule.score(only_early(readings))

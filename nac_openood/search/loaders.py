@@ -1,8 +1,8 @@
-"""Loaders made of other loaders: held-out and small parts of them, and surrogates of OOD data.
+"""Loaders made from other loaders: held-out and small subsets, and surrogates of OOD data.
 
-Surrogates are for a search without real OOD validation data. They are made of in-distribution
-images: they keep the pixels' statistics and break what a class is made of. Settings chosen with
-them are chosen against *these* images: docs/search.md has what that costs.
+Surrogates are for a search without real OOD validation data. They are distorted in-distribution
+images, which keep the statistics of the pixels but not the features of a class. Settings that are
+chosen with them are tuned to *these* images: docs/search.md shows what that costs.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from nac_openood.detector.subset import (
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import Inputs, mapped, tensors_in
 
-#: Further apart than there are batches.
-_APART = 10**6
+#: Distance of the seeds of two loaders: more than they have batches.
+_SEED_STEP = 10**6
 
-#: What every report of such a search says.
+#: The note in every report of a search with surrogates.
 SURROGATE_LABEL = "searched against surrogate OOD, not real OOD"
 
-#: `(images, images of other classes, generator) -> spoiled images`, all `[batch, c, h, w]`.
-Spoil = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+#: `(images, images of other classes, generator) -> distorted images`, all `[batch, c, h, w]`.
+Distortion = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
-def _turned(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Turned by a quarter or a half."""
+def _rotated(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    """Rotated by 90, 180 or 270 degrees."""
     turns = torch.randint(1, 4, (len(images),), generator=draw)
     return torch.stack([x.rot90(int(k), (1, 2)) for x, k in zip(images, turns)])
 
 
 def _inverted(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Light for dark, around each image's own mean."""
+    """Light and dark exchanged, around the mean of each image."""
     return 2 * images.mean(dim=(1, 2, 3), keepdim=True) - images
 
 
@@ -66,7 +66,7 @@ def _shuffled(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _noisy(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """As much Gaussian noise as there is contrast."""
+    """With Gaussian noise of the standard deviation of the image."""
     noise = torch.randn(images.shape, generator=draw).to(images)
     return images + noise * images.std(dim=(1, 2, 3), keepdim=True)
 
@@ -77,9 +77,9 @@ def _blurred(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
     return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
 
 
-#: name -> function; an image is spoiled in one of these ways.
-SURROGATES: Mapping[str, Spoil] = {
-    "rotated": _turned,
+#: The distortions by name; an image gets one of them.
+SURROGATES: Mapping[str, Distortion] = {
+    "rotated": _rotated,
     "inverted": _inverted,
     "mixed": _mixed,
     "patch-shuffled": _shuffled,
@@ -118,20 +118,20 @@ def surrogate_ood(
     for turn in range(per_image):
         part = torch.empty_like(images)
         for k, kind in enumerate(chosen):
-            mine = rows[(rows + turn) % len(chosen) == k]
-            if len(mine):
-                part[mine] = SURROGATES[kind](images[mine], others[mine], draw)
+            use = rows[(rows + turn) % len(chosen) == k]
+            if len(use):
+                part[use] = SURROGATES[kind](images[use], others[use], draw)
         out.append(part)
     return torch.cat(out)
 
 
 class SurrogateLoader:
-    """A loader of in-distribution batches as a loader of their surrogates, without labels.
+    """A loader of surrogates of the batches of another loader, without labels.
 
     Args:
         loader: batches, as in `NACDetector.fit`, of more than one image: `mixed` needs images
             of different classes.
-        **options: of `surrogate_ood`.
+        **options: options of `surrogate_ood`.
     """
 
     def __init__(self, loader: Iterable[Any], **options: Any) -> None:
@@ -144,13 +144,13 @@ class SurrogateLoader:
         options = dict(self._options)
         seed = options.pop("seed", 0)
         for number, batch in enumerate(batches(self._loader)):
-            own = seed * _APART + number  # a different seed for every batch and every `seed`
-            spoil = partial(surrogate_ood, label=batch.label, seed=own, **options)
-            yield Batch(mapped(batch.data, spoil), None)
+            own_seed = seed * _SEED_STEP + number  # of every batch and every `seed`
+            distort = partial(surrogate_ood, label=batch.label, seed=own_seed, **options)
+            yield Batch(mapped(batch.data, distort), None)
 
 
 def can_distort(samples: Inputs) -> bool:
-    """Whether surrogates can be made of a batch: square images, and not of tables or text."""
+    """Whether surrogates can be made from a batch: only from square images."""
     tensors = tensors_in(samples)
     square = all(x.ndim == 4 and x.shape[2] == x.shape[3] for x in tensors)
     return square and len(tensors) == 1 and tensors[0].is_floating_point()
@@ -187,15 +187,15 @@ def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
 
 
 def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optional[Iterable[Any]]:
-    """A loader of training samples that `fit` and `read_loader` leave out with `n_samples`.
+    """A loader of training samples that `fit` and `read_loader` do not use with `n_samples`.
 
     Args:
         train: batches of training data.
-        n_samples: how many are fitted on.
-        n: how many others to take at most, drawn class by class as the fitting subset is.
+        n_samples: size of the fitting subset.
+        n: largest number of other samples, drawn class by class like the fitting subset.
 
     Returns:
-        None where nothing is left, or where `train` is a stream that cannot be indexed.
+        The loader; None if no samples are left, or if `train` cannot be indexed.
     """
     if n_samples is None or not indexable(train):
         return None
@@ -209,8 +209,8 @@ def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optio
 def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
     """A loader of at most `n` samples, which can be read more than once.
 
-    They are drawn class by class where that is possible; of a stream they are the first ones, kept
-    in memory.
+    They are drawn class by class where that is possible; of a stream, the first ones are kept in
+    memory.
     """
     if indexable(loader):
         source: Any = loader
@@ -227,7 +227,7 @@ def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
 
 
 def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray:
-    """At most `n` of the rows `rest`, as many of each class where there are enough."""
+    """Draw at most `n` of the rows `rest`, equally many of each class if `n` is large enough."""
     if not n or n >= len(rest):
         return rest[:n]
     if labels is not None and n >= len(np.unique(labels[rest])):

@@ -1,13 +1,13 @@
-"""How NAC is set up on a network: split, read, search, guard, fit, advise.
+"""Set up NAC on a network: split, read, search, guard, fit, advise.
 
-The plugin, `nac-openood search`, the comparison and the demo all take these steps:
+The plugin, `nac-openood search`, the comparison and the demo all use these steps:
 
 1. split the training data into the fitting subset and other samples, held out for the guard;
 2. read both and the validation sets in one pass over the network. Without an OOD validation set,
-   surrogates made of the ID validation images take its place, and every result says so;
+   surrogates made from the ID validation images are used, and every result says so;
 3. search the settings without the network (`nac_openood.search.run`), and measure on the held-out
    samples whether they overfit;
-4. fit the rule with the winner;
+4. fit the rule with the best settings;
 5. compare it with simpler methods (`nac_openood.search.advise`).
 
 `set_up` does all of it.
@@ -53,11 +53,11 @@ _ROLES = {
 
 
 class Outcome(NamedTuple):
-    """A fitted detector and what there is to say about it.
+    """A fitted detector, with the results of the search and of the comparison.
 
     Args:
         detector: the detector, calibrated if its rule needs that.
-        found: what the search found; None if nothing was searched.
+        found: the result of the search; None without a search.
         advice: how it compares with simpler methods; None without ID validation data that can be
             read again.
     """
@@ -79,10 +79,10 @@ def set_up(
     seed: int = 0,
     progress: Optional[bool] = None,
 ) -> Outcome:
-    """Fit NAC on a network, after a search where the config asks for one.
+    """Fit NAC on a network, after a search if the config asks for one.
 
-    Guard and advice are measured and reported, not enforced: the search follows the protocol that
-    OpenOOD has for every method.
+    Guard and advice are reported, not enforced: the search follows the protocol that OpenOOD has
+    for every method.
 
     Args:
         net: the network.
@@ -99,7 +99,7 @@ def set_up(
     if not is_searched(config):
         reader.fit(train, config.n_samples, progress=progress)
         fitted = _calibrated(reader, id_val, progress)
-        if id_val is None or isinstance(id_val, Iterator):  # which yields its batches only once
+        if id_val is None or isinstance(id_val, Iterator):  # can be read only once
             return Outcome(fitted, None, None)
         advice = advise(
             fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
@@ -115,12 +115,12 @@ def set_up(
     found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
     detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
     detector = _calibrated(detector.fit_readings(readings.fit), id_val, progress)
-    assert detector.rule_ is not None  # it was fitted just now
+    assert detector.rule_ is not None
     return Outcome(detector, found, advise_after_search(detector.rule_, readings))
 
 
 def is_searched(config: NACConfig) -> bool:
-    """Whether there is a search to do: it is asked for, and there is something to search."""
+    """Whether the config asks for a search and there is something to search."""
     automatic = not config.layers and config.rule == "nac"
     return config.search and (bool(config.sweep) or automatic)
 
@@ -137,16 +137,16 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
 def _calibrated(
     detector: NACDetector, id_val: Optional[Iterable[Any]], progress: Optional[bool]
 ) -> NACDetector:
-    """The detector, calibrated where the scores of its rule depend on that."""
+    """Calibrate the detector if the scores of its rule depend on that."""
     if id_val is None or not rule_named(detector.rule).needs_calibration:
         return detector
     return detector.calibrate(id_val, progress=progress)
 
 
 def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
-    """Search the sweep of `config`; the guard is reported, not enforced.
+    """Search over the sweep of `config`; the guard is reported, not enforced.
 
-    Automatic layers, which have no sweep, are searched layer by layer over the paper's space.
+    Automatic layers have no sweep and are searched layer by layer over the paper's space.
     """
     if config.rule != "nac":
         raise NACError(
@@ -189,7 +189,7 @@ def gather(
         n_held_out: how many other training samples to read for the guard.
         folder: where to write the readings, batch by batch; None keeps them in memory.
         names: names of the validation sets, by role, for reports.
-        about: what else to note beside the readings.
+        about: other information to store with the readings.
         seed: random seed for the surrogates.
         say: called with a line of text for each dataset that is read.
         progress: whether to show progress bars; None shows them on a terminal.
@@ -234,7 +234,7 @@ def gather(
 
 
 class _First:
-    """A loader that remembers the first samples it yielded, since it may not yield them again."""
+    """A loader that keeps the first samples it yielded: it may not yield them again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
@@ -251,7 +251,7 @@ class _First:
 
 
 def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
-    """Readings are kept in memory; those of all of ImageNet would not fit."""
+    """Raise if the readings would not fit in memory, as those of all of ImageNet."""
     if n_samples is None and hasattr(getattr(train, "dataset", None), "__len__"):
         n_samples = len(train.dataset)
     if n_samples is not None and n_samples > _MAX_IN_MEMORY:
@@ -265,7 +265,7 @@ def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
 
 
 def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = None) -> NACConfig:
-    """The shipped settings, or the default ones of the layers `names`, deepest first."""
+    """The shipped settings, or default settings of the layers `names`, deepest first."""
     if not names:
         return preset_for(net, benchmark)
     order = [layer.alias for layer in table_layers(net)]
@@ -276,7 +276,7 @@ def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = 
 
 
 def about_network(net: nn.Module) -> dict[str, Any]:
-    """What to note beside the readings of a network."""
+    """The information about a network that is stored with its readings."""
     row = recognize(net)
     return {"family": None if row is None else row[0].family, "network": identity(net)}
 
@@ -284,13 +284,13 @@ def about_network(net: nn.Module) -> dict[str, Any]:
 def layers_and_lists(
     readings: ReadingSet, space: str, names: Optional[Sequence[str]] = None
 ) -> tuple[dict[str, LayerConfig], Sweep]:
-    """The layers to search and the lists to try.
+    """The layers to search and the lists of values to try.
 
     Args:
-        readings: what there is.
+        readings: the readings to search on.
         space: "paper", "preset" (the lists shipped for the readings' benchmark and network) or
             the path of a YAML file with a sweep.
-        names: layers to search; None takes all in the readings.
+        names: layers to search; None for all layers of the readings.
     """
     unknown = [name for name in names or () if name not in readings.fit]
     if unknown:

@@ -1,4 +1,4 @@
-"""The search of reference NAC, from readings to result."""
+"""Search the settings of reference NAC, from readings to a ranking."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ _METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that were scored: of some layers, or of one layer by itself.
+    """Settings and their results: of several layers together, or of one layer by itself.
 
     Args:
-        layers: settings by layer, without those that are left out.
-        objective: what was maximized; None for a layer by itself.
+        layers: settings by layer, without layers that are left out.
+        objective: value of the objective; None for a layer by itself.
         auroc: ID against OOD validation.
-        fpr95: the same, OpenOOD's FPR@95: ID samples rejected when 95 % of the OOD samples are
-            found.
+        fpr95: OpenOOD's FPR@95: ID samples rejected when 95 % of the OOD samples are found.
         fpr95_in: the FPR@95 of most papers: OOD samples accepted when 95 % of the ID samples are
             kept.
-        guard: AUROC of held-out training against ID validation, near 0.5 where it does not
-            overfit; None without held-out readings.
+        guard: AUROC of held-out training against ID validation, near 0.5 without overfitting;
+            None without held-out readings.
     """
 
     layers: Mapping[str, LayerConfig]
@@ -70,20 +69,20 @@ LayerPoint = Candidate
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The ranking, and how it was found.
+    """The ranking of a search, and how it was found.
 
     Args:
         ranking: the best joint candidates, best first.
         landscape: every layer candidate by itself, in order.
-        strategy: which was used.
-        objective: what was maximized.
+        strategy: name of the strategy.
+        objective: name of the objective.
         guard: candidates whose guard AUROC is further than this from 0.5 were excluded; None
             excludes nothing.
         guard_limit: what `guard="auto"` would exclude; None without held-out readings.
-        surrogate: whether the OOD validation set was made of in-distribution images.
-        evaluated: how many joint candidates were evaluated.
-        n_samples: how many samples the candidates were fitted on.
-        seconds: how long it took.
+        surrogate: whether the OOD validation set was made from in-distribution images.
+        evaluated: number of joint candidates that were evaluated.
+        n_samples: number of samples that the candidates were fitted on.
+        seconds: duration of the search.
     """
 
     ranking: tuple[Candidate, ...]
@@ -99,22 +98,22 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate:
-        """The winner."""
+        """The best candidate."""
         return self.ranking[0]
 
     @property
     def overfits(self) -> bool:
-        """Whether the winner separates held-out training from ID validation samples."""
+        """Whether the best candidate separates held-out training from ID validation samples."""
         value, limit = self.best.guard, self.guard_limit
         return value is not None and limit is not None and abs(value - 0.5) > limit
 
     @property
     def layers(self) -> Mapping[str, LayerConfig]:
-        """The winner's settings, as `NACDetector` takes them."""
+        """The settings of the best candidate, as `NACDetector` takes them."""
         return self.best.layers
 
     def to_config(self) -> NACConfig:
-        """The winner as a config; nothing is left to search in it."""
+        """The best candidate as a config without a search."""
         return NACConfig(layers=dict(self.layers), n_samples=self.n_samples)
 
 
@@ -157,7 +156,7 @@ def search(
         top: how many candidates to rank.
         seed: random seed.
         budget: how much to try.
-        progress: a progress bar; None shows one on a terminal.
+        progress: whether to show a progress bar; None shows one on a terminal.
     """
     began = time.perf_counter()
     if objective not in OBJECTIVES:
@@ -204,7 +203,7 @@ def search(
 
 
 def default_guard(n_held: int, n_id: int) -> float:
-    """0.05, or where sets are too small for that, four standard errors of a chance AUROC.
+    """The default of `guard`: 0.05, or four standard errors of a chance AUROC for small sets.
 
     See docs/search.md for the measurements behind it.
     """
@@ -222,7 +221,7 @@ def _guard_limit(
             "fitting subset. Pass them, or turn the guard off."
         )
     if guard == "auto":
-        # an empty set is refused later, by name
+        # an empty set is refused later, with its name
         return default_guard(max(1, held_out.n_samples), max(1, id_val.n_samples))
     if isinstance(guard, str) or not 0 <= guard <= 0.5:
         raise NACError(

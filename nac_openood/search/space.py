@@ -17,7 +17,7 @@ from nac_openood.errors import NACError
 from nac_openood.search.tables import JointCandidates
 
 #: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
-#: Full weight comes first: of equally good candidates the first one wins.
+#: Full weight comes first: of equally good candidates the first one is chosen.
 PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
     "n_bins": (50, 500, 1000),
     "full_count": (5, 10, 50, 100, 500, 5000),
@@ -27,9 +27,9 @@ PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
 }
 #: Joint candidates that are evaluated at once.
 _BLOCK = 4096
-#: A grid above this would run for more than an hour; it is more likely a mistake.
+#: A larger grid would run for more than an hour, and is probably a mistake.
 GRID_LIMIT = 10**8
-#: How often `random` leaves a layer out, where it may.
+#: The probability with which `random` leaves out a layer, if it may.
 _LEFT_OUT = 0.25
 
 
@@ -43,7 +43,7 @@ def paper_space(
 
     Args:
         layers: layer names, deepest first.
-        weights: whether to search the weights too; without them layers count alike.
+        weights: whether to search the weights, too; otherwise all layers have weight 1.
     """
     gentle, steep = PAPER_SPACE["steepness"], PAPER_SPACE["steepness_deepest"]
     by_depth = [steep, gentle + steep]
@@ -64,9 +64,9 @@ def layer_candidates(
     """Every layer's candidates, in the order of OpenOOD's sweep: the first list changes fastest.
 
     Args:
-        layers: the settings that are not searched, by layer name.
-        sweep: the lists; a layer without lists has one candidate, as it is.
-        leave_out: whether to add, last, a candidate of weight 0: the layer left out.
+        layers: the settings by layer name; the sweep replaces what it lists.
+        sweep: the values to try; a layer without any has a single candidate.
+        leave_out: whether to append a candidate of weight 0, which leaves out the layer.
     """
     if not layers:
         raise NACError("no layers to search: pass e.g. {'avgpool': LayerConfig(), ...}.")
@@ -88,8 +88,8 @@ def layer_candidates(
 def grid_points(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """All combinations of values, in OpenOOD's order: the first name changes fastest."""
     names = list(lists)
-    turned = itertools.product(*(lists[name] for name in reversed(names)))
-    return [dict(zip(names, reversed(values))) for values in turned]
+    reversed_points = itertools.product(*(lists[name] for name in reversed(names)))
+    return [dict(zip(names, reversed(values))) for values in reversed_points]
 
 
 # -- strategies: which joint candidates to evaluate -----------------------------------------
@@ -123,7 +123,7 @@ class Budget:
 
 
 def grid(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
-    """All joint candidates: the exact optimum of the lists."""
+    """Try all joint candidates, which finds the exact optimum."""
     n_points = math.prod(joint.sizes)
     if n_points > GRID_LIMIT:
         raise NACError(
@@ -176,10 +176,10 @@ def _ascend(joint: JointCandidates, start: np.ndarray) -> None:
 
 
 def random(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
-    """Independent random points; an equal seed tries equal points in equal order."""
+    """Try independent random points; the same seed tries the same points in the same order."""
     deadline = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
     for start in range(0, budget.points, _BLOCK):
-        # a whole block is drawn even if less is used, so that a larger budget begins the same way
+        # always a whole block, so that a larger budget begins with the same points
         drawn = _draw(joint, rng, _BLOCK)
         joint.evaluate(drawn[: budget.points - start])
         if time.monotonic() >= deadline:

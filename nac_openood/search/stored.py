@@ -1,4 +1,4 @@
-"""The readings a search needs, by role, with a folder to keep them in, and its result as files.
+"""The readings of a search, by role, stored in a folder, and the result of a search as files.
 
 A folder of readings holds a safetensors file for each role and `readings.json`, which is written
 last: without it the set is not complete.
@@ -34,15 +34,14 @@ _AGAIN = "Read the network and save its readings again"
 
 @dataclass(frozen=True)
 class ReadingSet:
-    """What `search` takes, and where it comes from.
+    """The readings that `search` takes, and where they come from.
 
     Args:
         fit: readings of the fitting subset.
         id_val: readings of ID validation samples.
         ood_val: readings of OOD validation samples, real or surrogate.
         held_out: readings of training samples that are not in `fit`, or None.
-        about: JSON values that say how they were made; `ood_val: {surrogate: true}` marks
-            surrogates.
+        about: how they were made, as JSON values; `ood_val: {surrogate: true}` marks surrogates.
     """
 
     fit: Readings
@@ -58,12 +57,12 @@ class ReadingSet:
 
     @property
     def surrogate(self) -> bool:
-        """Whether the OOD validation set is made of in-distribution images."""
+        """Whether the OOD validation set is made from in-distribution images."""
         return bool(self.about.get("ood_val", {}).get("surrogate", False))
 
     @property
     def alternative_layers(self) -> AlternativeLayers:
-        """Which layers the alternatives of `advise` can use; none if there is no note of it."""
+        """Which layers the alternatives of `advise` can use; none if `about` does not say."""
         return from_values(AlternativeLayers, self.about.get("known") or {})
 
     def save(self, folder: Union[str, Path]) -> None:
@@ -75,7 +74,7 @@ class ReadingSet:
 
     @classmethod
     def load(cls, path: Union[str, Path]) -> ReadingSet:
-        """Map the set in a folder into memory; any file of the folder may be named instead."""
+        """Memory-map the set in a folder; `path` is the folder or any file in it."""
         folder = Path(path) if is_folder(path) else Path(path).parent
         if not mode_of(path):
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
@@ -109,14 +108,14 @@ class ReadingSet:
 
 
 def prepare_folder(folder: Union[str, Path]) -> Path:
-    """Create a folder to keep readings in; a set that is there counts as incomplete now."""
+    """Create a folder for readings; marks a set that is already there as incomplete."""
     target = files.make_folder(folder)
     files.remove(target / MANIFEST)
     return target
 
 
 def write_manifest(folder: Path, roles: list[str], about: Mapping[str, Any]) -> None:
-    """Declare the set in `folder` complete."""
+    """Write the manifest, which marks the set in `folder` as complete."""
     checksums = {role: tensor_files.checksum_in(folder / f"{role}.safetensors") for role in roles}
     document = {"roles": roles, "about": dict(about), "checksums": checksums}
     files.write_document(folder / MANIFEST, _FORMAT, document)
@@ -162,7 +161,7 @@ class _Manifest:
 
 
 def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> None:
-    """Write the winner as YAML that `read_config` and OpenOOD read, with comments on the search."""
+    """Write the best settings as YAML for `read_config` and OpenOOD, with comments."""
     best = result.best
     against = about.get("ood_val", {}).get("name", "the given OOD validation set")
     guard = "not measured" if best.guard is None else f"{best.guard:.2%}"
@@ -185,10 +184,10 @@ def write_report(
     settings: Mapping[str, Any],
     advice: Optional[Advice] = None,
 ) -> None:
-    """Ranking, landscape, guard values, settings, versions and advice as JSON."""
+    """Write ranking, landscape, guard values, settings, versions and advice as JSON."""
     landscape = [{"layer": p.layer, **p.config.to_dict(), **p.numbers()} for p in result.landscape]
     for point in landscape:
-        del point["weight"]  # which makes no difference to a layer by itself
+        del point["weight"]  # makes no difference for a layer by itself
     document = {
         "format": 1,
         "warning": SURROGATE_LABEL if result.surrogate else None,

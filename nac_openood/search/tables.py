@@ -1,4 +1,4 @@
-"""Candidates without the network: every layer candidate is scored once, then they are combined.
+"""Score candidates without the network: each layer candidate once, then combinations of them.
 
 A layer's readings are turned into states once for each state and steepness, and binned once for
 each number of bins; `full_count` only decides where counts are cut off, and the weight only
@@ -35,7 +35,7 @@ def _one_minus_fpr(scores: Tensor, n_id: int) -> Tensor:
     return 1 - joined_fpr_at(scores, n_id)
 
 
-#: What to make as large as possible: `([candidates, samples], n_id) -> [candidates]`.
+#: Objectives to maximize: `([candidates, samples], n_id) -> [candidates]`.
 OBJECTIVES: Mapping[str, Objective] = {
     "auroc": joined_auroc,
     "fpr95": _one_minus_fpr,
@@ -45,19 +45,19 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 @dataclass(frozen=True)
 class SearchData:
-    """The readings a search works on.
+    """The readings of a search.
 
     Args:
         fit: readings of the fitting subset; counted, not scored.
-        scored: readings of "ID validation", "OOD validation" and, where given, "held-out training",
-            in the order of the columns of every table.
+        scored: readings of "ID validation", "OOD validation" and optionally "held-out training", in
+            the order of the columns of every table.
     """
 
     fit: Readings
     scored: Mapping[str, Readings]
 
     def check(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
-        """Raise where a set is empty, or lacks what the candidates of a layer need."""
+        """Raise if a set is empty, or lacks what the candidates of a layer need."""
         for role, readings in {"fitting": self.fit, **self.scored}.items():
             if not readings.n_samples:
                 raise NACError(f"the {role} set is empty: the search needs at least one sample.")
@@ -81,10 +81,10 @@ class SearchData:
                 f"layer '{name}': the {role} readings have {width} neurons, those of the fitting "
                 f"set {expected}. Read all datasets with the same network."
             )
-        wanting = sorted({point.state for point in options if STATES[point.state].uses_gradient})
-        if wanting and readings[name].gradient is None:
+        states = sorted({point.state for point in options if STATES[point.state].uses_gradient})
+        if states and readings[name].gradient is None:
             raise NACError(
-                f"layer '{name}': states {wanting} need gradients, but the {role} readings have "
+                f"layer '{name}': states {states} need gradients, but the {role} readings have "
                 "none. Read the network again with one of these states."
             )
 
@@ -107,7 +107,7 @@ class LayerTable:
 
 
 def score_layer(name: str, points: Sequence[LayerConfig], samples: SearchData) -> LayerTable:
-    """Score all candidates of a layer as a detector fitted with each would."""
+    """Score all candidates of a layer exactly as detectors with these settings would."""
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
     for point in points:
         groups.setdefault((point.state, point.steepness), []).append(point)
@@ -122,7 +122,7 @@ def score_layer(name: str, points: Sequence[LayerConfig], samples: SearchData) -
 
 
 def _key(point: LayerConfig) -> _Key:
-    """What the scores depend on."""
+    """The settings that the scores depend on."""
     return point.state, point.steepness, point.n_bins, point.full_count
 
 
@@ -151,21 +151,21 @@ def _score_group(
 
 
 class JointCandidates:
-    """Evaluates joint candidates and remembers the best.
+    """Evaluates joint candidates and keeps the best.
 
-    A joint candidate is a row of `choice`, int64 `[candidates, layers]`: which of its candidates
-    each layer takes. A weight of 0 leaves a layer out, which changes no bit of the others' sum.
+    A joint candidate is a row of `choice`, int64 `[candidates, layers]`: the index of the candidate
+    of each layer. A weight of 0 leaves out a layer, and does not change the sum of the others.
 
-    Of equal candidates the one that OpenOOD's own sweep visits first is better, in whatever order
-    they were tried. That sweep changes the first layer's settings fastest.
+    Of equal candidates, the one that OpenOOD's own sweep visits first is preferred, in whatever
+    order they are tried. That sweep changes the first layer's settings fastest.
 
     Args:
-        tables: the layers, in the detector's order.
-        n_id: how many columns are ID validation; they come first.
-        n_ood: how many are OOD validation, after those; the rest is held-out training.
+        tables: the scores of the layers, in the detector's order.
+        n_id: number of columns of ID validation, which come first.
+        n_ood: number of columns of OOD validation, which follow; the rest is held-out training.
         objective: what to maximize.
-        guard: candidates whose guard AUROC is further than this from 0.5 do not count.
-        top: how many to remember.
+        guard: candidates whose guard AUROC is further than this from 0.5 are excluded.
+        top: number of candidates to keep.
         progress: called with the number of candidates that were just evaluated.
 
     Attributes:
@@ -187,7 +187,7 @@ class JointCandidates:
     ) -> None:
         self.tables, self.objective = tables, objective
         self.sizes = [len(table.points) for table in tables]
-        #: by layer, the first candidate of weight 0, or None where the layer always counts
+        #: by layer, the first candidate of weight 0; None if the layer is always used
         self.left_out = [
             next((k for k, p in enumerate(t.points) if not p.weight), None) for t in tables
         ]
@@ -205,10 +205,10 @@ class JointCandidates:
         ]
         scores = [table.scores.to(self._device) for table in tables]
         self._val = [part[:, :n_val].contiguous() for part in scores]
-        # held-out training samples take the place of ID: they should not score higher
+        # held-out training samples in place of ID: they should not score higher
         self._guard = [torch.cat([part[:, n_val:], part[:, :n_id]], dim=1) for part in scores]
 
-    # -- numbers of given candidates -------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------
 
     def measure(self, choice: Tensor, metric: Objective) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
@@ -243,25 +243,24 @@ class JointCandidates:
 
         Args:
             choice: the joint candidates.
-            floor: candidates below this, and too low to be remembered, may keep their value without
-                a look at the guard.
+            floor: the guard is not checked for candidates below this that are too low to keep.
         """
         rows = torch.from_numpy(np.ascontiguousarray(choice, dtype=np.int64))
         values = self.measure(rows, self.objective).cpu().numpy()
         self.evaluated += len(choice)
         lowest = float(self.values[-1]) if len(self.values) == self._top else _NEVER
         if self._limit is not None:
-            asked = np.flatnonzero((values >= min(floor, lowest)) & (values > _NEVER))
-            guards = self.guard(rows[torch.from_numpy(asked)]) if len(asked) else None
+            checked = np.flatnonzero((values >= min(floor, lowest)) & (values > _NEVER))
+            guards = self.guard(rows[torch.from_numpy(checked)]) if len(checked) else None
             if guards is not None:
-                values[asked[np.abs(guards.cpu().numpy() - 0.5) > self._limit]] = _NEVER
+                values[checked[np.abs(guards.cpu().numpy() - 0.5) > self._limit]] = _NEVER
         good = np.flatnonzero((values >= lowest) & (values > _NEVER))
         if len(good):
-            self._remember(choice[good], values[good])
+            self._keep_best(choice[good], values[good])
         self._progress(len(choice))
         return values
 
-    def _remember(self, choice: np.ndarray, values: np.ndarray) -> None:
+    def _keep_best(self, choice: np.ndarray, values: np.ndarray) -> None:
         choice = np.concatenate([self.choice, choice])
         values = np.concatenate([self.values, values])
         order = np.lexsort([*choice.T, -values])

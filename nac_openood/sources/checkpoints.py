@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError, some
-from nac_openood.files import entries, is_file, is_folder
+from nac_openood.files import check_encoding, entries, is_file, is_folder
 from nac_openood.network.replica import unwrap
 
 _BEST = "best.ckpt"
@@ -232,6 +232,8 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
 
 def _read_file(path: Path) -> Any:
     check_archive(path)
+    if path.suffix == ".safetensors":
+        check_encoding(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
