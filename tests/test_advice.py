@@ -94,7 +94,7 @@ def test_intervals_are_those_of_a_paired_bootstrap():
 
 
 def test_two_samples_are_the_least():
-    with pytest.raises(NACError, match="at least two ID and two OOD samples .* got 1 and 5"):
+    with pytest.raises(NACError, match="at least two ID and two OOD samples, got 1 and 5"):
         Aurocs(torch.zeros(1, 1), torch.zeros(1, 5))
 
 

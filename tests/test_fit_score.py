@@ -81,7 +81,7 @@ def test_fit_holds_out_validation_images(here, tmp_path, capsys):
     assert fit(*given, "--rule", "nac", "--layers", "pool", "--out", str(tmp_path / "d")) == 0
     caught = capsys.readouterr()
     assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
-    assert "not measured: give --test" in caught.out
+    assert "not measured: pass --test" in caught.out
     assert NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt")).rule == "nac"
 
 

@@ -186,7 +186,7 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--arch not given. Give --arch, --checkpoint and --id-data or --train"),
+        ([], "--arch not given. Pass --arch, --checkpoint and --id-data or --train"),
         (["--arch", "resnet50"], "expected one of --id-data and --train to say which images to use, got none"),
         (["--readings", "nowhere"], "there is no nowhere"),
         (["--readings", "{kept}", "--n-samples", "9"], "--n-samples cannot change readings"),

@@ -70,19 +70,19 @@ def analyze_command(args: argparse.Namespace) -> int:
     writes KIND.csv, KIND.json and its figures into --out, and a section of report.html.
     For exit codes see nac-openood --help.
     """
-    kinds = chosen_kinds(args.kinds)  # a typo is noticed before the long part
+    kinds = chosen_kinds(args.kinds)  # report a typo before the slow part
 
     from nac_openood.analysis.api import analyze
     from nac_openood.analysis.data import Options
 
     out = Path(args.out)
-    same = ["against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron"]
-    same += ["ood_set", "methods", "backend", "most_samples", "epochs"]
-    asked = {name: getattr(args, name) for name in same if getattr(args, name) is not None}
+    names = ["against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron"]
+    names += ["ood_set", "methods", "backend", "most_samples", "epochs"]
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     failed: list[str] = []
     page = None
     try:
-        for kind, found in analyze(_data(args, out), args.kinds, Options(say=say, **asked)):
+        for kind, found in analyze(_data(args, out), args.kinds, Options(say=say, **options)):
             if isinstance(found, NACError):
                 print_error(f"{kind}: {found}")
                 failed.append(kind)
@@ -112,7 +112,7 @@ def _publish(found: Finding, out: Path) -> Optional[Path]:
 
 
 def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
-    """Read the data that the options name, or take what was read before."""
+    """Read the data of the options, or load what was read before."""
     from nac_openood.analysis.api import MOST_TRAIN, prepare_analysis
     from nac_openood.demo import NETWORKS, network_and_sets
     from nac_openood.detector.config import read_config

@@ -64,7 +64,7 @@ def compare_command(args: argparse.Namespace) -> int:
       nac-openood compare --arch net.py:make --checkpoint net.pt --transform transform.yml \
           --train birds/train --val birds/val --test birds/test --far cars=photos/of/cars
           your own network and images; without OOD validation images the search uses surrogates
-          made from ID validation images, which the results say
+          made from ID validation images, and the results say so
       nac-openood report compare
           write the tables and the page again, from the results in ./compare
 
@@ -79,14 +79,14 @@ def compare_command(args: argparse.Namespace) -> int:
     checkpoints = inputs.checkpoints(args)
     sets = inputs.data_of(args, list(checkpoints.values())).sets
     load = inputs.network_loader(args, sets.n_classes)
-    same = ["arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers", "against"]
-    same += ["out", "batch_size", "workers", "seed", "skip_bad"]
+    names = ["arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers"]
+    names += ["against", "out", "batch_size", "workers", "seed", "skip_bad"]
     return run_comparison(
         Path(args.out),
         lambda: compare(
             {name: load(None) if path is None else path for name, path in checkpoints.items()},
             **vars(sets),
-            **{name: getattr(args, name) for name in same},
+            **{name: getattr(args, name) for name in names},
             load=load,
             nac_config=config,
             command=typed_command(),
@@ -121,10 +121,10 @@ def demo_command(args: argparse.Namespace) -> int:
     from nac_openood.files import make_folder
 
     start = time.perf_counter()
-    out = make_folder(args.out)  # before the long part, so that its result can be written
-    same = {name: getattr(args, name) for name in ("arch", "backend", "quick", "seed")}
+    out = make_folder(args.out)  # before the slow part, so that its result can be written
+    options = {name: getattr(args, name) for name in ("arch", "backend", "quick", "seed")}
     code = run_comparison(
-        out, lambda: run_demo(out, **same, command=typed_command(), say=say), show_page=args.open
+        out, lambda: run_demo(out, **options, command=typed_command(), say=say), show_page=args.open
     )
     show(f"Done in {time.perf_counter() - start:.0f} s.")
     return code
@@ -159,8 +159,8 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
     """Run a comparison, write and show its tables, and return the exit code.
 
     Args:
-        out: the folder of the results, in which those of an interrupted run are found.
-        run: makes the comparison.
+        out: the folder of the results, also those of an interrupted run.
+        run: runs the comparison.
         show_page: whether to open the page in a browser.
     """
     from nac_openood.benchmark.run.results import RESULTS_FILE, Results
@@ -179,13 +179,13 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
 
 
 def publish_results(results: Results, *more: str) -> Optional[Path]:
-    """Show the tables of a comparison and write them, and the page if there is matplotlib.
+    """Show the tables of a comparison and write them, and the page if matplotlib is installed.
 
     Of several processes only the first one does this.
 
     Args:
         results: the comparison.
-        more: names of other files that were written beside them.
+        more: names of other files in the folder to list.
 
     Returns:
         The page, or None.

@@ -42,7 +42,7 @@ def export_command(args: argparse.Namespace) -> int:
     out = Path(args.out)
     check_target(out)
     deployed = inputs.detector_of(args, images_to="export")
-    image = deployed.transform(Image.new("RGB", (256, 256)))  # how large it makes images
+    image = deployed.transform(Image.new("RGB", (256, 256)))  # to find its image size
     deployed.detector.export(out, image[None], alpha=args.alpha)
     shape = ", ".join(map(str, image.shape))
     show(f"Written to {out} ({out.stat().st_size / 1e6:.1f} MB): takes images [batch, {shape}]")

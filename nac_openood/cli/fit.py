@@ -67,7 +67,7 @@ def fit_command(args: argparse.Namespace) -> int:
     from nac_openood.sources.sets import classes_of
 
     out = Path(args.out)
-    check_target(out)  # before the long part, or its result could not be written
+    check_target(out)  # before the slow part, so that its result can be written
     args.ood_val = "none"
     path = inputs.one_checkpoint(args)
     data = inputs.data_of(args, [path], needs_test=False)
@@ -79,10 +79,10 @@ def fit_command(args: argparse.Namespace) -> int:
     }
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
     wanted = inputs.number(args, "n_samples", max(_SAMPLES, _PER_CLASS * sets.n_classes), 1)
-    there = len(loaders["train"].dataset)
-    if args.n_samples is not None and wanted > there:
-        raise NACError(f"`n_samples={wanted}`: there are only {there} training samples.")
-    n_samples = None if wanted >= there else wanted
+    n_train = len(loaders["train"].dataset)
+    if args.n_samples is not None and wanted > n_train:
+        raise NACError(f"`n_samples={wanted}`: there are only {n_train} training samples.")
+    n_samples = None if wanted >= n_train else wanted
     note_origin(
         detector,
         arch=args.arch,
@@ -99,7 +99,7 @@ def fit_command(args: argparse.Namespace) -> int:
     how = "" if args.layers else " (found by running the network)"
     show_fit(found, args.arch, detector.rule, f"{', '.join(detector.layers)}{how}", out)
     shared = common_files(sets.train, sets.id_val)
-    if shared:  # networks remember training data, so its p-values are too low for new data
+    if shared:  # networks memorize training data, so p-values of new data would be too low
         print_error(
             f"warning: {shared} validation images are training images, too. New images will look "
             "unusual more often than they should: pass others as --val."
@@ -124,7 +124,7 @@ def _fit_shard(
 
 
 def show_fit(report: FitReport, arch: str, rule: str, layers: str, out: Path) -> None:
-    """Print what a fit came to, and where it was written to."""
+    """Print the report of a fit, and where the detector was written to."""
     alarms = report.false_alarms
     lines = {
         "network": f"{arch}, {report.n_classes} classes",
@@ -133,7 +133,7 @@ def show_fit(report: FitReport, arch: str, rule: str, layers: str, out: Path) ->
         "fitted on": f"{report.n_fitted} training samples",
         "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples",
         "threshold": f"out if score <= {report.threshold:.6g}, that is p <= {report.alpha:g}",
-        "false alarms": "not measured: give --test" if alarms is None else str(alarms),
+        "false alarms": "not measured: pass --test" if alarms is None else str(alarms),
     }
     for name, text in lines.items():
         show(f"{name:<13} {text}")

@@ -1,4 +1,4 @@
-"""The network, the transform, the data and the detector that the options of a command name.
+"""Load the network, the transform, the data and the detector from the options of a command.
 
 networks (--arch):
   resnet50, vit_b_16, ...    torchvision; --checkpoint FILE or torchvision:IMAGENET1K_V1
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
 
-#: What the help of commands with --arch ends with, and that of commands with --train.
+#: The end of the help of commands with --train, and of those with --arch only.
 FORMS = "\n" + (__doc__ or "").partition("\n\n")[2]
 NETWORK_FORMS = FORMS.partition("data (")[0]
 
 
 def option(name: str) -> str:
-    """`--batch-size` of `batch_size`."""
+    """The option of an argument: `--batch-size` for `batch_size`."""
     return "--" + name.replace("_", "-")
 
 
 def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
-    """The value of an option, checked; the default if there is none."""
+    """The value of an option, checked; the default if it is not set."""
     from nac_openood.core.layer_config import whole_number
 
     value = getattr(args, name)
@@ -59,7 +59,7 @@ def number(args: argparse.Namespace, name: str, default: int, least: int) -> int
 
 
 def loading(args: argparse.Namespace) -> dict[str, Any]:
-    """How samples are loaded: `batch_size` and `workers`."""
+    """The options for loading samples: `batch_size` and `workers`."""
     return {
         "batch_size": number(args, "batch_size", 100, 1),
         "workers": number(args, "workers", 0, 0),
@@ -79,7 +79,7 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
         if chosen.type == "meta":
             raise RuntimeError("it computes nothing")
         if chosen.type == "cuda" and chosen.index is not None:
-            torch.cuda.set_device(chosen)  # where OpenOOD's bare .cuda() goes as well
+            torch.cuda.set_device(chosen)  # OpenOOD calls .cuda() without a device
         return net.to(chosen)
     except (RuntimeError, AssertionError) as error:
         raise NACError(
@@ -88,7 +88,7 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
 
 
 def network_loader(args: argparse.Namespace, n_classes: int) -> Callable[..., nn.Module]:
-    """A function that makes the network of a checkpoint's path, on its device."""
+    """A function that loads the network from the path of a checkpoint, onto its device."""
     from nac_openood.sources.networks import network_of
 
     return lambda path: on_device(network_of(args.arch, n_classes, path), args.device)
@@ -143,7 +143,7 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
 
     Args:
         args: the options.
-        images_to: what is done with it, if that needs a detector of images.
+        images_to: the purpose, as a verb, if it needs a detector of images.
     """
     from nac_openood.sources.fitted import load_fitted
     from nac_openood.sources.transforms import takes_text
@@ -167,7 +167,7 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
 
 
 def check_one_source(args: argparse.Namespace) -> None:
-    """Raise unless exactly one option says where the images are from."""
+    """Raise unless exactly one option selects the images."""
     sources = [name for name in ("embedded", "id_data", "train") if name in args]
     used = [option(name) for name in sources if getattr(args, name) not in (None, False)]
     if len(used) != 1:
@@ -189,11 +189,11 @@ class Data(NamedTuple):
 def data_of(
     args: argparse.Namespace, paths: Sequence[Optional[str]], *, needs_test: bool = True
 ) -> Data:
-    """The data of --id-data or --train, under the transform of the network.
+    """Load the data of --id-data or --train, with the transform of the network.
 
     Args:
         args: the options.
-        paths: of the network's checkpoints; all must have the same transform.
+        paths: paths of the checkpoints, which must have the same transform.
         needs_test: whether there must be ID test data.
     """
     from nac_openood.sources.imglist import benchmark_named, listed_sets
@@ -220,9 +220,9 @@ def data_of(
     made = None
     try:
         made = transform_of(args, paths)
-    except NACError:  # code may need none
-        asked = args.transform is not None or args.image_size is not None
-        if asked or needs_transform(args.train, *roles.values()):
+    except NACError:  # the user's code may need none
+        wanted = args.transform is not None or args.image_size is not None
+        if wanted or needs_transform(args.train, *roles.values()):
             raise
     sets = own_sets(
         args.train,
@@ -236,7 +236,7 @@ def data_of(
 
 
 def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
-    """Batches of a set, in order, without unreadable images if the user wants that."""
+    """A loader of a set, in order, without unreadable images if --skip-bad is set."""
     from torch.utils.data import DataLoader
 
     from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text

@@ -1,4 +1,4 @@
-"""`nac-openood merge`: shards that ran on their own become what one run would have made."""
+"""`nac-openood merge`: join shards into the result of one run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def merge_command(args: argparse.Namespace) -> int:
     Examples:
       nac-openood fit --arch net.py:make --checkpoint net.pt --transform transform.yml \
           --train birds/train --val birds/val --shard 1/3 --out part1
-          the first of three shares of a fit; 2/3 and 3/3 may run elsewhere, at any time
+          the first of three shards of a fit; 2/3 and 3/3 may run elsewhere, at any time
       nac-openood merge part1 part2 part3 --out birds.nac
-          the detector that nac-openood fit would have written without --shard, to the bit
+          exactly the detector that nac-openood fit would have written without --shard
       nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/ \
           --shard 1/3 > part1.csv
       nac-openood merge part1.csv part2.csv part3.csv > birds.csv
@@ -55,7 +55,7 @@ def _kind(path: Path) -> str:
     if not path.exists():
         raise NACError(f"there is no {path}. Pass what nac-openood wrote with --shard.")
     if not path.is_dir():
-        read_shard(path)  # raises if it is no table
+        read_shard(path)  # raises if it is not a table
         return _TABLES
     return _COMPARISONS if (path / RESULTS_FILE).is_file() else _FITS
 
@@ -64,7 +64,7 @@ def _tables(paths: list[Path], out: str | None) -> int:
     from nac_openood.cli.score import merge_tables
     from nac_openood.files import replacing
 
-    merged = merge_tables(paths)  # all of it is checked before anything is written
+    merged = merge_tables(paths)  # checks everything before anything is written
     if out is None:
         results_stream().buffer.write(merged)
         return 0

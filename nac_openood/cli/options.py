@@ -1,6 +1,6 @@
-"""Options of the commands, described once, in tables that read like the help they become.
+"""Options of the commands, described in tables that look like the help text.
 
-A row of a table has an option, two spaces and its help, which goes on in lines that are indented
+A row of a table has an option, two spaces and its help, which continues in lines that are indented
 further. Lines without indentation are headings:
 
     how to judge:
@@ -24,7 +24,7 @@ from nac_openood.errors import NACError
 
 _Run = Callable[[argparse.Namespace], int]
 
-# Names that options accept, here because the tables that define them import torch.
+# Values of options, repeated here because the modules that define them import torch.
 # tests/test_cli.py checks that they are the same.
 STRATEGY_NAMES = "{grid,layerwise,random}"
 OBJECTIVE_NAMES = "{auroc,fpr95,mean}"
@@ -62,7 +62,7 @@ _SHARED = f"""
   --workers N: int      processes that load images (default: 0, load them in the main process)
   --device NAME         cpu, cuda, cuda:1, ... (default: cuda if available)
   --seed N: seed = 0    random seed (default: %(default)s)
-  --shard I/N: shard    do only share I of N, e.g. in one of N jobs; nac-openood merge joins them
+  --shard I/N: shard    do only shard I of N, e.g. in one of N jobs; nac-openood merge joins them
 """
 
 #: The options of commands that use a detector's file.
@@ -77,7 +77,7 @@ detector and network:
 
 
 class Shard(NamedTuple):
-    """Which shard, from 1 on, of how many."""
+    """The number of a shard, from 1 on, and the number of shards."""
 
     number: int
     of: int
@@ -162,7 +162,7 @@ def _rows(table: str) -> list[str]:
 def _add(group: argparse._ActionsContainer, row: str, shared: Mapping[str, str]) -> None:
     name = row.split()[0]
     head, _, text = row.partition("  ")
-    if name in shared and not text:  # the shared description, perhaps with another default
+    if name in shared and not text:  # the shared help, perhaps with another default
         known, _, text = shared[name].partition("  ")
         head = known if head == name else head
     match = _ROW.fullmatch(head)

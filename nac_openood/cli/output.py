@@ -1,7 +1,7 @@
-"""What commands print, in the words of their users.
+"""Output of the commands, with the names of options in place of Python arguments.
 
-The library names Python arguments in backticks, as in "pass `skip_bad=True`" or "check
-`data_root`". Here they become the options of the running command: --skip-bad, --data-root.
+The messages of the library have Python arguments in backticks, as in "pass `skip_bad=True`" or
+"check `data_root`". Here they become options of the running command: --skip-bad, --data-root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _parser = argparse.ArgumentParser(add_help=False)
 
 
 def use_options(parser: argparse.ArgumentParser) -> None:
-    """Translate what is printed from now on into the options of this command."""
+    """Use the options of this command in everything that is printed from now on."""
     global _parser
     _parser = parser
 
@@ -67,7 +67,7 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line about what is going on."""
+    """Print a line about the progress."""
     show(f"- {text}")
 
 
@@ -85,9 +85,9 @@ def results_stream() -> TextIO:
 
 
 def stdout_failed() -> bool:
-    """Whether stdout takes no more, e.g. on a full disk; if so, what is left is thrown away.
+    """Whether stdout cannot be written, e.g. on a full disk; the rest of the output is discarded.
 
-    Prints a line, so only a command that fails can ask.
+    Prints a line, so call it only in a command that fails.
     """
     try:
         print(flush=True)
@@ -100,7 +100,7 @@ def stdout_failed() -> bool:
 
 
 def one_line_warnings() -> None:
-    """From now on print warnings in one line, each once, without the code that raised them."""
+    """Print warnings on one line from now on, each once, without the code that raised them."""
     import warnings
 
     seen: set[str] = set()
@@ -115,7 +115,7 @@ def one_line_warnings() -> None:
 
 
 def interrupted(out: Path) -> int:
-    """Say how to continue after Ctrl-C, and return the exit code."""
+    """Print how to continue after Ctrl-C, and return the exit code."""
     print_error(
         f"interrupted. What was finished is in {out}; run the same command again to continue from "
         "there."
@@ -133,10 +133,10 @@ def publish(
     """Show a result, write its files and list them.
 
     Args:
-        folder: of the files.
-        text: what is shown.
+        folder: the folder of the files.
+        text: the text to show.
         write: writes files.
-        drawing: what `draw` writes, in a word.
+        drawing: a name for what `draw` writes.
         draw: writes files that need matplotlib, the page last.
 
     Returns:
@@ -148,7 +148,7 @@ def publish(
         drawn = list(draw())
     except FileError:
         raise
-    except NACError as error:  # no matplotlib; the tables are not lost
+    except NACError as error:  # e.g. without matplotlib; the tables are still listed
         print_error(f"no {drawing}: {error}")
     show(f"Written to {folder}: {', '.join(path.name for path in [*written, *drawn])}")
     return drawn[-1] if drawn else None
@@ -163,5 +163,5 @@ def open_page(page: Optional[Path], wanted: bool) -> None:
 
 
 def typed_command() -> str:
-    """The running command as it was typed."""
+    """The running command as the user typed it."""
     return shlex.join(["nac-openood", *sys.argv[1:]])

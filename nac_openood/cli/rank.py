@@ -128,7 +128,7 @@ def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
 
 
 def _transform(args: argparse.Namespace) -> Any:
-    """How images become tensors: by default as in DomainBed."""
+    """The transform of images, by default that of DomainBed."""
     from nac_openood.sources.readers import domainbed_transform
 
     default = args.transform is None and args.image_size is None
@@ -136,11 +136,11 @@ def _transform(args: argparse.Namespace) -> Any:
 
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
-    """Keywords that both ways of ranking share."""
+    """Arguments that both ways of ranking share."""
     from nac_openood.benchmark.paper.generalization import published_choice
     from nac_openood.evaluation.rank import space_named
 
-    if args.against:  # refused early where the paper has no numbers
+    if args.against:  # raises early if the paper has no numbers
         published_choice(_dataset(args), args.arch)
     space = args.space or space_named(_dataset(args))
     load = inputs.network_loader(args, len(classes))
@@ -148,7 +148,7 @@ def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]
 
 
 def _dataset(args: argparse.Namespace) -> str:
-    """The name of the dataset: that of its settings, or of the folder of its domains."""
+    """The name of the dataset: --space, or the folder of its domains."""
     from nac_openood.evaluation.rank import space_named
 
     folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
@@ -176,15 +176,15 @@ def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
 def _check(
     args: argparse.Namespace, kind: str, needs: Sequence[str] = (), refuses: Sequence[str] = ()
 ) -> None:
-    """Raise if an option is missing for this kind of ranking, or does not go with it."""
+    """Raise if an option is missing for this kind of ranking, or cannot be combined with it."""
     names = {name: inputs.option(name) for name in (*needs, *refuses)}
     names["checkpoints"] = "CHECKPOINTS"
     missing = ", ".join(names[name] for name in needs if not getattr(args, name))
     if missing:
         raise NACError(
-            f"{missing} not given. Give CHECKPOINTS, --arch and --train to rank one run, or "
+            f"{missing} not given. Pass CHECKPOINTS, --arch and --train to rank one run, or "
             "--runs, --data and --arch for runs that leave one domain out."
         )
     refused = ", ".join(names[name] for name in refuses if getattr(args, name))
     if refused:
-        raise NACError(f"{kind} does not go together with {refused}: leave that out.")
+        raise NACError(f"{kind} cannot be combined with {refused}: leave that out.")

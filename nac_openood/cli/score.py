@@ -1,7 +1,7 @@
-"""`nac-openood score`: a detector file and images become a table on stdout, and nothing else.
+"""`nac-openood score`: judge images with a detector; stdout gets a table and nothing else.
 
-A shard of the table (`--shard I/N`) has comments: which shard it is, which batch its rows are of,
-and at its end a checksum. `merge_tables` joins all shards.
+A shard of the table (`--shard I/N`) has comments: the number of the shard, the batch of the rows
+that follow, and a checksum at the end. `merge_tables` joins all shards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nac_openood.sources.image_paths import Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
-#: Images on the page of --gallery.
+#: Number of images on the page of --gallery.
 _IN_GALLERY = 24
 _BATCH = re.compile(rb"# batch ([0-9]+), ([0-9]+) lines\n")
 
@@ -79,7 +79,7 @@ def score_command(args: argparse.Namespace) -> int:
     For exit codes see nac-openood --help.
     """
     out = results_stream()
-    # whatever else is printed, e.g. by the user's own network, must not get into the table
+    # other output, e.g. of the user's own network, must not get into the table
     with redirect_stdout(sys.stderr), synchronized("judge images"):
         return _score(args, out)
 
@@ -93,14 +93,14 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
 
     checked_alpha(args.alpha)
     if args.gallery:
-        check_target(Path(args.gallery))  # before the long part, or its result could not be written
+        check_target(Path(args.gallery))  # before the slow part, so that it can be written
     if args.gallery and args.shard:
         raise NACError("--gallery needs all images: leave out --shard.")
     deployed = inputs.detector_of(args)
     texts = takes_text(deployed.transform)
     if args.gallery and texts:
         raise NACError("--gallery shows images, and this detector is one of texts.")
-    # listed once: processes that read one stdin would each get a part of it
+    # in one process: several would each read a part of stdin
     paths = from_main("list of files", lambda: expand(_named(args.paths), texts=texts))
     table, counts = _Table(args, out, paths), Counter[str]()
     total, hidden = None if args.shard else len(paths), None if is_main() else True
@@ -134,24 +134,24 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
 
 
 def _named(paths: Sequence[str]) -> Iterator[str]:
-    """The paths, with those on stdin in the place of `-`."""
+    """The paths, with `-` replaced by the paths on stdin."""
     for path in paths:
         if path != "-":
             yield path
             continue
         for line in sys.stdin:
-            name = line.rstrip("\r\n").removeprefix("\ufeff")  # with which some lists begin
+            name = line.rstrip("\r\n").removeprefix("\ufeff")  # a byte order mark
             if name.strip():
                 yield name
 
 
 class _Table:
-    """Prints answers as CSV or JSON lines, at once or, as a shard, batch by batch.
+    """Prints predictions as CSV or JSON lines, one by one or, for a shard, batch by batch.
 
     Args:
         args: the options.
-        out: where it is printed.
-        paths: all images, whatever the shard.
+        out: the stream to print to.
+        paths: all images, not only those of the shard.
     """
 
     def __init__(self, args: argparse.Namespace, out: TextIO, paths: Sequence[str]) -> None:
@@ -178,7 +178,7 @@ class _Table:
             self._rows += _csv_row(row) if self._csv else f"{json.dumps(row)}\n"
         self._answers += 1
         if self._shard is None:
-            self._print(self._rows)  # whoever reads the other end of a pipe need not wait
+            self._print(self._rows)  # at once, for the reader of a pipe
             self._rows = ""
         elif self._answers % self._batch_size == 0:
             self._print_batch()
@@ -199,7 +199,7 @@ class _Table:
     def _print(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
-        # of the bytes, since the file may be in any encoding
+        # the bytes, because stdout may have any encoding
         encoded = text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
         self._digest.update(encoded)
 
@@ -222,12 +222,12 @@ def merge_tables(paths: Sequence[Path]) -> bytes:
 
 
 def read_shard(path: Path) -> ShardResult:
-    """A shard with its lines by batch; those of the header are -1."""
+    """Read a shard: its lines by batch, and the header as batch -1."""
     lines = re.findall(rb"[^\n]*\n", path.read_bytes())
     first = _FIRST.fullmatch(lines[0]) if lines else None
     if first is None:
         raise NACError(
-            f"{path} is nothing to merge: expected a folder that nac-openood fit --shard or "
+            f"{path} cannot be merged: expected a folder that nac-openood fit --shard or "
             "nac-openood compare wrote, or a table of nac-openood score --shard."
         )
     at = next((n for n, line in enumerate(lines) if n and line.startswith(b"# ")), len(lines))
@@ -236,14 +236,14 @@ def read_shard(path: Path) -> ShardResult:
         batch = _BATCH.fullmatch(lines[at])
         if batch is None:
             break
-        # counted, because a row may look like anything
+        # by number, because a row may look like a comment
         end = at + 1 + int(batch[2])
         batches[int(batch[1])] = lines[at + 1 : end]
         at = end
     digest = hashlib.sha256(b"".join(lines[:at])).hexdigest()
     # early versions wrote no checksum
     if lines[at:] not in ([f"# end {digest}\n".encode()], [b"# end\n"]):
-        raise NACError(f"{path} is not whole, or was changed. Run this shard again.")
+        raise NACError(f"{path} is incomplete or was changed. Run this shard again.")
     return ShardResult(path, int(first[1]), int(first[2]), first[3], batches)
 
 
@@ -259,7 +259,7 @@ def _write_gallery(
     for answer in suspects:
         try:
             picture = rgb_image(Path(answer.path))
-        except ImageError:  # it cannot be read any more
+        except ImageError:  # it was removed or changed
             continue
         why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
         found.append((answer, png_url(small_png(picture)), why))

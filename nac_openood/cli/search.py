@@ -1,4 +1,4 @@
-"""`nac-openood search`: NAC's settings for a network, found with one pass over it or none."""
+"""`nac-openood search`: find NAC's settings for a network, with one pass over it or none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from nac_openood.search.advise import Advice
     from nac_openood.search.stored import ReadingSet
 
-#: Options that say how to read a network, and so do not go with --readings.
+#: Options for reading a network, which cannot be combined with --readings.
 _READING = (
     *("checkpoint", "arch", "transform", "image_size", "train", "val", "id_data", "data_root"),
     *("ood_val", "n_samples", "held_out", "batch_size", "workers", "device", "fast"),
     *("save_readings", "skip_bad"),
 )
-#: Candidates that are printed.
+#: Number of candidates that are printed.
 _PRINTED = 5
 
 
@@ -94,7 +94,7 @@ def search_command(args: argparse.Namespace) -> int:
         "restarts": args.restarts,
     }
     budget = Budget(**{name: limit for name, limit in limits.items() if limit is not None})
-    out = make_folder(args.out)  # before the long part, or its result could not be written
+    out = make_folder(args.out)  # before the slow part, so that its result can be written
     with locked(out):
         readings = _readings(args)
         space = args.space or ("preset" if args.strategy == "grid" else "paper")
@@ -116,11 +116,11 @@ def search_command(args: argparse.Namespace) -> int:
         )
         rule = fit_rule(Coverage(result.layers), readings.fit.batches())
         advice = advise_after_search(rule, readings)
-        # options of reading are in the readings' folder
-        asked = {k: v for k, v in vars(args).items() if k not in ("run", "command", *_READING)}
+        # the options for reading are stored with the readings
+        options = {k: v for k, v in vars(args).items() if k not in ("run", "command", *_READING)}
         config, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
         write_config(config, result, readings.about)
-        write_report(record, result, readings.about, {**asked, "space": space}, advice)
+        write_report(record, result, readings.about, {**options, "space": space}, advice)
         note = SURROGATE_LABEL if result.surrogate else None
         publish(
             out,
@@ -142,16 +142,16 @@ def _guard(text: str) -> Union[float, str, None]:
 
 
 def _readings(args: argparse.Namespace) -> ReadingSet:
-    """Map saved readings, or read a network."""
+    """Load saved readings, or read a network."""
     if args.readings is None:
         return _read_network(args)
     from nac_openood.search.stored import ReadingSet
 
-    unset = (None, False)  # compared by identity, because 0 is a value
-    asked = [n for n in _READING if not any(getattr(args, n) is value for value in unset)]
-    if asked:
+    unset = (None, False)  # compared by identity, because 0 == False
+    used = [n for n in _READING if not any(getattr(args, n) is value for value in unset)]
+    if used:
         raise NACError(
-            f"--readings needs no network: {', '.join(map(inputs.option, asked))} cannot change "
+            f"--readings needs no network: {', '.join(map(inputs.option, used))} cannot change "
             "readings that are already made. Leave them out, or leave out --readings."
         )
     return ReadingSet.load(args.readings)
@@ -164,7 +164,7 @@ def _read_network(args: argparse.Namespace) -> ReadingSet:
 
     if args.arch is None:
         raise NACError(
-            "--arch not given. Give --arch, --checkpoint and --id-data or --train to read a "
+            "--arch not given. Pass --arch, --checkpoint and --id-data or --train to read a "
             "network, or --readings to use readings made earlier."
         )
     path = inputs.one_checkpoint(args)
@@ -193,7 +193,7 @@ def _read_network(args: argparse.Namespace) -> ReadingSet:
 
 
 def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice) -> str:
-    """The best candidates, the winner's settings layer by layer, and how it compares."""
+    """The best candidates, the chosen settings by layer, and the comparison."""
     from nac_openood.report.formatting import SHOWN
     from nac_openood.search import SURROGATE_LABEL
 

@@ -1,4 +1,4 @@
-"""`nac-openood serve`: a detector file behind HTTP."""
+"""`nac-openood serve`: serve a detector over HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKEN = "NAC_TOKEN"
 
 
 def _limits_table() -> str:
-    """The rows of options for the fields of `Limits`, with the help of its docstring."""
+    """The options for the fields of `Limits`, with help from its docstring."""
     helps = dict(re.findall(r"^ {8}(\w+): (.*)\.$", Limits.__doc__ or "", re.MULTILINE))
     rows = []
     for field in fields(Limits):
@@ -70,11 +70,9 @@ def serve_command(args: argparse.Namespace) -> int:
     from nac_openood.serving import server
 
     server.check_extra()
-    access, limits = (
-        _access(args),
-        Limits(**{f.name: getattr(args, f.name) for f in fields(Limits)}),
-    )
-    # before the network is loaded, which may take long
+    access = _access(args)
+    limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
+    # before the network is loaded, which may be slow
     opened = server.listening_socket(args.host, args.port)
     with opened:
         serving = server.server(_judge(args), limits=limits, access=access)

@@ -2,7 +2,7 @@
 
 Nothing is patched on import. `apply_compat()` applies the patches that this machine needs,
 `remove_compat()` removes them, and `compat()` does both around a block. OpenOOD's files are not
-changed. Only the calls that OpenOOD makes are patched, so that all others cost what they did.
+changed. Only the calls that OpenOOD makes are patched, so that others are not slowed down.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def remove_compat(names: Optional[Iterable[str]] = None) -> None:
 
 @contextmanager
 def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
-    """Apply what is needed until the block ends; patches applied before it stay."""
+    """Apply the patches that are needed until the block ends; earlier patches stay."""
     names = apply_compat(on_cpu)
     try:
         yield names
@@ -88,7 +88,7 @@ _NUMPY_NAMES = {
 
 def _missing_in_numpy() -> list[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy 1.20 to 1.23 warn when asked
+        warnings.simplefilter("ignore")  # NumPy 1.20 to 1.23 warn about these names
         return [name for name in _NUMPY_NAMES if not hasattr(np, name)]
 
 
@@ -97,7 +97,7 @@ def _add_numpy_names(undo: ExitStack) -> None:
         replace_attribute(np, name, _NUMPY_NAMES[name], undo)
 
 
-# ---- OpenOOD's scripts have no __main__ guard: workers that are not forked run them again
+# ---- OpenOOD's scripts have no __main__ guard, so workers that are not forked run them again
 
 
 def _start_method() -> str:
@@ -143,7 +143,7 @@ def _without_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CpuFloatTensor:
-    """Makes CPU tensors; no tensor is an instance of it, which OpenOOD's networks ask."""
+    """Makes CPU tensors. It is a class because OpenOOD's networks use it in `isinstance`."""
 
     def __new__(cls, *args: Any) -> Any:
         return torch.FloatTensor(*args)

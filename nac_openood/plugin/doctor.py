@@ -23,7 +23,7 @@ OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
-# without the current folder, in which anything may be called torch.py
+# without the current folder, where a file such as torch.py would be imported
 _IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
 _IMPORT += "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
 

@@ -1,7 +1,7 @@
 """Run OpenOOD's own scripts, unmodified, with `compat` applied and NAC registered.
 
 If `torchrun` starts several processes, each of them runs the script. Passes over data, of NAC and
-of any other postprocessor, are shared batch by batch, so that all processes get the results of one.
+of any other postprocessor, are shared batch by batch, and all processes get the complete results.
 The first process writes the files.
 """
 
@@ -51,7 +51,7 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
         if compat:
             restored.enter_context(compat_patches.compat())
         _as_python_would(path, args, restored)
-        if register():  # unless the caller has done so already
+        if register():  # False if the caller has registered already
             restored.callback(unregister)
         replaced = _share_evaluation(restored) if world().size > 1 else {}
         try:
@@ -64,7 +64,7 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
         except Exception as error:
             trace = error.__traceback__
             while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
-                trace = trace.tb_next  # without our own frames
+                trace = trace.tb_next  # leave out our own frames
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
     return 0
@@ -73,8 +73,8 @@ def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
 def openood_root(script: Path) -> Optional[Path]:
     """The OpenOOD tree that contains `script`, or None.
 
-    The path is tried before the one behind symbolic links, because OpenOOD's scripts look for their
-    data relative to the former.
+    The path is tried before its resolved form, because OpenOOD's scripts look for their data
+    relative to the former.
     """
     for path in (script, script.resolve()):
         for folder in path.parents:
@@ -100,7 +100,7 @@ def _share_evaluation(undo: ExitStack) -> dict[str, Any]:
     """Share the passes of OpenOOD's evaluator among the processes until `undo` is closed.
 
     Returns:
-        What replaces builtins in the script.
+        Replacements of builtins in the script.
     """
     import numpy as np
     import torch
@@ -132,7 +132,7 @@ def _share_evaluation(undo: ExitStack) -> dict[str, Any]:
 
 
 def _discard_writes(undo: ExitStack) -> dict[str, Any]:
-    """Let OpenOOD write nothing, and create folders that another process has created."""
+    """Keep OpenOOD from writing files, and from failing if a folder exists already."""
     import pandas as pd
 
     made = os.makedirs

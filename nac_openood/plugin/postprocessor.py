@@ -1,4 +1,4 @@
-"""NACPostprocessor: NAC as OpenOOD calls it."""
+"""NACPostprocessor: NAC as an OpenOOD postprocessor."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ except ImportError as error:
 
 Inferred = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
-#: Training samples held out for the guard: a quarter of the usual fitting set, because the time of
-#: OpenOOD's set-up counts.
+#: Training samples held out for the guard: a quarter of the usual fitting set, to keep `setup`
+#: short.
 _HELD_OUT = 250
 
 
@@ -52,10 +52,10 @@ class NACPostprocessor(BasePostprocessor):
         APS_mode: whether hyperparameters are searched.
         hyperparam_search_done: whether they have been.
         setup_flag: whether `setup` was called; OpenOOD's scripts pickle objects that have it.
-        args_dict: what OpenOOD's sweep walks: "layer.setting" -> values, in order.
-        search_result: the ranking, where `setup` searched, with the overfitting guard.
-        advice: how NAC compares with simpler methods on validation data, where `setup` searched.
-        config_file: the YAML it was made from, read again when a pickle of it is set up.
+        args_dict: what OpenOOD's sweep iterates over: "layer.setting" -> values, in order.
+        search_result: the ranking, if `setup` searched, with the overfitting guard.
+        advice: how NAC compares with simpler methods on validation data, if `setup` searched.
+        config_file: the YAML file it was made from, read again when a pickle is set up.
     """
 
     def __init__(self, config: Any) -> None:
@@ -71,8 +71,8 @@ class NACPostprocessor(BasePostprocessor):
         self.search_result: Optional[SearchResult] = None
         self.advice: Optional[Advice] = None
         self.config_file: Optional[str] = None
-        self._source: Optional[NACConfig] = None  # what setup was asked for
-        self._layers: dict[str, Any] = {}  # what is in use, perhaps after a search
+        self._source: Optional[NACConfig] = None  # the settings of the last setup
+        self._layers: dict[str, Any] = {}  # the settings in use, perhaps after a search
         self._rule: Optional[Rule] = None
         self._network: dict[str, str] = {}
         self._cache: Optional[_SweepCache] = None
@@ -94,7 +94,7 @@ class NACPostprocessor(BasePostprocessor):
         self._source, self._network = settings, fingerprint(net)
         self.args_dict = _sweep_lists(settings)
         self.search_result = self.advice = None
-        # with nothing to sweep there is nothing to search, and OpenOOD must not try
+        # without a sweep there is nothing to search, and OpenOOD must not try
         self.hyperparam_search_done = self.APS_mode and not self.args_dict
         detector = NACDetector(net, settings.layer_choice, rule=settings.rule, fast=settings.fast)
         train = _unaugmented(_loader(id_loader_dict, "train"))
@@ -146,7 +146,7 @@ class NACPostprocessor(BasePostprocessor):
         return torch.from_numpy(found.prediction), torch.from_numpy(found.score)
 
     def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
-        """Predictions, confidences and labels of a data set."""
+        """Predictions, confidences and labels of a dataset."""
         readings = None if self._cache is None else self._cache.readings(data_loader)
         if self._cache is not None and readings is not None:
             score = self._cache.score(data_loader, self._layers)
@@ -180,10 +180,10 @@ class NACPostprocessor(BasePostprocessor):
         """The settings in use, by layer."""
         return dict(self._layers)
 
-    # -- inside -----------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------
 
     def _use(self, layers: Mapping[str, Any], rule: Optional[Rule] = None) -> None:
-        """Use these settings from now on; without a rule it is fitted when it is first needed."""
+        """Use these settings from now on; without `rule`, it is fitted when it is needed."""
         self._layers, self._rule, self._detector = dict(layers), rule, None
 
     def _fit_cached(self) -> None:
@@ -200,7 +200,7 @@ class NACPostprocessor(BasePostprocessor):
         return self._detector
 
     def _is_current(self, net: nn.Module, settings: NACConfig) -> bool:
-        """Whether counts that came out of a pickle are still what config and network ask for."""
+        """Whether the counts of a pickle still match the config and the network."""
         changed = "its settings differ from the config" if settings != self._source else ""
         changed = changed or difference(self._network, net)
         if changed:
@@ -218,7 +218,7 @@ class NACPostprocessor(BasePostprocessor):
         self._fit_cached()  # the cache is not pickled
         state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
-            # on the CPU: the pickle may be read where no GPU is
+            # on the CPU: the pickle may be loaded without a GPU
             tensors = {name: tensor.cpu() for name, tensor in self._rule.tensors().items()}
             state["_rule"] = self._rule.name, self._rule.settings(), tensors
         return state
@@ -233,10 +233,10 @@ class NACPostprocessor(BasePostprocessor):
 
 
 class _SweepCache:
-    """Readings for OpenOOD's own sweep, and layer scores made of them: no layer is scored twice.
+    """Readings for OpenOOD's own sweep, with a cache of layer scores.
 
-    Predictions and labels are stored with the readings, so a shuffled loader does no harm: it is
-    read once, and every point of the sweep sees the same samples in the same order.
+    Predictions and labels are stored with the readings, so loaders may be shuffled: they are read
+    once, and every point of the sweep sees the same samples in the same order.
 
     Args:
         rule: the name of the rule.
@@ -250,7 +250,7 @@ class _SweepCache:
         self._rule, self._fit = rule_named(rule), fit
         for _, readings in validation:
             readings.check_finite("validation")
-        # the loaders are kept: while they live, nothing else can have their identity
+        # keeps the loaders alive, so that no other object can have their identity
         self._validation = {id(loader): (loader, readings) for loader, readings in validation}
         self._scores: dict[tuple[str, Any], dict[int, Tensor]] = {}
 
@@ -281,17 +281,17 @@ class _SweepCache:
 
 
 def _as_dict(config: Any) -> Any:
-    """OpenOOD's `Config` (which answers None for what it lacks) as dicts and lists."""
+    """OpenOOD's `Config` (which returns None for missing keys) as dicts and lists."""
     if isinstance(config, Mapping):
         return {key: _as_dict(value) for key, value in config.items()}
     return [_as_dict(value) for value in config] if isinstance(config, (list, tuple)) else config
 
 
 def settings_in(document: Mapping[str, Any]) -> Optional[NACConfig]:
-    """The settings in an OpenOOD config, or None if it has but the rule's name and `APS_mode`.
+    """The settings in an OpenOOD config; None if it has only the rule's name and `APS_mode`.
 
     Raises:
-        NACError: they are wrong, or there are some, but none for layers.
+        NACError: they are wrong, or there are none for layers.
     """
     root = document.get("postprocessor") or {}
     if not isinstance(root, Mapping) or any(
@@ -347,7 +347,7 @@ def _loader(loaders: Mapping[str, Any], name: str) -> Any:
 
 
 def _unaugmented(loader: Any) -> Any:
-    """`loader` itself, or where it augments (as `main.py`'s training loader) one that does not."""
+    """The loader without augmentation, which the training loader of `main.py` has."""
     augments = getattr(getattr(loader, "dataset", None), "preprocessor", None)
     if not isinstance(augments, BasePreprocessor) or isinstance(augments, TestStandardPreProcessor):
         return loader

@@ -1,4 +1,4 @@
-"""Make our rules known to OpenOOD as postprocessors, without changing its files; can be undone."""
+"""Register our rules as OpenOOD postprocessors, without changing its files; can be undone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _undo: Optional[ExitStack] = None
 
 
 def register(compat: bool = False) -> bool:
-    """Make every rule of ours a postprocessor that OpenOOD knows, e.g. 'nac'.
+    """Register every rule of this package as an OpenOOD postprocessor, e.g. 'nac'.
 
     Afterwards `Evaluator(..., postprocessor_name='nac')`, OpenOOD's scripts and its pipelines
     accept the name. Settings come from `postprocessors/nac.yml` in the caller's `config_root` if
-    that file exists; otherwise they are chosen by ID dataset and network. If OpenOOD has a
-    postprocessor of that name, it is kept.
+    that file exists; otherwise they are chosen by ID dataset and network. A postprocessor of
+    OpenOOD with the same name is kept.
 
     Args:
         compat: also apply the patches that OpenOOD needs on this machine; see
@@ -83,20 +83,20 @@ def _replace_lookups(undo: ExitStack) -> None:
     def is_ours(name: str) -> bool:  # also a rule that is registered later
         return name not in taken and name in rule_names()
 
-    evaluators, pipelines_own = api.get_postprocessor, pipelines.get_postprocessor
+    by_evaluator, by_pipelines = api.get_postprocessor, pipelines.get_postprocessor
 
-    @functools.wraps(evaluators)
+    @functools.wraps(by_evaluator)
     def for_evaluator(config_root: str, postprocessor_name: str, id_data_name: str) -> Any:
         if is_ours(postprocessor_name):
             return _configured(Path(config_root), postprocessor_name, id_data_name)
-        return evaluators(config_root, postprocessor_name, id_data_name)
+        return by_evaluator(config_root, postprocessor_name, id_data_name)
 
-    @functools.wraps(pipelines_own)
+    @functools.wraps(by_pipelines)
     def for_pipelines(config: Any) -> Any:
         ours = is_ours(config.postprocessor.name)
-        return NACPostprocessor(config) if ours else pipelines_own(config)
+        return NACPostprocessor(config) if ours else by_pipelines(config)
 
-    for original, replacement in ((evaluators, for_evaluator), (pipelines_own, for_pipelines)):
+    for original, replacement in ((by_evaluator, for_evaluator), (by_pipelines, for_pipelines)):
         for module in [m for n, m in sys.modules.items() if n.split(".")[0] == "openood"]:
             for name, value in list(vars(module).items()):
                 if value is original:
@@ -117,6 +117,6 @@ def _configured(config_root: Path, rule: str, id_data: str) -> Any:
         document = read_openood_config(shipped, rule)
     found = NACPostprocessor({**document, "dataset": {"name": id_data}})
     if os.path.lexists(own):
-        # absolute: a pickle of it may be set up again from another working directory
+        # absolute: a pickle may be set up from another working directory
         found.config_file = str(own.resolve())
     return found

@@ -40,7 +40,7 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
     with compat(on_cpu):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of OpenOOD's dependencies about each other
+                warnings.simplefilter("ignore")  # warnings of OpenOOD's dependencies
                 importlib.import_module("openood.evaluation_api")
         except ImportError as error:
             raise NACError(import_failure(error)) from error
@@ -67,7 +67,7 @@ def openood_tree() -> Path:
 
 
 def import_failure(error: ImportError) -> str:
-    """What to tell a user whose OpenOOD cannot be imported."""
+    """The error message if OpenOOD cannot be imported."""
     return (
         f"OpenOOD cannot be imported: {error}. `nac-openood doctor` shows what is missing and how "
         "to fix it."
@@ -108,5 +108,5 @@ def has_openood() -> bool:
 
 def _installed() -> Optional[Path]:
     spec = importlib.util.find_spec("openood")
-    # a folder of that name without an __init__.py has a spec as well, but no origin
+    # a folder without an __init__.py has a spec, too, but no origin
     return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]
