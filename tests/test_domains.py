@@ -79,7 +79,7 @@ def test_a_domain_is_read_like_any_dataset(root):
     [
         ("nowhere", None, "there is no folder"),
         ("empty", None, "holds no images"),
-        ("loose", None, "in no class folder"),
+        ("loose", None, "are not in class folders"),
         ("single", None, "one class only, dog"),
         ("single", ("cat", "dog"), "no images of class cat, which another domain has"),
         ("photo", ("cat", "dog", "horse"), "no images of class horse"),
@@ -126,5 +126,5 @@ def test_the_seed_of_a_split_is_the_hash_of_trial_and_domain():
 
 @pytest.mark.parametrize("n", [4, 0])
 def test_a_split_without_samples_is_refused(n):
-    with pytest.raises(NACError, match=f"20 % of {n} samples .* at least 5 samples. Add some"):
+    with pytest.raises(NACError, match=f"20 % of {n} samples: .* at least 5 samples. Add some"):
         split_indices(n, 0)

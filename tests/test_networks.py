@@ -170,7 +170,7 @@ class _Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("net", "told"),
     [
-        (nn.Linear(5, 3), r"takes no images of a usual size .* Export the network"),
+        (nn.Linear(5, 3), r"does not take images of a usual size .* Export the network"),
         (_Recurrent(), "is TorchScript, which runs outside of Python, and PyTorch"),
     ],
 )

@@ -68,7 +68,7 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
             ["--arch", "net.py:broken", *NETWORK[2:], *DATA],
             "--arch: your code net.py:broken failed",
         ),
-        ([*NETWORK, "--train", "stripes"], "are in no class folder"),
+        ([*NETWORK, "--train", "stripes"], "are not in class folders"),
         (
             [*NETWORK, *DATA, "--far", "stripes"],
             "expected NAME=FOLDER for your own set of images",

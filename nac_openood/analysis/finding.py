@@ -54,7 +54,7 @@ class About:
 
     def __post_init__(self) -> None:
         if "nac_openood" not in self.versions or not set(self.roles) <= set(self.samples):
-            raise NACError("it names no version of nac_openood, or a set without samples")
+            raise NACError("the version of nac_openood or the size of a set is missing")
 
     @property
     def versions(self) -> Mapping[str, str]:

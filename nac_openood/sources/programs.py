@@ -172,8 +172,8 @@ def _load_torchscript(path: str) -> nn.Module:
         example = _example_images(script)
         if example is None:
             raise NACError(
-                f"{path} is TorchScript that takes no images of a usual size (3 or 1 channels, "
-                f"{min(_SIDES)} to {max(_SIDES)} pixels). {_HOW_TO_EXPORT}"
+                f"{path} is TorchScript that does not take images of a usual size (3 or 1 "
+                f"channels, {min(_SIDES)} to {max(_SIDES)} pixels). {_HOW_TO_EXPORT}"
             )
         # another number of images, because a conversion may have fixed it
         images = torch.randn(3, *example.shape[1:])

@@ -123,7 +123,7 @@ def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, li
         found = sorted(pair for pair in folders if not pair[0].startswith("."))
         if not found:
             raise NACError(
-                f"the images of {path} are in no class folder: expected one subfolder per class, "
+                f"the images of {path} are not in class folders: expected one subfolder per class, "
                 f"as in {path}/dog/1.jpg."
             )
         names, classes = [name for _, name in found], [folder for folder, _ in found]
@@ -258,8 +258,8 @@ def split_indices(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     held_out = int(n * _HELD_OUT)
     if not held_out:
         raise NACError(
-            f"20 % of {n} samples are to be held out, which is none: expected at least 5 samples. "
-            "Add some, or pass validation data of your own."
+            f"cannot hold out 20 % of {n} samples: expected at least 5 samples. Add some, or pass "
+            "your own validation data."
         )
     rows = np.arange(n)
     np.random.RandomState(seed).shuffle(rows)

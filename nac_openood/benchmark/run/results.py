@@ -230,7 +230,7 @@ class Results:
         # values from a file may be invalid
         for each in self.sets:
             if each.role not in ("id", "csid", "near", "far") or each.images < 1:
-                raise NACError(f"no set has the role {each.role!r} and {each.images} images")
+                raise NACError(f"a set has the role {each.role!r} and {each.images} images")
         for row in self.rows:
             if row.status not in ("ok", "failed", "absent"):
                 raise NACError(f"a row has the status {row.status!r}")
