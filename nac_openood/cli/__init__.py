@@ -1,7 +1,7 @@
 """The command line: the only place that prints, names options and sets exit codes.
 
 A command is a function in a module of this package, which is imported when the command runs or
-its help is asked for. The module imports its work inside that function, so that `--help` and a
+its help is shown. The module imports its work inside that function, so that `--help` and a
 mistyped option answer without waiting for torch.
 """
 

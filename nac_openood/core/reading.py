@@ -20,7 +20,7 @@ from nac_openood.errors import NACError, ProbeError
 class Reading(NamedTuple):
     """Activations and gradients of a layer for a batch: detached tensors `[batch, neurons]`.
 
-    `gradient` is None where the pass was not asked for it.
+    `gradient` is None if the pass did not compute it.
     """
 
     activation: Tensor

@@ -260,7 +260,7 @@ class Rule:
     def held_out_scores(self) -> Optional[Tensor]:
         """Scores of training samples that were not fitted on, `[samples]`; None without any.
 
-        They take the place of calibration data.
+        They are used in place of calibration data.
         """
         return None
 

@@ -56,7 +56,7 @@ class FitReport:
         n_classes: number of the network's classes.
         accuracy: the accuracy of the network on validation data.
         n_val: number of validation samples.
-        alpha: the false-alarm rate that was asked for.
+        alpha: the false-alarm rate that is wanted.
         threshold: scores at or below it have p-values of at most `alpha`.
         false_alarms: measured on test data; None without any.
         warnings: what looks suspicious, a sentence or two each.

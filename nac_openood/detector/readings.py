@@ -44,7 +44,7 @@ class Readings(ByLayer):
 
     @classmethod
     def of_pass(cls, read: Probed, label: Tensor, network: str = "") -> Readings:
-        """The readings of a pass, on the device of the network; labels stay on theirs."""
+        """The readings of a pass, on the device of the network; labels are not moved."""
         return cls(read.by_layer, read.logits.argmax(dim=1), label, read.logits, network)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from nac_openood import files
 from nac_openood.report.drawing import FAINT, GRID, INK, blank
 from nac_openood.report.formatting import metric
-from nac_openood.search.run import LayerPoint, SearchResult
+from nac_openood.search.run import Candidate, SearchResult
 
 #: Greek alpha and the multiplication sign, which a linter takes for mistyped letters.
 _ALPHA, _CROSS = "\u03b1", "\u00d7"
@@ -73,7 +73,7 @@ def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None)
 
 
 def _draw_map(
-    axis: Any, points: list[LayerPoint], n_bins: int, result: SearchResult, scale: Any
+    axis: Any, points: list[Candidate], n_bins: int, result: SearchResult, scale: Any
 ) -> Any:
     """AUROC over steepness and full count; crosses mark points that the guard rejects."""
     steep = sorted({point.config.steepness for point in points})
@@ -99,7 +99,7 @@ def _draw_map(
     return axis.imshow(values, cmap="cividis", aspect="auto", origin="lower", **scale)
 
 
-def _details(points: list[LayerPoint], result: SearchResult) -> str:
+def _details(points: list[Candidate], result: SearchResult) -> str:
     chosen = result.layers.get(points[0].layer)
     text = f"best: {100 * max(point.auroc for point in points):.1f} %   \u00b7   chosen: "
     if chosen is None:

@@ -13,7 +13,6 @@ from nac_openood.search.loaders import (
 )
 from nac_openood.search.run import (
     Candidate,
-    LayerPoint,
     SearchResult,
     default_guard,
     search,
@@ -29,7 +28,6 @@ __all__ = [
     "SURROGATE_LABEL",
     "Budget",
     "Candidate",
-    "LayerPoint",
     "SearchResult",
     "SurrogateLoader",
     "default_guard",

@@ -63,10 +63,6 @@ class Candidate:
         return {n: value for n, value in found.items() if n != "objective" or value is not None}
 
 
-#: A candidate of one layer, scored by itself.
-LayerPoint = Candidate
-
-
 @dataclass(frozen=True)
 class SearchResult:
     """The ranking of a search, and how it was found.
