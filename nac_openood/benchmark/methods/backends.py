@@ -59,7 +59,7 @@ class NACScorer:
             "held_out": HELD_OUT,
         }
         kind = rule_named(rule)
-        if kind.__module__.partition(".")[0] != "nac_openood":  # our version does not tell of it
+        if kind.__module__.partition(".")[0] != "nac_openood":  # our version does not cover it
             self.implementation = kind.__module__
             self.settings = {**self.settings, "code": _source_hash(kind)}
 

@@ -131,7 +131,7 @@ class Study:
             if not isinstance(images, SampleList) or images.identity() in readable:
                 return images
             bad = bad_images(images, workers=self.workers, progress=self.progress, title=name)
-            if not bad:
+            if not bad:  # only then: a bad file may be readable next time
                 readable[images.identity()] = name
                 store.write_note(self.out / _CHECKED, readable)
                 return images
