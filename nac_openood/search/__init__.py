@@ -20,6 +20,9 @@ from nac_openood.search.run import (
 from nac_openood.search.space import PAPER_SPACE, STRATEGIES, Budget, paper_space
 from nac_openood.search.tables import OBJECTIVES
 
+#: The name of a `Candidate` of one layer in the first versions.
+LayerPoint = Candidate
+
 __all__ = [
     "OBJECTIVES",
     "PAPER_SPACE",
@@ -28,6 +31,7 @@ __all__ = [
     "SURROGATE_LABEL",
     "Budget",
     "Candidate",
+    "LayerPoint",
     "SearchResult",
     "SurrogateLoader",
     "default_guard",
