@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from nac_openood.files import make_folder, write_text
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import (
     DomainFolder,

@@ -29,7 +29,7 @@ from nac_openood.benchmark.methods.openood import NetworkView, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD
 from nac_openood.benchmark.run.compare import run_study
-from nac_openood.network.random_state import seed_all
+from nac_openood.network.replica import seed_all
 from nac_openood.plugin.source import openood_ready, openood_title
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.imglist import BENCHMARKS

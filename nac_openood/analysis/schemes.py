@@ -28,7 +28,7 @@ from nac_openood.benchmark.methods.table import Method
 from nac_openood.detector.batches import batches
 from nac_openood.errors import NACError
 from nac_openood.network.head import head_of
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.plugin.source import openood_ready
 from nac_openood.progress import bar
 from nac_openood.sources.networks import build

@@ -25,7 +25,7 @@ from nac_openood.evaluation.leave_one_out import (
     with_origin,
 )
 from nac_openood.files import PathLike, make_folder, read_json, write_json
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build

@@ -30,8 +30,7 @@ from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
 from nac_openood.network.fingerprint import difference, fingerprint, identity
 from nac_openood.network.inputs import PRECISIONS, checked_autocast
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import unwrap
+from nac_openood.network.replica import kept_random_state, unwrap
 
 
 class NACDetector:

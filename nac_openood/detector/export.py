@@ -25,8 +25,7 @@ from nac_openood.errors import NACError, NotFittedError, first_line
 from nac_openood.network.architectures import Layer
 from nac_openood.network.inputs import prepare
 from nac_openood.network.probe import ReadNetwork
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import unwrap
+from nac_openood.network.replica import kept_random_state, unwrap
 
 if TYPE_CHECKING:
     from nac_openood.detector.detector import NACDetector

@@ -22,7 +22,7 @@ from nac_openood.errors import FileError, NACError
 from nac_openood.evaluation.integral import labeled_passes, layer_reader
 from nac_openood.files import PathLike, damage
 from nac_openood.network.probe import classify
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.progress import bar
 from nac_openood.records import checked
 from nac_openood.sources.samples import Samples

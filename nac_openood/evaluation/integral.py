@@ -16,7 +16,7 @@ from nac_openood.detector.reader import Reader
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import Layer, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.progress import bar
 
 

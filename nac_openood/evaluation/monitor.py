@@ -81,10 +81,15 @@ class CoverageMonitor:
         """
         if step % self.every or (self.history and self.history[-1].step == step):
             return None
-        found = coverage_integral(net, self.loader, self.layer, self.config, progress=self.progress)
-        self.history.append(Measured(step, found))
+        found = self.measure(step, net)
         if self.path is not None and self.best == self.history[-1]:
             files.write_weights(self.path, unwrap(net))
+        return found
+
+    def measure(self, step: int, net: nn.Module) -> float:
+        """Measure now and add to `history`, without saving anything."""
+        found = coverage_integral(net, self.loader, self.layer, self.config, progress=self.progress)
+        self.history.append(Measured(step, found))
         return found
 
     @property

@@ -28,8 +28,7 @@ from nac_openood.network.inputs import (
     sample_count,
     token_mask,
 )
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import run, unwrap
+from nac_openood.network.replica import kept_random_state, run, unwrap
 from nac_openood.network.stages import Block, Structure, layout_of
 
 #: How many samples are passed: three, because windows and heads come in twos and fours.

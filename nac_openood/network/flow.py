@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nac_openood.network.inputs import Inputs
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import run
+from nac_openood.network.replica import kept_random_state, run
 
 #: In place of a node: a tensor made of weights and constants alone, and integers made from the
 #: input.

@@ -33,8 +33,14 @@ from nac_openood.network.inputs import (
     sample_count,
     tensors_in,
 )
-from nac_openood.network.random_state import kept_random_state, torch_states
-from nac_openood.network.replica import ReplicaCache, has_hooks, run_without_grad, unwrap
+from nac_openood.network.replica import (
+    ReplicaCache,
+    has_hooks,
+    kept_random_state,
+    run_without_grad,
+    torch_states,
+    unwrap,
+)
 
 #: glibc maps larger blocks anew every time, with a page fault for every page.
 _LARGEST_BLOCK = 32 * 2**20

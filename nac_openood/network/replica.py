@@ -13,13 +13,17 @@ keeps modules of the network, and may search for its module among them, gets the
 from __future__ import annotations
 
 import copy
+import random
+import threading
 from collections import OrderedDict
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import is_not
 from types import CellType, FunctionType, MethodType
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -346,3 +350,49 @@ def _function(old: FunctionType, contents: list[Any]) -> FunctionType:
     new.__kwdefaults__ = old.__kwdefaults__
     vars(new).update(vars(old))
     return new
+
+
+# -- random numbers -------------------------------------------------------------------------
+
+
+@contextmanager
+def kept_random_state(seed: Optional[int] = None) -> Iterator[None]:
+    """Restore the generators of torch, CUDA, NumPy and Python when the block ends.
+
+    All threads of a process share these generators. Other threads may have drawn in the meantime,
+    and restoring the generators would make them draw the same numbers again: then the states are
+    left alone, unless the block seeded them. Daemon threads do not count.
+
+    Args:
+        seed: seeds the generators for the block; None continues from the current states.
+    """
+    saved, numpy_state, python_state = torch_states(), np.random.get_state(), random.getstate()
+    try:
+        if seed is not None:
+            seed_all(seed)
+        yield
+    finally:
+        if seed is not None or not _other_threads():
+            torch.set_rng_state(saved[0])
+            if len(saved) > 1:
+                torch.cuda.set_rng_state_all(saved[1:])
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+def torch_states() -> list[Tensor]:
+    """The states of torch's generators, the CPU's first."""
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_gpu]
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, CUDA, NumPy and Python."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _other_threads() -> bool:
+    here = threading.current_thread()
+    return any(thread is not here and not thread.daemon for thread in threading.enumerate())

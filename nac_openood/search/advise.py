@@ -23,7 +23,7 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.inputs import Inputs, shapes
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.search.alternatives import AlternativeLayers, alternatives, reader_for
 from nac_openood.search.loaders import SurrogateLoader, can_distort, few_of
 

@@ -18,8 +18,7 @@ from nac_openood.errors import NACError
 from nac_openood.files import PathLike, make_folder, write_weights
 from nac_openood.network.head import head_of
 from nac_openood.network.inputs import call, joined_inputs, logits_of, prepare, rows, tensors_in
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import unwrap
+from nac_openood.network.replica import kept_random_state, unwrap
 from nac_openood.progress import bar
 from nac_openood.training.algorithms import ERM, Algorithm, Outputs
 from nac_openood.training.entropy import NACEntropy

@@ -33,8 +33,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, some
 from nac_openood.network.inputs import prepare
-from nac_openood.network.random_state import kept_random_state
-from nac_openood.network.replica import private_copy
+from nac_openood.network.replica import kept_random_state, private_copy
 from nac_openood.progress import bar
 from nac_openood.search.space import grid_points
 

@@ -21,7 +21,7 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
-from nac_openood.network.random_state import kept_random_state
+from nac_openood.network.replica import kept_random_state
 from nac_openood.progress import Say
 from nac_openood.search.loaders import SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
