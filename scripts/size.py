@@ -54,7 +54,7 @@ LIMITS: dict[str, int] = {
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
     "nac-openood score": 41,
-    "nac-openood compare": 83,
+    "nac-openood compare": 81,
     "plugin: setup with search": 37,
     "plugin: inference": 17,
     "NACDetector.fit": 18,
@@ -230,12 +230,12 @@ def _commands() -> dict[str, Trace]:
     network = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
     data = ["--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val"]
     sets = ["--test", "birds/test", "--far", "stripes=birds/stripes"]
-    methods = ["--methods", "nac", "nac_plus", "msp", "--no-search", "--out", "results"]
+    methods = ["--methods", "nac", "nac_plus", "msp", "--backend", "pytorch-ood", "--no-search"]
     score = ["score", "--detector", "plus.nac", *network, "birds/test"]
     return {
         "nac-openood score": _traced(lambda: command(*score)),
         "nac-openood compare": _traced(
-            lambda: command("compare", *network, *data, *sets, *methods)
+            lambda: command("compare", *network, *data, *sets, *methods, "--out", "results")
         ),
     }
 
@@ -258,12 +258,13 @@ def _python() -> dict[str, Trace]:
 def _plugin() -> dict[str, Trace]:
     import torch
 
+    from nac_openood import NACError
     from nac_openood.plugin.source import openood_ready
 
     try:
         with openood_ready():
             from nac_openood import NACPostprocessor
-    except ImportError:
+    except NACError:
         return {}
 
     def loader(seed: int, label: int = 0) -> list[dict[str, torch.Tensor]]:
