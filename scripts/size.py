@@ -49,7 +49,7 @@ LIMITS: dict[str, int] = {
     "files": 169,
     "record types": 136,
     "modules below 120 lines with one importer": 20,
-    "code lines of tests": 18_600,
+    "code lines of tests": 18_620,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {

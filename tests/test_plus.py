@@ -222,3 +222,16 @@ def test_dead_and_constant_neurons_do_no_harm():
     rule.calibrate(map(rule.parts, [dead]))
     assert rule.parts(dead)["a"].unique().tolist() == [0.0]
     assert rule.score(dead).isfinite().all()
+
+
+def test_damaged_settings_and_tensors_are_refused():
+    rule = fitted(400)
+    tensors = rule.tensors()
+    for name, value in {"logit_weight": 1e9, "softness": 1.5}.items():
+        with pytest.raises(NACError, match=f"{name} must be at most"):
+            NACPlus.restore({**rule.settings(), name: value}, tensors)
+    for name in ("layer/a/counts", "layer/b/moments/high"):
+        with pytest.raises(NACError, match="do not add up|another number of samples"):
+            NACPlus.restore(rule.settings(), {**tensors, name: tensors[name] * 2})
+        with pytest.raises(NACError, match="must be torch.int.* with . dimensions"):
+            NACPlus.restore(rule.settings(), {**tensors, name: tensors[name][None, 1:]})

@@ -103,3 +103,11 @@ def test_automatic_layers_are_searched_over_the_papers_space(small_net):
     assert set(found.found.layers) == set(found.detector.layers)
     assert any(used != LayerConfig() for used in found.detector.layers.values())
     assert set_up(small_net, NACConfig({}, 40), train, inside, outside).found is None
+
+
+@pytest.mark.parametrize("role", ["fit", "id_val"])
+def test_labels_are_checked_as_fit_checks_them(small_net, role):
+    sets = {"fit": loader(60), "id_val": loader(30, 1)}
+    sets[role].dataset.tensors[1][3] = 77
+    with pytest.raises(NACError, match="found 77"):
+        gather(NACDetector(small_net, CONFIG.layers), sets["fit"], sets["id_val"], n_samples=None)

@@ -264,3 +264,12 @@ def test_features_are_needed():
     net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
     with pytest.raises(NACError, match="something comes after its linear layer"):
         train(net, loaders(), algorithm=CORAL(), steps=1, progress=False)
+
+
+def test_the_projection_of_selfreg_is_trained():
+    found = []
+    for steps, rate in ((1, 0.0), (5, 0.1)):
+        algorithm = SelfReg()
+        train(small_net(), loaders(), algorithm=algorithm, steps=steps, rate=rate, progress=False)
+        found.append(torch.cat([p.detach().flatten() for p in algorithm.parameters()]))
+    assert len(found[0]) and not torch.equal(*found)
