@@ -23,8 +23,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from nac_openood import NACDetector
 from nac_openood.detector.export import INPUT
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.sets import BENCHMARKS
 
 CIFAR10 = BENCHMARKS["cifar10"]
 TESTS = ("cifar10", *CIFAR10.near, *CIFAR10.far)

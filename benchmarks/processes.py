@@ -38,7 +38,7 @@ from own_project import fill
 
 from nac_openood import NACDetector, distributed
 from nac_openood.files import write_json
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 
 BATCH, IMAGES, RANKS = 50, 600, 3
 NETWORK = ("--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu")

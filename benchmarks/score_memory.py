@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nac_openood.sources.small_networks import SmallResNet
+from nac_openood.sources.networks import SmallResNet
 
 SIZES = (1_000, 20_000, 100_000)
 PER_FOLDER, SIDE, CLASSES = 1_000, 32, 4
@@ -42,9 +42,7 @@ def prepare(place: Path) -> None:
     """A network, its transform and a detector for it."""
     torch.manual_seed(0)
     torch.save(SmallResNet(CLASSES).state_dict(), place / "net.pt")
-    (place / "net.py").write_text(
-        "from nac_openood.sources.small_networks import SmallResNet as make\n"
-    )
+    (place / "net.py").write_text("from nac_openood.sources.networks import SmallResNet as make\n")
     (place / "transform.yml").write_text("mean: [0.5, 0.5, 0.5]\nstd: [0.25, 0.25, 0.25]\n")
     for role, first in (("train", 1_000_000), ("val", 2_000_000)):
         for label in range(CLASSES):

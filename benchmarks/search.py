@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nac_openood import NACDetector, Reading, Readings
 from nac_openood.detector.presets import preset
 from nac_openood.search import Budget, SearchResult, search
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 
 WIDTHS = {"avgpool": 512, "layer3": 256, "layer2": 128, "layer1": 64}
 #: Typical sizes of activation and gradient, so that the paper's steepness values make sense.

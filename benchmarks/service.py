@@ -43,10 +43,9 @@ from nac_openood.files import write_json
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits
 from nac_openood.serving.server import listening_socket, run_until_signal, server
-from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.image_paths import Prediction
-from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.fitted import Pipeline, Prediction
 from nac_openood.sources.networks import build
+from nac_openood.sources.sets import BENCHMARKS
 
 #: Scores depend a little on the batch that an image is in; on the image far more.
 TOLERANCE = 1e-3
@@ -59,9 +58,9 @@ class PlainJudge(Judge):
 
     def answers(self, batch: Tensor) -> list[Prediction]:
         with torch.inference_mode():
-            best = self.deployed.detector.net(batch).double().softmax(dim=1).max(dim=1)
+            best = self.pipeline.detector.net(batch).double().softmax(dim=1).max(dim=1)
         pairs = zip(best.indices.tolist(), best.values.tolist())
-        return [Prediction("", self.deployed.class_name(k), c, c, 1.0) for k, c in pairs]
+        return [Prediction("", self.pipeline.class_name(k), c, c, 1.0) for k, c in pairs]
 
 
 def network(arch: str) -> nn.Module:
@@ -80,8 +79,8 @@ def fit(arch: str, file: Path) -> None:
 def make_judge(kind: str, arch: str, file: Path) -> Judge:
     """The judge of a service: the detector, or its network alone."""
     detector = NACDetector.load(file, network(arch))
-    deployed = Deployed(detector, BENCHMARKS["embedded"].transform())
-    return {"nac": Judge, "plain": PlainJudge}[kind](deployed)
+    pipeline = Pipeline(detector, BENCHMARKS["embedded"].transform())
+    return {"nac": Judge, "plain": PlainJudge}[kind](pipeline)
 
 
 def images() -> list[bytes]:

@@ -31,7 +31,7 @@ from measured_process import in_a_process, memory_mb
 from nac_openood import LayerConfig, NACDetector
 from nac_openood.core.histogram import Histogram
 from nac_openood.files import write_json
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 
 LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
 M, O, ALPHA = 50, 50, 100.0

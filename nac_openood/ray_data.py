@@ -18,8 +18,7 @@ from PIL import Image
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
 from nac_openood.errors import NACError
-from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.image_paths import Prediction, judge_batch, stacked
+from nac_openood.sources.fitted import Pipeline, Prediction, judge_batch, stacked
 from nac_openood.sources.images import ImageError, rgb_image
 
 try:
@@ -31,7 +30,7 @@ except ImportError:
     ) from None
 
 #: Makes a detector with its network and transform; called once in every actor.
-Load = Callable[[], Deployed]
+Load = Callable[[], Pipeline]
 _Columns = Mapping[str, np.ndarray]
 
 _FIELDS = pa.schema(
@@ -198,12 +197,12 @@ class _Score:
                 yield row.fields()
 
 
-def _input(value: Any, deployed: Deployed) -> Any:
+def _input(value: Any, pipeline: Pipeline) -> Any:
     """The input of the network for one row."""
     if isinstance(value, bytes):
-        return deployed.transform(rgb_image(io.BytesIO(value)))
+        return pipeline.transform(rgb_image(io.BytesIO(value)))
     if isinstance(value, np.ndarray):
         value = value.copy()  # Ray's arrays are read-only
         if value.dtype == np.uint8 and value.ndim in (2, 3):
-            return deployed.transform(Image.fromarray(value).convert("RGB"))
-    return deployed.transform(value)
+            return pipeline.transform(Image.fromarray(value).convert("RGB"))
+    return pipeline.transform(value)

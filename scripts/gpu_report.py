@@ -37,7 +37,7 @@ from nac_openood.plugin.doctor import examine_platform
 from nac_openood.report.blocks import Bullets, Content, Document, Facts, Section
 from nac_openood.report.comparison import against_paper
 from nac_openood.report.render import render_markdown
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 from nac_openood.tables import Column, Table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -26,8 +26,8 @@ from nac_openood.detector.outcomes import false_alarm_rates
 from nac_openood.detector.subset import balanced_indices
 from nac_openood.report.drawing import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.networks import build
+from nac_openood.sources.sets import BENCHMARKS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LAYERS = ["layer1", "layer2", "layer3"]

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nac_openood import NACDetector
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.sets import BENCHMARKS
 
 HASHES = Path(__file__).parent.parent / "tests" / "data" / "score_hashes.json"
 CHECKPOINT = "checkpoints/cifar10_resnet18_32x32_base/s0/best.ckpt"

@@ -22,8 +22,8 @@ from nac_openood.detector.subset import dataset_labels, fitting_indices
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
 from nac_openood.search.recipe import HELD_OUT, held_out_of
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
 from nac_openood.sources.networks import build
+from nac_openood.sources.sets import BENCHMARKS
 
 CIFAR10 = BENCHMARKS["cifar10"]
 NEAR, FAR = CIFAR10.near, CIFAR10.far

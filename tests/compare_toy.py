@@ -21,7 +21,7 @@ from nac_openood.detector.batches import batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.outcomes import Scores
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.sources.imglist import BENCHMARKS, Benchmark, listed_sets
+from nac_openood.sources.sets import BENCHMARKS, Benchmark, listed_sets
 
 #: With two far-OOD sets instead of four: nothing here depends on their number.
 CIFAR10 = replace(BENCHMARKS["cifar10"], far=("mnist", "texture"))

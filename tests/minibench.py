@@ -9,8 +9,8 @@ from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.probe import read
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.sets import BENCHMARKS
 
 CIFAR10 = BENCHMARKS["cifar10"]
 CHECKPOINT = "checkpoints/cifar10_resnet18_32x32_base/s0/best.ckpt"

@@ -15,7 +15,7 @@ from torchvision import transforms
 from nac_openood import NACDetector
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.server import listening_socket, server
-from nac_openood.sources.fitted import Deployed
+from nac_openood.sources.fitted import Pipeline
 
 SIDE = 12
 TRANSFORM = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTensor()])
@@ -48,11 +48,11 @@ def toy_detector():
 
 
 def toy_judge(**options):
-    return Judge(Deployed(toy_detector(), TRANSFORM), **options)
+    return Judge(Pipeline(toy_detector(), TRANSFORM), **options)
 
 
 def with_transform(judge, transform, **options):
-    return Judge(Deployed(judge.deployed.detector, transform), **options)
+    return Judge(Pipeline(judge.pipeline.detector, transform), **options)
 
 
 @contextmanager

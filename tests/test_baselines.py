@@ -32,8 +32,8 @@ from nac_openood.benchmark.run.compare import run_study
 from nac_openood.network.replica import seed_all
 from nac_openood.plugin.source import openood_ready, openood_title
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
+from nac_openood.sources.sets import BENCHMARKS
 
 pytestmark = REAL_OPENOOD
 BATCH = 16

@@ -202,7 +202,7 @@ def test_processes_notice_that_they_do_different_things() -> None:
     code = """
     from nac_openood import distributed
     from nac_openood.errors import NACError
-    from nac_openood.sources.image_paths import judge_images
+    from nac_openood.sources.fitted import judge_images
     with distributed.joined() as world:
         for work in (
             lambda: distributed.all_gather(f"step {world.rank}", None),

@@ -19,8 +19,8 @@ from nac_openood.demo.trained import cache_folder, cached_file, train_embedded, 
 from nac_openood.detector.subset import dataset_labels
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import fingerprint
-from nac_openood.sources.imglist import benchmark_named
 from nac_openood.sources.networks import build
+from nac_openood.sources.sets import benchmark_named
 
 OPTIONAL = ("skimage", "mlxtend")
 

@@ -11,7 +11,7 @@ import nac_openood
 from nac_openood.demo.embedded import embedded_sets
 from nac_openood.demo.embedded_files import write_openood
 from nac_openood.demo.trained import trained
-from nac_openood.sources.imglist import benchmark_named
+from nac_openood.sources.sets import benchmark_named
 
 pytestmark = REAL_OPENOOD
 

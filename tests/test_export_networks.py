@@ -11,7 +11,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from nac_openood import NACDetector
 from nac_openood.detector.export import DetectorProgram
-from nac_openood.sources.small_networks import SmallResNet
+from nac_openood.sources.networks import SmallResNet
 
 
 def small_resnet():

@@ -337,10 +337,10 @@ def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
     assert main(["export", *given, "--out", str(out)]) == 0
     assert "takes images [batch, 3, 32, 32]" in capsys.readouterr().out
     program = torch.export.load(out).module()
-    deployed = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
+    pipeline = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
     with Image.open("stripes/3.png") as image:
-        x = deployed.transform(image.convert("RGB"))[None]
-    said, expected = program(x), deployed.detector.judge(x)
+        x = pipeline.transform(image.convert("RGB"))[None]
+    said, expected = program(x), pipeline.detector.judge(x)
     torch.testing.assert_close(said["p_value"], expected.p_value)
     assert said["decision"].tolist() == [True]
     assert main(["export", *given, "--out", "birds.pickle"]) == 1

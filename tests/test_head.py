@@ -9,7 +9,7 @@ from torchvision.models import VisionTransformer
 
 from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 
 
 def tiny_vit():

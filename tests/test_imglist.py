@@ -15,11 +15,11 @@ from torch import nn
 from nac_openood import NACError
 from nac_openood.sources import images as images_module
 from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.image_paths import expand
-from nac_openood.sources.imglist import BENCHMARKS, benchmark_named
+from nac_openood.sources.fitted import expand
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import listed_images, unlabelled_samples
 from nac_openood.sources.samples import problem
+from nac_openood.sources.sets import BENCHMARKS, benchmark_named
 from nac_openood.sources.transforms import chosen_transform
 
 TRANSFORM = BENCHMARKS["cifar10"].transform()

@@ -24,8 +24,7 @@ from test_docs import DOCS, blocks
 from torch import nn
 
 from nac_openood import NACDetector, NACError
-from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.image_paths import judge_images
+from nac_openood.sources.fitted import Pipeline, judge_images
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -64,11 +63,11 @@ def transform(image, marks=None):
 
 
 def unfitted(rule="nac"):
-    return Deployed(NACDetector(network(), RULES[rule], rule=rule), transform)
+    return Pipeline(NACDetector(network(), RULES[rule], rule=rule), transform)
 
 
 def fitted(path):
-    return Deployed(NACDetector.load(path, network()), transform)
+    return Pipeline(NACDetector.load(path, network()), transform)
 
 
 # -- data ----------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ def test_the_page_with_a_node_lost_in_fitting_and_in_scoring(cluster, folder, tm
     here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
     assert same(names["det"], here.calibrate(batches(folder)))
     told = pq.read_table(tmp_path / "scores").to_pylist()
-    found = judge_images(Deployed(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
+    found = judge_images(Pipeline(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
     assert by_path(told) == [judged.fields() for judged in found]
     assert list(told[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
 

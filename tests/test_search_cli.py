@@ -16,7 +16,7 @@ from PIL import Image
 from nac_openood import NACDetector, read_config
 from nac_openood.cli import main
 from nac_openood.search.stored import ReadingSet
-from nac_openood.sources.small_networks import CifarResNet18
+from nac_openood.sources.networks import CifarResNet18
 
 SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}
 LABEL = "searched against surrogate OOD, not real OOD"

@@ -44,7 +44,7 @@ def client(judge):
 
 
 def expected(judge, seeds):
-    found = judge.deployed.detector.judge(torch.stack([TRANSFORM(picture(seed)) for seed in seeds]))
+    found = judge.pipeline.detector.judge(torch.stack([TRANSFORM(picture(seed)) for seed in seeds]))
     return [
         (CLASSES[k], c, s, p, "out" if out else "in")
         for k, c, s, p, out in zip(*(t.tolist() for t in (*found, found.out())))
@@ -114,9 +114,9 @@ def test_images_of_other_sizes_do_not_share_a_batch(judge):
 
 def test_alpha_is_the_callers_and_classes_without_names_are_numbers(judge):
     strict, wanted = with_transform(judge, TRANSFORM, alpha=0.999), expected(judge, [5])[0][0]
-    strict.deployed.detector.classes_ = ()
+    strict.pipeline.detector.classes_ = ()
     answer = strict.answers(TRANSFORM(picture(5))[None])[0]
-    strict.deployed.detector.classes_ = CLASSES
+    strict.pipeline.detector.classes_ = CLASSES
     assert (answer.decision, answer.label) == ("out", str(CLASSES.index(wanted)))
     with pytest.raises(NACError, match="`alpha` must lie between 0 and 1"):
         with_transform(judge, TRANSFORM, alpha=2)
@@ -210,7 +210,7 @@ class Slow(Judge):
     """Waits to be let go, and tells that it waits."""
 
     def __init__(self, judge):
-        super().__init__(judge.deployed)
+        super().__init__(judge.pipeline)
         self.entered, self.gate = threading.Event(), threading.Event()
 
     def answers(self, batch):

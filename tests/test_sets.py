@@ -8,10 +8,10 @@ from PIL import Image
 
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
-from nac_openood.sources.image_paths import expand
-from nac_openood.sources.imglist import BENCHMARKS, listed_sets
+from nac_openood.sources.fitted import expand
 from nac_openood.sources.readers import unlabelled_samples
 from nac_openood.sources.samples import bad_images, bad_images_text, common_files
+from nac_openood.sources.sets import BENCHMARKS, listed_sets
 
 CIFAR10 = BENCHMARKS["cifar10"]
 NAMES = ["a.JPG", "b.png", "deep/c.webp"]

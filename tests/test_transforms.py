@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from nac_openood.errors import NACError
-from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.sets import BENCHMARKS
 from nac_openood.sources.transforms import (
     ImageSettings,
     chosen_transform,

@@ -41,9 +41,9 @@ def export_command(args: argparse.Namespace) -> int:
 
     out = Path(args.out)
     check_target(out)
-    deployed = inputs.detector_of(args, images_to="export")
-    image = deployed.transform(Image.new("RGB", (256, 256)))  # to find its image size
-    deployed.detector.export(out, image[None], alpha=args.alpha)
+    pipeline = inputs.detector_of(args, images_to="export")
+    image = pipeline.transform(Image.new("RGB", (256, 256)))  # to find its image size
+    pipeline.detector.export(out, image[None], alpha=args.alpha)
     shape = ", ".join(map(str, image.shape))
     show(f"Written to {out} ({out.stat().st_size / 1e6:.1f} MB): takes images [batch, {shape}]")
     return 0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from nac_openood.sources.fitted import Deployed
+    from nac_openood.sources.fitted import Pipeline
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
 
@@ -138,7 +138,7 @@ def transform_of(
     return made[0]
 
 
-def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Deployed:
+def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Pipeline:
     """The detector of --detector with its network, on its device, and its transform.
 
     Args:
@@ -196,9 +196,8 @@ def data_of(
         paths: paths of the checkpoints, which must have the same transform.
         needs_test: whether there must be ID test data.
     """
-    from nac_openood.sources.imglist import benchmark_named, listed_sets
     from nac_openood.sources.networks import kind_of
-    from nac_openood.sources.sets import needs_transform, own_sets
+    from nac_openood.sources.sets import benchmark_named, listed_sets, needs_transform, own_sets
 
     check_one_source(args)
     listed = args.id_data is not None

@@ -33,8 +33,7 @@ from nac_openood.distributed import (
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from nac_openood.sources.fitted import Deployed
-    from nac_openood.sources.image_paths import Prediction
+    from nac_openood.sources.fitted import Pipeline, Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
 #: Number of images on the page of --gallery.
@@ -88,7 +87,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
     from nac_openood.progress import tqdm
-    from nac_openood.sources.image_paths import expand, judge_images
+    from nac_openood.sources.fitted import expand, judge_images
     from nac_openood.sources.transforms import takes_text
 
     checked_alpha(args.alpha)
@@ -96,8 +95,8 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
         check_target(Path(args.gallery))  # before the slow part, so that it can be written
     if args.gallery and args.shard:
         raise NACError("--gallery needs all images: leave out --shard.")
-    deployed = inputs.detector_of(args)
-    texts = takes_text(deployed.transform)
+    pipeline = inputs.detector_of(args)
+    texts = takes_text(pipeline.transform)
     if args.gallery and texts:
         raise NACError("--gallery shows images, and this detector is one of texts.")
     # in one process: several would each read a part of stdin
@@ -106,7 +105,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     total, hidden = None if args.shard else len(paths), None if is_main() else True
 
     def printed() -> Iterator[Prediction]:
-        found = judge_images(deployed, paths, alpha=args.alpha, **inputs.loading(args))
+        found = judge_images(pipeline, paths, alpha=args.alpha, **inputs.loading(args))
         for answer in tqdm(found, "score", total, False, unit="image", disable=hidden):
             counts["bad" if answer.problem else "out" if answer.is_out else "in"] += 1
             if answer.problem:
@@ -129,7 +128,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
         print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
     if args.gallery:
         sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
-        _write_gallery(Path(args.gallery), suspects, deployed, alpha=args.alpha, **sizes)
+        _write_gallery(Path(args.gallery), suspects, pipeline, alpha=args.alpha, **sizes)
     return 0
 
 
@@ -155,7 +154,7 @@ class _Table:
     """
 
     def __init__(self, args: argparse.Namespace, out: TextIO, paths: Sequence[str]) -> None:
-        from nac_openood.sources.image_paths import Prediction
+        from nac_openood.sources.fitted import Prediction
 
         self._out, self._shard, self._csv = out, args.shard, args.format == "csv"
         self._batch_size = inputs.number(args, "batch_size", 100, 1)
@@ -248,7 +247,7 @@ def read_shard(path: Path) -> ShardResult:
 
 
 def _write_gallery(
-    path: Path, suspects: Sequence[Prediction], deployed: Deployed, **about: Any
+    path: Path, suspects: Sequence[Prediction], pipeline: Pipeline, **about: Any
 ) -> None:
     """Read the most suspicious images again, explain them and write a page."""
     from nac_openood.files import write_text
@@ -261,8 +260,8 @@ def _write_gallery(
             picture = rgb_image(Path(answer.path))
         except ImageError:  # it was removed or changed
             continue
-        why = deployed.detector.explain(deployed.transform(picture)[None], top=5)[0]
+        why = pipeline.detector.explain(pipeline.transform(picture)[None], top=5)[0]
         found.append((answer, png_url(small_png(picture)), why))
-    arch = deployed.detector.notes_.get("arch", type(deployed.detector.net).__name__)
+    arch = pipeline.detector.notes_.get("arch", type(pipeline.detector.net).__name__)
     write_text(path, suspects_page(found, arch=arch, **about))
     print_error(f"written to {path}: the {len(found)} most suspicious images")

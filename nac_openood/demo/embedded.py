@@ -23,8 +23,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from nac_openood.progress import Say
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.sets import Datasets
+from nac_openood.sources.sets import BENCHMARKS, Datasets
 
 NAME = "embedded"
 #: Digits below it are in-distribution, the others are OOD.

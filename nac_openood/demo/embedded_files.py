@@ -13,8 +13,7 @@ from typing import Any, Optional
 from nac_openood.demo.embedded import NAME, EmbeddedImages, embedded_sets
 from nac_openood.errors import FileError
 from nac_openood.files import PathLike, read_json
-from nac_openood.sources.imglist import BENCHMARKS
-from nac_openood.sources.sets import Datasets
+from nac_openood.sources.sets import BENCHMARKS, Datasets
 
 _IMAGES = BENCHMARKS[NAME].folder
 _LISTS = f"benchmark_imglist/{NAME}"
@@ -23,7 +22,7 @@ _FORMAT = 2
 
 
 def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
-    """Write the benchmark to `folder`, a data root for OpenOOD and `sources.imglist`.
+    """Write the benchmark to `folder`, a data root for OpenOOD and `sources.sets`.
 
     A complete copy of the same images is reused; any other is replaced. Other files in the folder,
     e.g. OpenOOD's own benchmarks, are left alone.

@@ -14,7 +14,7 @@ from nac_openood.tables import NOTHING, Examples
 
 if TYPE_CHECKING:
     from nac_openood.detector.outcomes import Explanation
-    from nac_openood.sources.image_paths import Prediction
+    from nac_openood.sources.fitted import Prediction
 
 _KINDS = {
     "id-lowest": "In-distribution samples with the lowest NAC scores",

@@ -17,8 +17,7 @@ from torch import Tensor
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
-from nac_openood.sources.fitted import Deployed
-from nac_openood.sources.image_paths import Prediction, judge_batch
+from nac_openood.sources.fitted import Pipeline, Prediction, judge_batch
 from nac_openood.sources.images import COMMON_FORMATS, rgb_image
 
 
@@ -26,12 +25,12 @@ class Judge:
     """Decodes, transforms and scores images.
 
     Args:
-        deployed: a fitted and calibrated detector, and the transform of its images.
+        pipeline: a fitted and calibrated detector, and the transform of its images.
         alpha: the p-value at or below which an image is out-of-distribution.
     """
 
-    def __init__(self, deployed: Deployed, *, alpha: float = ALPHA) -> None:
-        self.deployed, self.alpha = deployed, checked_alpha(alpha)
+    def __init__(self, pipeline: Pipeline, *, alpha: float = ALPHA) -> None:
+        self.pipeline, self.alpha = pipeline, checked_alpha(alpha)
 
     def tensor(self, content: bytes, max_pixels: int = Limits.max_pixels) -> Tensor:
         """Decode and transform an image; may be called from several threads.
@@ -44,7 +43,7 @@ class Judge:
             ImageError: the bytes are not an accepted image.
         """
         image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=max_pixels)
-        made = self.deployed.transform(image)
+        made = self.pipeline.transform(image)
         if not isinstance(made, Tensor):
             raise NACError(
                 f"`transform` must turn an image into a tensor, but returned "
@@ -54,7 +53,7 @@ class Judge:
 
     def answers(self, batch: Tensor) -> list[Prediction]:
         """Score transformed images `[batch, ...]` in one pass over the network."""
-        return judge_batch(self.deployed, batch, [""] * len(batch), alpha=self.alpha)
+        return judge_batch(self.pipeline, batch, [""] * len(batch), alpha=self.alpha)
 
     def warm_up(self) -> Optional[str]:
         """Score a gray image, so that the first request is fast; return the error if it fails."""

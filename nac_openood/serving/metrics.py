@@ -9,7 +9,7 @@ from typing import Callable, Iterable
 import prometheus_client as prometheus
 from prometheus_client.exposition import choose_encoder
 
-from nac_openood.sources.image_paths import Prediction
+from nac_openood.sources.fitted import Prediction
 
 #: Number of recent images over which the share of out-of-distribution images is computed.
 WINDOW = 1000

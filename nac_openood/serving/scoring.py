@@ -19,7 +19,7 @@ from torch import Tensor
 from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.serving.metrics import ServiceMetrics
-from nac_openood.sources.image_paths import Prediction
+from nac_openood.sources.fitted import Prediction
 from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 
 _LOG = logging.getLogger("nac_openood.serving")

@@ -22,7 +22,7 @@ from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
 
 if TYPE_CHECKING:
-    from nac_openood.sources.imglist import Benchmark
+    from nac_openood.sources.sets import Benchmark
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")

@@ -21,7 +21,7 @@ import yaml
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.errors import NACError
-from nac_openood.sources.imglist import BENCHMARKS
+from nac_openood.sources.sets import BENCHMARKS
 
 #: The methods of the paper by name, in its order, with the titles that it prints.
 PRINTED_METHODS: Mapping[str, str] = {
