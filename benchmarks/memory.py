@@ -26,7 +26,7 @@ from nac_openood.benchmark.run.cost import Meter
 from nac_openood.core.held_out import MAX_SAMPLES
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.rule import Rule
-from nac_openood.detector.presets import preset_for
+from nac_openood.detector.config import preset_for
 from nac_openood.files import write_json
 
 RULES = {"nac": ["body.3", "pool"], "nac_plus": ["body.1", "body.3"]}

@@ -27,8 +27,8 @@ if os.environ.get("OPENOOD_SRC"):
 
 import nac_openood
 from nac_openood import NACDetector
-from nac_openood.detector.presets import preset
-from nac_openood.detector.subset import fitting_loader
+from nac_openood.detector.batches import fitting_loader
+from nac_openood.detector.config import preset
 
 nac_openood.register(compat=True)
 from openood.evaluation_api import Evaluator

@@ -22,7 +22,7 @@ from measured_process import memory_mb
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector, Reading, Readings
-from nac_openood.detector.presets import preset
+from nac_openood.detector.config import preset
 from nac_openood.search import Budget, SearchResult, search
 from nac_openood.sources.networks import CifarResNet18
 

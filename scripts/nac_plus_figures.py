@@ -22,8 +22,8 @@ from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import LOGITS, Fusion, NACPlus, distance_of
 from nac_openood.core.pvalues import PValues
+from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.outcomes import false_alarm_rates
-from nac_openood.detector.subset import balanced_indices
 from nac_openood.report.drawing import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build

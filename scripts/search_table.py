@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Subset
 
 from nac_openood import Coverage, NACDetector, Readings
 from nac_openood.core.metrics import auroc
-from nac_openood.detector.presets import preset
-from nac_openood.detector.subset import dataset_labels, fitting_indices
+from nac_openood.detector.batches import dataset_labels, fitting_indices
+from nac_openood.detector.config import preset
 from nac_openood.search import SURROGATES, SurrogateLoader, paper_space, search
 from nac_openood.search.recipe import HELD_OUT, held_out_of
 from nac_openood.sources.checkpoints import load_checkpoint

@@ -3,8 +3,8 @@
 import numpy as np
 from torch.utils.data import DataLoader, Subset
 
+from nac_openood.detector.batches import balanced_indices, dataset_labels
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.subset import balanced_indices, dataset_labels
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.plan import PassPlan
 from nac_openood.network.probe import read

@@ -22,7 +22,7 @@ from nac_openood.core.coverage import Coverage, saturation
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.metrics import Aurocs, auroc
 from nac_openood.core.tensors import energy, msp
-from nac_openood.detector.presets import preset
+from nac_openood.detector.config import preset
 from nac_openood.records import from_values
 from nac_openood.report.hyperparameters import hyperparameters
 from nac_openood.report.methods import ranked_methods

@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACDetector
-from nac_openood.detector.subset import balanced_indices, dataset_labels
+from nac_openood.detector.batches import balanced_indices, dataset_labels
 
 pytestmark = pytest.mark.bench
 

@@ -3,7 +3,7 @@ import pytest
 import yaml
 
 from nac_openood import LayerConfig, NACConfig, NACError, read_config
-from nac_openood.detector.presets import CONFIG_ROOT, preset, presets
+from nac_openood.detector.config import CONFIG_ROOT, preset, presets
 
 
 def test_reference_spellings_are_read():

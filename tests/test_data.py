@@ -13,9 +13,11 @@ from torch.utils.data import (
 )
 
 from nac_openood import NACError
-from nac_openood.detector.batches import Batch, as_batch, batches
-from nac_openood.detector.subset import (
+from nac_openood.detector.batches import (
+    Batch,
+    as_batch,
     balanced_indices,
+    batches,
     dataset_labels,
     fitting_loader,
     take_quota,

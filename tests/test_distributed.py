@@ -224,7 +224,7 @@ def test_a_killed_process_ends_the_others(here: Path) -> None:
     import time
     from pathlib import Path
     from nac_openood.network import probe
-    from nac_openood.detector import reader
+    from nac_openood.detector import readings as reader
     def read(*given, **options):
         Path("begun_{victim}_" + os.environ["RANK"]).touch()
         time.sleep(0.3)

@@ -16,7 +16,7 @@ import nac_openood.demo.trained as trained_module
 from nac_openood.demo.embedded import embedded_sets, embedded_std
 from nac_openood.demo.embedded_files import lists_of, write_openood
 from nac_openood.demo.trained import cache_folder, cached_file, train_embedded, trained
-from nac_openood.detector.subset import dataset_labels
+from nac_openood.detector.batches import dataset_labels
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.sources.networks import build

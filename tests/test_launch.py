@@ -225,7 +225,7 @@ def test_a_wrong_argument_ends_as_the_script_says(tree: Path) -> None:
 @pytest.mark.openood
 @pytest.mark.parametrize("name", ["nac", "msp"])
 def test_main_runs_a_pipeline(tree: Path, name: str) -> None:
-    from nac_openood.detector.presets import CONFIG_ROOT
+    from nac_openood.detector.config import CONFIG_ROOT
 
     configs = [
         *("configs/datasets/cifar10/cifar10.yml", "configs/datasets/cifar10/cifar10_ood.yml"),

@@ -14,9 +14,9 @@ PACKAGE = ROOT / "nac_openood"
 
 #: A file imports from its own room and from rooms on lower levels, never from a neighbour.
 LEVELS = [
-    {"__about__", "errors", "lazy"},
+    {"__about__", "errors"},
     {"distributed", "records"},
-    {"files", "progress", "tables"},
+    {"files", "tables"},
     {"tensor_files"},
     {"core"},
     {"network"},
@@ -32,7 +32,7 @@ LEVELS = [
 #: What may be imported inside a function and not at the top of a file.
 LAZY = {("benchmark", "plugin")}
 #: What a room may import from outside; others may import whatever is a dependency.
-LIBRARIES = {"core": {"torch", "numpy"}, "errors": set(), "__about__": set(), "lazy": set()}
+LIBRARIES = {"core": {"torch", "numpy"}, "errors": set(), "__about__": set()}
 
 
 def room(path):
@@ -224,12 +224,12 @@ def test_the_wheel_works_on_its_own(wheel, tmp_path):
         assert f"nac_openood/benchmark/paper/tables/{table.name}" in names
     packaged = {n for n in names if n.endswith(".py")}
     assert packaged == {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py")}
-    assert "nac_openood/py.typed" in names
+    assert {"nac_openood/py.typed", "nac_openood/__init__.pyi"} <= set(names)
     for room_of_assets in ("report", "serving"):
         for asset in (PACKAGE / room_of_assets / "assets").iterdir():
             assert f"nac_openood/{room_of_assets}/assets/{asset.name}" in names
     code = (
-        "import nac_openood, nac_openood.detector.presets as p; print(nac_openood.__file__);"
+        "import nac_openood, nac_openood.detector.config as p; print(nac_openood.__file__);"
         "print(len(p.preset('cifar10', 'resnet').layers));"
         "from nac_openood.benchmark.paper import published; print(len(published.tables()))"
     )

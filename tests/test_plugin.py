@@ -14,7 +14,7 @@ from torch import nn
 
 import nac_openood
 from nac_openood.core.metrics import auroc as auroc_of
-from nac_openood.detector.presets import CONFIG_ROOT
+from nac_openood.detector.config import CONFIG_ROOT
 from nac_openood.plugin import compat
 
 pytestmark = REAL_OPENOOD
@@ -244,7 +244,7 @@ def test_the_authors_scores_in_the_real_evaluator(registered, bench, authors, tm
     net.load_state_dict(torch.load(checkpoint, map_location="cpu"))
     config = tmp_path / "postprocessors" / "nac.yml"
     config.parent.mkdir()
-    shipped = nac_openood.detector.presets.preset("cifar10", "resnet").to_dict()
+    shipped = nac_openood.detector.config.preset("cifar10", "resnet").to_dict()
     shipped["postprocessor"]["APS_mode"] = False
     config.write_text(yaml.safe_dump(shipped, sort_keys=False))
     found = evaluator(net.eval(), root, tmp_path, batch_size=100)

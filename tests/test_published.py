@@ -20,7 +20,7 @@ from nac_openood.benchmark.paper.published import (
     tables,
 )
 from nac_openood.benchmark.paper.published import PrintedValue as Value
-from nac_openood.detector.presets import preset
+from nac_openood.detector.config import preset
 
 R18 = "resnet18_32x32"
 BACKBONES = ("resnet50", "vit_b_16")

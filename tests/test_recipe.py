@@ -42,7 +42,7 @@ def test_held_out_samples_are_not_fitted_on():
 
 
 def rows_of_fit(train, n):
-    from nac_openood.detector.subset import fitting_loader
+    from nac_openood.detector.batches import fitting_loader
 
     return fitting_loader(train, n).dataset.indices
 

@@ -12,7 +12,7 @@ from test_metrics import fpr_at
 from nac_openood import Coverage, LayerConfig, NACError, Reading, Readings
 from nac_openood.core.metrics import auroc, fpr_in_at
 from nac_openood.core.rule import combine
-from nac_openood.detector.presets import preset, presets
+from nac_openood.detector.config import preset, presets
 from nac_openood.search import (
     PAPER_SPACE,
     STRATEGIES,

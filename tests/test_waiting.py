@@ -12,7 +12,7 @@ from torch import nn
 from nac_openood import NACDetector
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.rules import RULES, RuleRow
-from nac_openood.detector import reader
+from nac_openood.detector import readings as reader
 from nac_openood.detector.readings import Readings
 
 LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}

@@ -7,9 +7,8 @@ from typing import Any, Callable, Iterable, Optional
 
 from torch import nn
 
-from nac_openood.detector.config import AUTO
+from nac_openood.detector.config import AUTO, LayerChoice
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import LayerChoice
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike
 

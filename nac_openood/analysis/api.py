@@ -30,15 +30,12 @@ from nac_openood.benchmark.run import store
 from nac_openood.benchmark.run.compare import Study
 from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import loader_like
-from nac_openood.detector.config import NACConfig
+from nac_openood.detector.batches import Say, fitting_loader, loader_like
+from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import preset_or_auto
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.subset import fitting_loader
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import locked, make_folder, remove
-from nac_openood.progress import Say
 from nac_openood.search.loaders import held_out_of
 from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
 from nac_openood.search.stored import ReadingSet

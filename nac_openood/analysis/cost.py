@@ -23,13 +23,12 @@ from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.results import Value
-from nac_openood.detector.batches import Batch, batches
+from nac_openood.detector.batches import Batch, bar, batches
+from nac_openood.detector.config import preset_for
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import preset_for
 from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import classify
-from nac_openood.progress import bar
 from nac_openood.search.loaders import few_of
 from nac_openood.tables import BarGroups, Column, Entry, Table
 

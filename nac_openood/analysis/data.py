@@ -12,10 +12,10 @@ from nac_openood.analysis.finding import About, ValidationData
 from nac_openood.benchmark.run.network import NetworkRun
 from nac_openood.benchmark.run.results import FAR, GROUP_NAMES, NEAR
 from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.batches import Say
 from nac_openood.detector.config import NACConfig
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.progress import Say
 from nac_openood.search.run import SearchResult
 from nac_openood.search.stored import ReadingSet
 

@@ -18,9 +18,9 @@ from nac_openood.benchmark.run.compare import checked_scores
 from nac_openood.benchmark.run.cost import Timing
 from nac_openood.benchmark.run.network import FeatureBatches, Features
 from nac_openood.benchmark.run.results import NEAR, metrics_by_set
+from nac_openood.detector.batches import bar
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, error_text
-from nac_openood.progress import bar
 from nac_openood.search.alternatives import alternatives
 
 

@@ -25,12 +25,11 @@ from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood import OpenOODBatches, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import Method
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import bar, batches
 from nac_openood.errors import NACError
 from nac_openood.network.head import head_of
 from nac_openood.network.replica import kept_random_state
 from nac_openood.plugin.source import openood_ready
-from nac_openood.progress import bar
 from nac_openood.sources.networks import build
 from nac_openood.tables import Column
 

@@ -18,8 +18,8 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import Metrics, TestScores
 from nac_openood.benchmark.run.results import GROUP_WORDS, Value
 from nac_openood.core.layer_config import MIN_BINS, LayerConfig
+from nac_openood.detector.batches import bar
 from nac_openood.errors import NACError
-from nac_openood.progress import bar
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 

@@ -18,13 +18,12 @@ from nac_openood.benchmark.paper.published import published
 from nac_openood.benchmark.run.compare import Study, run_study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import whole_number
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import Say, batches
 from nac_openood.detector.config import NACConfig
 from nac_openood.distributed import from_main
 from nac_openood.errors import NACError
 from nac_openood.network.probe import count_classes
 from nac_openood.network.replica import unwrap
-from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints, networks_by_name
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import Datasets, check_file_names

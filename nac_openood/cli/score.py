@@ -84,9 +84,9 @@ def score_command(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace, out: TextIO) -> int:
+    from nac_openood.detector.batches import tqdm
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
-    from nac_openood.progress import tqdm
     from nac_openood.sources.fitted import expand, judge_images
     from nac_openood.sources.transforms import takes_text
 

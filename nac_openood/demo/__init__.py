@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nac_openood.progress import Say
-
 if TYPE_CHECKING:
+    from nac_openood.detector.batches import Say
     from nac_openood.sources.sets import Datasets
 
 #: The networks of the demo, and their names for `sources.networks.build`.

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from nac_openood.progress import Say
+from nac_openood.detector.batches import Say
 from nac_openood.sources.sets import BENCHMARKS, Datasets
 
 NAME = "embedded"

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood.demo import embedded
 from nac_openood.demo.embedded import EmbeddedImages
+from nac_openood.detector.batches import Say
 from nac_openood.errors import FileError
 from nac_openood.evaluation.leave_one_out import (
     RankedRuns,
@@ -26,7 +27,6 @@ from nac_openood.evaluation.leave_one_out import (
 )
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.replica import kept_random_state
-from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 from nac_openood.sources.samples import Samples

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES, digit_splits
+from nac_openood.detector.batches import bar
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import PathLike, mode_of, remove
 from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.network.replica import kept_random_state
-from nac_openood.progress import bar
 from nac_openood.sources.networks import build
 from nac_openood.tensor_files import read_tensors, write_tensors
 

@@ -16,14 +16,24 @@ from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.core.tensors import double
 from nac_openood.detector import outcomes
-from nac_openood.detector.batches import Batch, as_batch, check_labels, load_batches
-from nac_openood.detector.config import checked_switch
+from nac_openood.detector.batches import (
+    AUTHORS_SEED,
+    Batch,
+    as_batch,
+    check_labels,
+    fitting_batches,
+    load_batches,
+    warn_if_uneven,
+)
+from nac_openood.detector.config import (
+    LayerChoice,
+    automatic_settings,
+    checked_switch,
+    layer_settings,
+)
 from nac_openood.detector.outcomes import ALPHA, LEVELS, Explanation, FalseAlarms, Scores, Verdicts
-from nac_openood.detector.presets import LayerChoice, automatic_settings, layer_settings
-from nac_openood.detector.reader import Reader, on_cpu
-from nac_openood.detector.readings import Readings, fit_rule
+from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import FitSummary, Fitted
-from nac_openood.detector.subset import AUTHORS_SEED, fitting_batches, warn_if_uneven
 from nac_openood.distributed import all_gather, all_sum, world
 from nac_openood.errors import FileError, NACError, NotFittedError
 from nac_openood.files import PathLike

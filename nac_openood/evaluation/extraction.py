@@ -17,13 +17,12 @@ from nac_openood.core.histogram import LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig, refuse_unknown, sigmoid
 from nac_openood.core.reading import Reading, broken_error, not_finite
 from nac_openood.core.tensors import stored_tensor, stored_values
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import bar, batches
 from nac_openood.errors import FileError, NACError
 from nac_openood.evaluation.integral import labeled_passes, layer_reader
 from nac_openood.files import PathLike, damage
 from nac_openood.network.probe import classify
 from nac_openood.network.replica import kept_random_state
-from nac_openood.progress import bar
 from nac_openood.records import checked
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import check_file_names, check_mapping

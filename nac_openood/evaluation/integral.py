@@ -10,14 +10,13 @@ from nac_openood.core.coverage import Coverage
 from nac_openood.core.histogram import CoverageIntegral
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig
 from nac_openood.core.reading import Probed
-from nac_openood.detector.batches import batches, check_labels
+from nac_openood.detector.batches import bar, batches, check_labels
 from nac_openood.detector.config import AUTO
-from nac_openood.detector.reader import Reader
+from nac_openood.detector.readings import Reader
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import Layer, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.replica import kept_random_state
-from nac_openood.progress import bar
 
 
 def coverage_integral(

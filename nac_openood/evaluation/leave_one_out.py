@@ -15,10 +15,10 @@ from torch.utils.data import Subset
 
 from nac_openood import files
 from nac_openood.core.tensors import versions
+from nac_openood.detector.batches import Say
 from nac_openood.errors import NACError
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, read_ranking, standard_error
-from nac_openood.progress import Say
 from nac_openood.sources.checkpoints import Checkpoint, run_checkpoints
 from nac_openood.sources.images import Transform
 from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain

@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from torch import nn
 
 from nac_openood.core.layer_config import IntegralConfig, refuse_unknown
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import Say, batches
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation.extraction import CheckpointReadings, SamplesByRole, domain_samples
@@ -18,7 +18,6 @@ from nac_openood.evaluation.ranking import Ranking, assemble_ranking
 from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
-from nac_openood.progress import Say
 from nac_openood.search.space import grid_points
 from nac_openood.sources.checkpoints import Checkpoint, by_step, distinct, networks_by_name
 from nac_openood.sources.sets import check_file_names

@@ -16,9 +16,8 @@ from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.batches import loader_like
-from nac_openood.detector.config import SECTIONS, NACConfig, checked_switch, parsed
+from nac_openood.detector.config import SECTIONS, NACConfig, checked_switch, parsed, preset_for
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import preset_for
 from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint

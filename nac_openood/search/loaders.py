@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
-from nac_openood.detector.batches import Batch, batches, indexable, loader_like
-from nac_openood.detector.subset import (
+from nac_openood.detector.batches import (
     AUTHORS_SEED,
+    Batch,
     balanced_indices,
+    batches,
     dataset_labels,
     fitting_indices,
+    indexable,
+    loader_like,
 )
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import Inputs, mapped, tensors_in

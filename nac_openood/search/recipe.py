@@ -25,9 +25,15 @@ from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import Rule
 from nac_openood.core.rules import rule_named
 from nac_openood.detector.batches import as_batch
-from nac_openood.detector.config import NACConfig, Sweep, read_config
+from nac_openood.detector.config import (
+    NACConfig,
+    Sweep,
+    preset,
+    preset_for,
+    preset_or_auto,
+    read_config,
+)
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.presets import preset, preset_for, preset_or_auto
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.files import is_file

@@ -13,10 +13,10 @@ import torch
 
 from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
+from nac_openood.detector.batches import tqdm
 from nac_openood.detector.config import NACConfig, Sweep
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.progress import tqdm
 from nac_openood.search.space import STRATEGIES, Budget, layer_candidates, paper_space
 from nac_openood.search.tables import OBJECTIVES, JointCandidates, SearchData, score_layer
 

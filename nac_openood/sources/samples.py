@@ -15,10 +15,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
-from nac_openood.detector.batches import as_batch, check_labels
-from nac_openood.detector.subset import dataset_labels
+from nac_openood.detector.batches import as_batch, bar, check_labels, dataset_labels
 from nac_openood.errors import NACError, some
-from nac_openood.progress import bar
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.transforms import takes_text, transform_text
 

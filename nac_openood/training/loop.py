@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.layer_config import finite_number, whole_number
-from nac_openood.detector.batches import batches, check_labels
-from nac_openood.detector.subset import dataset_labels
+from nac_openood.detector.batches import bar, batches, check_labels, dataset_labels
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike, make_folder, write_weights
 from nac_openood.network.head import head_of
 from nac_openood.network.inputs import call, joined_inputs, logits_of, prepare, rows, tensors_in
 from nac_openood.network.replica import kept_random_state, unwrap
-from nac_openood.progress import bar
 from nac_openood.training.algorithms import ERM, Algorithm, Outputs
 from nac_openood.training.entropy import NACEntropy
 

@@ -19,12 +19,11 @@ from nac_openood.benchmark.methods.table import (
     Method,
 )
 from nac_openood.core.rules import rule_named
-from nac_openood.detector.config import NACConfig
+from nac_openood.detector.batches import Say
+from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.outcomes import Scores
-from nac_openood.detector.presets import preset_or_auto
 from nac_openood.errors import NACError
 from nac_openood.files import digest_of, is_file
-from nac_openood.progress import Say
 from nac_openood.search import SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
 from nac_openood.sources.checkpoints import Checkpoint

@@ -29,12 +29,11 @@ from nac_openood.benchmark.methods.scorer import (
     usable_values,
 )
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.detector.batches import batches
+from nac_openood.detector.batches import bar, batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, some
 from nac_openood.network.inputs import prepare
 from nac_openood.network.replica import kept_random_state, private_copy
-from nac_openood.progress import bar
 from nac_openood.search.space import grid_points
 
 #: How many numbers a detector may compute at a time.

@@ -13,9 +13,9 @@ import numpy as np
 from torch import nn
 
 from nac_openood.core.metrics import auroc
+from nac_openood.detector.batches import bar
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
-from nac_openood.progress import bar
 
 Point = dict[str, Any]
 

@@ -17,12 +17,12 @@ from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
 from nac_openood.benchmark.run.network import FeatureBatches, NetworkRun
 from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 from nac_openood.benchmark.run.tabulate import paper_comparison, tabulate
+from nac_openood.detector.batches import Say
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import from_main, synchronized, world
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
 from nac_openood.network.replica import kept_random_state
-from nac_openood.progress import Say
 from nac_openood.search.loaders import SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text

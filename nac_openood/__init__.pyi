@@ -1,0 +1,35 @@
+"""The public names, and where they live; `__init__.py` imports them from there."""
+
+from nac_openood.__about__ import __version__ as __version__
+from nac_openood.adapters.lightning import DetectorCallback as DetectorCallback
+from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures as PyTorchOODFeatures
+from nac_openood.adapters.pytorch_ood import PyTorchOODNetwork as PyTorchOODNetwork
+from nac_openood.adapters.scikit_learn import NACOutlierDetector as NACOutlierDetector
+from nac_openood.benchmark.api import compare as compare
+from nac_openood.benchmark.methods.table import register_method as register_method
+from nac_openood.core.coverage import Coverage as Coverage
+from nac_openood.core.layer_config import IntegralConfig as IntegralConfig
+from nac_openood.core.layer_config import LayerConfig as LayerConfig
+from nac_openood.core.metrics import threshold_at as threshold_at
+from nac_openood.core.reading import Reading as Reading
+from nac_openood.core.rules import register_rule as register_rule
+from nac_openood.detector.config import NACConfig as NACConfig
+from nac_openood.detector.config import read_config as read_config
+from nac_openood.detector.detector import NACDetector as NACDetector
+from nac_openood.detector.outcomes import Explanation as Explanation
+from nac_openood.detector.outcomes import Scores as Scores
+from nac_openood.detector.readings import Readings as Readings
+from nac_openood.detector.store import FitSummary as FitSummary
+from nac_openood.errors import FileError as FileError
+from nac_openood.errors import NACError as NACError
+from nac_openood.errors import NotFittedError as NotFittedError
+from nac_openood.errors import ProbeError as ProbeError
+from nac_openood.evaluation.integral import coverage_integral as coverage_integral
+from nac_openood.evaluation.rank import rank_checkpoints as rank_checkpoints
+from nac_openood.evaluation.ranking import Ranking as Ranking
+from nac_openood.plugin.postprocessor import NACPostprocessor as NACPostprocessor
+from nac_openood.plugin.register import register as register
+from nac_openood.plugin.register import unregister as unregister
+from nac_openood.search.advise import Advice as Advice
+from nac_openood.search.advise import advise as advise
+from nac_openood.training.entropy import NACEntropy as NACEntropy
