@@ -21,7 +21,7 @@ import torchvision
 from speed import rounds
 
 from nac_openood import coverage_integral
-from nac_openood.evaluation.extraction import CheckpointReadings
+from nac_openood.evaluation.integral import CheckpointReadings
 from nac_openood.evaluation.rank import integral_candidates
 from nac_openood.files import write_json
 from nac_openood.sources.networks import build

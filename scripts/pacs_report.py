@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.evaluation.extraction import CheckpointReadings
+from nac_openood.evaluation.integral import CheckpointReadings
 from nac_openood.evaluation.rank import rank_checkpoints
 from nac_openood.evaluation.ranking import CRITERIA, Ranking, rank_correlation
 from nac_openood.files import write_json, write_text

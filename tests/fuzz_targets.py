@@ -48,7 +48,7 @@ from nac_openood.detector.checked_fit import merge_shards
 from nac_openood.detector.config import read_config
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
+from nac_openood.evaluation.ranking import RankedRun, RankedRuns
 from nac_openood.network.probe import classify
 from nac_openood.report.checkpoints import ranked_summary, write_ranked_page, write_ranked_tables
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table

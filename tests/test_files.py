@@ -8,8 +8,13 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.cli.output import show
 from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
-from nac_openood.evaluation.ranking import IntegralCandidate, RankedCheckpoint, Ranking
+from nac_openood.evaluation.ranking import (
+    IntegralCandidate,
+    RankedCheckpoint,
+    RankedRun,
+    RankedRuns,
+    Ranking,
+)
 from nac_openood.files import (
     entries,
     is_file,

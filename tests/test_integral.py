@@ -151,7 +151,6 @@ def test_what_cannot_be_counted_is_told(small_net, images, labels):
         ("yielded no batch", []),
         ("labels must be in 0..3", [(images, labels + 1)]),
         ("has no layer 'layer9'", data, "layer9"),
-        ("`config` must be an IntegralConfig", data, "layer3", {"M": 50}),
     ):
         with pytest.raises(NACError, match=told):
             coverage_integral(small_net, *arguments)

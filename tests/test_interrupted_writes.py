@@ -26,9 +26,8 @@ from nac_openood.demo.trained import save_network
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns
 from nac_openood.evaluation.monitor import CoverageMonitor
-from nac_openood.evaluation.ranking import Ranking
+from nac_openood.evaluation.ranking import RankedRun, RankedRuns, Ranking
 from nac_openood.report.checkpoints import write_ranked_tables
 from nac_openood.report.findings import write_finding
 from nac_openood.report.landscape import draw_landscape

@@ -171,9 +171,8 @@ def other_architecture(path):
         ({"test": {"c": TensorDataset(torch.zeros(4, 6), torch.full((4,), 3))}}, "labels must be in 0..2"),
         ({"layer": "nine"}, "has no layer 'nine'"),
         ({"space": "mnist"}, "`space` must be one of"),
-        ({"space": {"bins": [3]}}, "unknown setting"),
-        ({"space": {"n_bins": []}}, "needs a list of values"),
-        ({"test": None, "oracle": DOMAINS["test"]}, "`oracle` needs `test`"),
+        ({"space": {"bins": [3]}}, "unknown layer setting"),
+        ({"space": {"n_bins": []}}, "at least one value for each setting"),
         ({"val": [1]}, "`val` must map names of domains"),
     ],
 )  # fmt: skip
@@ -226,11 +225,12 @@ def test_rc_over_the_volume_of_test_data():
     rng = np.random.default_rng(0)
     skill = np.linspace(0.3, 0.9, 8)
     flags = (rng.random((8, 400)) < skill[:, None]).astype(np.uint8)
-    points = rc_by_volume({"nac-me": skill}, [flags, flags[:, :100]], shares=(0.01, 0.1, 1.0))
-    assert [(p.share, p.samples) for p in points] == [(0.1, 50), (1.0, 500)]  # 5 are too few
+    points = rc_by_volume({"nac-me": skill}, [flags, flags[:, :100]])
+    sizes = [(0.02, 10), (0.05, 25), (0.1, 50), (0.2, 100), (0.5, 250), (1.0, 500)]
+    assert [(p.share, p.samples) for p in points] == sizes  # 1 % are too few
     whole = (flags.mean(1) + flags[:, :100].mean(1)) / 2
     assert points[-1].mean == pytest.approx(rank_correlation(skill, whole))
     assert points[-1].draws == 1 and points[0].draws == 20
     assert points[0].mean < points[-1].mean and points[0].std > 0
-    never = rc_by_volume({"nac-me": skill}, [np.ones((8, 40))], shares=(1.0,))
-    assert never[0].mean is None and never[0].draws == 0
+    never = rc_by_volume({"nac-me": skill}, [np.ones((8, 40))])
+    assert never[-1].mean is None and never[-1].draws == 0

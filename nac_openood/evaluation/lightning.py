@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Iterable, Optional
 
-from nac_openood.adapters.lightning import (
-    Callback,
-    FindNetwork,
-    LightningModule,
-    Trainer,
-    trained_network,
-)
+from nac_openood.adapters.lightning import Callback, FindNetwork, LightningModule, Trainer
 from nac_openood.evaluation.monitor import CoverageMonitor, Measured
 from nac_openood.files import PathLike
 
@@ -53,7 +47,8 @@ class CoverageCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **more: Any
     ) -> None:
         """Measure every `every` steps."""
-        found = self.monitor(trainer.global_step, trained_network(pl_module, self.network))
+        net = pl_module if self.network is None else self.network(pl_module)
+        found = self.monitor(trainer.global_step, net)
         if found is None:
             return
         pl_module.log("nac_me", found)

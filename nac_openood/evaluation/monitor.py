@@ -9,7 +9,6 @@ from torch import nn
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig, whole_number
 from nac_openood.detector.config import AUTO
-from nac_openood.errors import NACError
 from nac_openood.evaluation.integral import coverage_integral
 from nac_openood.network.replica import unwrap
 
@@ -34,8 +33,8 @@ class CoverageMonitor:
         >>> monitor.best  # Measured(step=1200, coverage=0.0213)
 
     Args:
-        loader: labeled batches of training data without augmentation, as in `coverage_integral`; a
-            fixed subset of a few thousand samples is enough.
+        loader: labeled batches of training data without augmentation, as in `coverage_integral`,
+            which is read at every measurement; a fixed subset of a few thousand samples is enough.
         every: number of steps between measurements.
         layer: as in `coverage_integral`.
         config: as in `coverage_integral`.
@@ -66,11 +65,6 @@ class CoverageMonitor:
         self.patience = None if patience is None else whole_number("patience", patience, 1)
         self.progress = progress
         self.history: list[Measured] = []
-        if isinstance(loader, Iterable) and iter(loader) is loader:
-            raise NACError(
-                "`loader` is read again at every measurement, but this one can be read only once. "
-                "Pass a DataLoader or a list of batches."
-            )
 
     def __call__(self, step: int, net: nn.Module) -> Optional[float]:
         """Measure every `every` steps; returns G, or None at other steps.

@@ -1,29 +1,44 @@
-"""`nac_openood.rank_checkpoints`: which checkpoint of a run will generalize best."""
+"""`nac_openood.rank_checkpoints`: which checkpoint of a run will generalize best.
+
+`rank_runs` ranks many runs, each without its target domain, as DomainBed trains them.
+"""
 
 from __future__ import annotations
 
+import re
 import tempfile
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
+import numpy as np
 from torch import nn
+from torch.utils.data import Subset
 
-from nac_openood.core.layer_config import IntegralConfig, refuse_unknown
+from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.detector.batches import Say, batches
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
-from nac_openood.evaluation.extraction import CheckpointReadings, SamplesByRole, domain_samples
-from nac_openood.evaluation.ranking import Ranking, assemble_ranking
+from nac_openood.evaluation import ranking as results
+from nac_openood.evaluation.integral import CheckpointReadings, SamplesByRole
+from nac_openood.evaluation.ranking import Ranking, rank_correlation
 from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
 from nac_openood.search.space import grid_points
-from nac_openood.sources.checkpoints import Checkpoint, by_step, distinct, networks_by_name
-from nac_openood.sources.sets import check_file_names
+from nac_openood.sources import checkpoints as sources
+from nac_openood.sources.checkpoints import Checkpoint
+from nac_openood.sources.images import Transform
+from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain
+from nac_openood.sources.samples import Samples
+from nac_openood.sources.sets import check_file_names, check_mapping
 
+Paths = Sequence[Union[str, Path]]
 Networks = Union[Mapping[str, Any], Sequence[Any]]
 Space = Union[str, Mapping[str, Sequence[Any]], IntegralConfig]
+LoadNetwork = Callable[[str], nn.Module]
+#: The checkpoints of training runs, by target domain and number of the trial.
+Runs = Mapping[tuple[str, int], Sequence[Checkpoint]]
 
 _BINS, _FULL = (50, 1000), (1, 500, 5000, 10000)
 #: Table 13 of the paper; `all` has every steepness of it, for other data.
@@ -32,11 +47,7 @@ SPACES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "pacs": {"n_bins": _BINS, "steepness": (0.01, 0.1, 0.5), "full_count": _FULL},
     "officehome": {"n_bins": _BINS, "steepness": (0.01, 1.0, 100.0), "full_count": _FULL},
     "terraincognita": {"n_bins": _BINS, "steepness": (0.01, 0.1), "full_count": (5, 10, 30, 50)},
-    "all": {
-        "n_bins": _BINS,
-        "steepness": (0.01, 0.1, 0.5, 1.0, 100.0, 500.0, 5000.0),
-        "full_count": _FULL,
-    },
+    "all": {"n_bins": _BINS, "steepness": (0.01, 0.1, 0.5, 1, 100, 500, 5000), "full_count": _FULL},
 }
 
 
@@ -47,7 +58,7 @@ def rank_checkpoints(
     val: Mapping[str, Any],
     test: Optional[Mapping[str, Any]] = None,
     oracle: Optional[Mapping[str, Any]] = None,
-    load: Optional[Callable[[str], nn.Module]] = None,
+    load: Optional[LoadNetwork] = None,
     layer: str = AUTO,
     space: Space = "all",
     out: Union[str, Path, None] = None,
@@ -103,31 +114,36 @@ def rank_checkpoints(
     """
     configs = integral_candidates(space)
     found, network = networks_of(checkpoints, load)
-    samples = domain_samples(
-        {"train": train, "val": val, "test": test or {}, "oracle": oracle or {}},
-        batch_size=batch_size, workers=workers, progress=progress,
-    )  # fmt: skip
-    origins = _check(found, network, samples, {"layer": layer, "layout": configs[0].layout})
-    readings = []
-    with ExitStack() as stack:
-        if out is None:
-            out = stack.enter_context(tempfile.TemporaryDirectory(prefix="nac_rank_"))
-        folder = make_folder(out)
-        stack.enter_context(locked(folder))
-        for number, (one, origin) in enumerate(zip(found, origins), start=1):
-            path = make_folder(folder / "readings") / f"{one.name}.safetensors"
-            stored = CheckpointReadings.load_if(path, samples, origin)
+    roles = {"train": train, "val": val, "test": test or {}, "oracle": oracle or {}}
+    for role, domains in roles.items():
+        check_mapping(role, domains, "names of domains", "sketch")
+        if not domains and role in ("train", "val"):
+            raise NACError(f"`{role}` has no domain: expected at least one.")
+    options: Any = {"batch_size": batch_size, "workers": workers, "progress": progress}
+    samples = {
+        (role, name): Samples(f"{role} domain {name}", data, **options)
+        for role, domains in roles.items()
+        for name, data in domains.items()
+    }
+    origins = _origins(found, network, samples, {"layer": layer, "layout": configs[0].layout})
+    readings: dict[Checkpoint, CheckpointReadings] = {}
+    results_in: Any = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
+    with results_in as root, locked(make_folder(root)):
+        folder = make_folder(Path(root) / "readings")
+        for one, origin in zip(found, origins):
+            path = folder / f"{one.name}.safetensors"
+            stored = CheckpointReadings.load_if(path, origin)
             if stored is None:
-                say(f"reading checkpoint {number} of {len(found)}: {one.name}")
+                say(f"reading checkpoint {len(readings) + 1} of {len(found)}: {one.name}")
                 stored = CheckpointReadings.extract(path, network(one), samples, origin)
-            readings.append(stored)
-        ranking = assemble_ranking(found, readings, configs)
-        ranking.save(folder)
+            readings[one] = stored
+        ranking = _ranking(readings, configs)
+        ranking.save(folder.parent)
     return ranking
 
 
 def networks_of(
-    networks: Networks, load: Optional[Callable[[str], nn.Module]]
+    networks: Networks, load: Optional[LoadNetwork]
 ) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
     """The checkpoints in the order of training, and a function that makes their networks.
 
@@ -143,35 +159,33 @@ def networks_of(
             f"{type(one).__name__}-{number}" if isinstance(one, nn.Module) else Path(one).stem
             for number, one in enumerate(networks)
         ]
-        networks = dict(zip(distinct(names), networks))
+        networks = dict(zip(sources.distinct(names), networks))
     check_file_names("a checkpoint", networks)
     if len(networks) < 2:
         raise NACError(
             f"expected at least two checkpoints to rank, got {len(networks)}: the rank correlation "
             "of one is undefined. For the coverage of a single network use coverage_integral."
         )
-    checkpoints, network = networks_by_name(networks, load, "rank")
+    checkpoints, network = sources.networks_by_name(networks, load, "rank")
     if not any(isinstance(one, nn.Module) for one in networks.values()):
-        checkpoints = by_step(checkpoints)
+        checkpoints = sources.by_step(checkpoints)
     return checkpoints, network
 
 
-def _check(
+def _origins(
     checkpoints: Sequence[Checkpoint],
     network: Callable[[Checkpoint], nn.Module],
     samples: SamplesByRole,
     settings: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Load every checkpoint before anything is written; returns the origin of their readings."""
-    fingerprints: list[dict[str, str]] = []
+    """Load and check every checkpoint before anything is written; what each is read with."""
+    fingerprints = []
     for one in checkpoints:
         net = network(one)
-        if not fingerprints:
-            first = next(iter(samples.values()))
-            n_classes = count_classes(net, next(batches(first.loader())).data)
-            for data in samples.values():
-                data.check_labels(n_classes)
         fingerprints.append(fingerprint(net))
+    n_classes = count_classes(net, next(batches(next(iter(samples.values())).loader())).data)
+    for data in samples.values():
+        data.check_labels(n_classes)
     structure = fingerprints[0]["structure"]
     others = [c.name for c, f in zip(checkpoints, fingerprints) if f["structure"] != structure]
     if others:
@@ -181,6 +195,47 @@ def _check(
         )
     identities = {"/".join(key): data.identity for key, data in samples.items()}
     return [{"network": each, **settings, "data": identities} for each in fingerprints]
+
+
+def _ranking(
+    readings: Mapping[Checkpoint, CheckpointReadings], configs: Sequence[IntegralConfig]
+) -> Ranking:
+    """Choose the settings and rank the checkpoints, from readings alone."""
+    read = list(readings.values())
+    val = [each.accuracy("val") or 0.0 for each in read]  # there is always validation data
+    coverage = np.array([each.coverage(configs) for each in read])  # [checkpoints, settings]
+    tried = [
+        results.IntegralCandidate(config, tuple(values), rank_correlation(values, val))
+        for config, values in zip(configs, coverage.T.tolist())
+    ]
+    notes: tuple[str, ...] = ()
+    best = max(tried, key=lambda each: -2 if each.rc_val is None else each.rc_val)
+    if best.rc_val is None:
+        if len(tried) > 1:
+            raise NACError(
+                "the settings of NAC-ME cannot be chosen: the validation accuracies of all "
+                "checkpoints are equal, or their coverage is with every setting. Rank checkpoints "
+                "that differ, or use more validation data; in Python, `space` also takes one "
+                "IntegralConfig."
+            )
+        notes = ("RC with validation accuracy is undefined: all values are equal.",)
+    roles = read[0].correct
+    ranked = tuple(
+        results.RankedCheckpoint(
+            one.name, one.path, sources.training_step(one), g, accuracy, each.accuracy("test"),
+            each.accuracy("oracle" if "oracle" in roles else "test"),
+            {role: each.accuracies(role) for role in ("val", "test", "oracle") if role in roles},
+        )
+        for one, each, g, accuracy in zip(readings, read, best.coverage, val)
+    )  # fmt: skip
+    correct = [
+        np.stack([each.correct["test"][name].numpy() for each in read])
+        for name in roles.get("test", ())
+    ]
+    scores = {"validation": val, "nac-me": best.coverage}
+    volume = tuple(results.rc_by_volume(scores, correct)) if correct else ()
+    sizes = {role: {name: len(c) for name, c in found.items()} for role, found in roles.items()}
+    return Ranking(ranked, tuple(tried), best.config, read[0].layer, sizes, volume, notes)
 
 
 def space_named(name: str) -> str:
@@ -204,10 +259,139 @@ def integral_candidates(space: Space) -> list[IntegralConfig]:
         if space not in SPACES:
             raise NACError(f"`space` must be one of {list(SPACES)}, lists or a config: {space!r}.")
         space = SPACES[space]
-    refuse_unknown(space, ("n_bins", "steepness", "full_count", "layout"), "setting")
-    empty = [name for name, values in space.items() if isinstance(values, str) or not len(values)]
-    if empty or not space:
+    found = [IntegralConfig.from_dict(point) for point in grid_points(space)]
+    if not found:
+        raise NACError("`space` needs at least one value for each setting.")
+    return found
+
+
+# -- many runs, each without its target domain -----------------------------------------------
+
+
+def rank_runs(
+    runs: Runs,
+    domains: Mapping[str, Any],
+    load: LoadNetwork,
+    *,
+    out: Union[str, Path],
+    say: Say = lambda text: None,
+    **options: Any,
+) -> results.RankedRuns:
+    """Rank the checkpoints of every run, with splits seeded by its trial.
+
+    The settings are chosen for each run by itself, from its source domains only. Repeat the call
+    after an interruption to continue.
+
+    Examples:
+        >>> domains = all_domains("PACS", domainbed_transform(64))
+        >>> runs = find_runs("study/erm", list(domains))  # study/erm/sketch/trial_0/step_300.pt
+        >>> ranked = rank_runs(runs, domains, load, out="ranking", space="pacs")
+        >>> ranked.rc("nac-me"), ranked.accuracy("nac-me", "sketch")
+
+    Args:
+        runs: from `find_runs`.
+        domains: datasets of all domains by name, in sorted order.
+        load: makes a network, on its device, from the path of a checkpoint.
+        out: folder of the readings and rankings, `out/<target>/trial_<number>`.
+        say: function that is called with status messages.
+        options: other settings of `rank_checkpoints`: `layer`, `space`, `batch_size`, `workers` and
+            `progress`.
+    """
+    ranked = []
+    for number, ((target, trial), checkpoints) in enumerate(runs.items(), start=1):
+        name = f"{target}/trial_{trial}"
+        say(f"run {number} of {len(runs)}: {name}")
+        roles: Any = split_domains(domains, target, trial)
+        ranking = rank_checkpoints(
+            {each.name: each.path for each in checkpoints}, **roles,
+            load=load, out=Path(out) / name, say=say, **options,
+        )  # fmt: skip
+        ranked.append(results.RankedRun(target, trial, ranking))
+    return results.RankedRuns.of(ranked)
+
+
+def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> Runs:
+    """Find the runs in `folder/<target domain>/trial_<number>`, sorted by domain and trial.
+
+    Args:
+        folder: with a folder for each target domain, in which each trial has a folder of
+            checkpoints.
+        domains: names of all domains of the dataset.
+
+    Raises:
+        NACError: if there is no run, or the name of a folder is not a domain.
+    """
+    root = Path(folder)
+    targets = [p for p in root.glob("*") if p.is_dir() and not p.name.startswith(".")]
+    unknown = sorted(path.name for path in targets if path.name not in domains)
+    runs = {}
+    for path in (path for target in targets for path in target.glob("*") if path.is_dir()):
+        number = re.search(r"trial[_-]?(\d+)$", path.name)
+        if number:
+            runs[path.parent.name, int(number[1])] = sources.run_checkpoints([path])
+    if unknown or not runs:
+        found = f"{', '.join(unknown)}, which are not domains" if unknown else "no runs"
         raise NACError(
-            f"`space` needs a list of values for each setting; {empty or 'all'} is empty."
+            f"{root} holds {found}; expected a folder for each target domain, some of "
+            f"{', '.join(domains)}, as in {root}/{domains[0]}/trial_0/step_300.pt."
         )
-    return [IntegralConfig(**point) for point in grid_points(space)]
+    return dict(sorted(runs.items()))
+
+
+def split_domains(
+    domains: Mapping[str, Any], target: str, trial: int
+) -> dict[str, dict[str, Subset[Any]]]:
+    """Split all domains for a run, as DomainBed does.
+
+    Of each source domain, 80 % are training and 20 % validation data; of the target domain, 80 %
+    are test data, and the oracle chooses by the other 20 %.
+
+    Args:
+        domains: datasets of all domains, in sorted order; the order is part of the seed.
+        target: name of the target domain.
+        trial: number of the trial.
+
+    Returns:
+        Keywords of `rank_checkpoints`: `train`, `val`, `test` and `oracle`.
+    """
+    roles: dict[str, dict[str, Subset[Any]]] = {"train": {}, "val": {}, "test": {}, "oracle": {}}
+    for index, (name, data) in enumerate(domains.items()):
+        first, second = ("test", "oracle") if name == target else ("train", "val")
+        roles[first][name], roles[second][name] = split_domain(data, trial, index)
+    return roles
+
+
+def all_domains(root: Union[str, Path], transform: Transform) -> dict[str, DomainFolder]:
+    """All domains of a dataset in DomainBed's layout, sorted by name, with the same classes."""
+    folders = domain_folders(root)
+    classes = domain_classes(folders.values())
+    return {name: DomainFolder(path, classes, transform) for name, path in folders.items()}
+
+
+def domains_by_role(
+    train: Paths, val: Optional[Paths], test: Optional[Paths], transform: Transform, trial: int = 0
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Read domains from folders, as keywords of `rank_checkpoints`, and their classes.
+
+    Args:
+        train: a folder `domain/class/image` for each source domain.
+        val: the same with validation data; None holds out 20 % of each training domain, as
+            DomainBed does.
+        test: folders of target domains, or None.
+        transform: turns an image into a tensor.
+        trial: seeds the split, where `val` is None.
+    """
+    folders = {"train": train, "val": val or (), "test": test or ()}
+    classes = domain_classes(path for paths in folders.values() for path in paths)
+    roles: dict[str, dict[str, Any]] = {}
+    for role, paths in folders.items():
+        names = [Path(path).resolve().name for path in paths]
+        if len(set(names)) < len(names):
+            raise NACError(f"`{role}`: two domains have the same name: {names}. Rename a folder.")
+        data = (DomainFolder(path, classes, transform) for path in paths)
+        roles[role] = dict(zip(names, data))
+    for path, name in zip(train, list(roles["train"])) if not val else ():
+        index = list(domain_folders(Path(path).resolve().parent)).index(name)
+        split = split_domain(roles["train"][name], trial, index)
+        roles["train"][name], roles["val"][name] = split
+    return roles, classes

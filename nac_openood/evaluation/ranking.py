@@ -1,35 +1,34 @@
-"""The ranking of the checkpoints of one training run, and how good it is."""
+"""Rankings of the checkpoints of one training run and of many, and how good they are."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Type, TypeVar, Union
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.tensors import versions
 from nac_openood.errors import NACError
-from nac_openood.evaluation.extraction import CheckpointReadings
 from nac_openood.records import from_values
-from nac_openood.sources.checkpoints import Checkpoint, training_step
 
-RANKING_FILE = "ranking.json"
-_FORMAT = 1
+RANKING_FILE, RANKED_RUNS_FILE = "ranking.json", "results.json"
+AVERAGE = "average"
+_FORMAT, _KIND = 1, "a ranking of checkpoints (of nac-openood rank)"
 _T = TypeVar("_T")
 #: The criteria by which a checkpoint can be chosen, with the names of the paper.
-CRITERIA: Mapping[str, str] = {
-    "validation": "Validation",
-    "nac-me": "NAC-ME",
-    "oracle": "Oracle",
-}
-
-
+CRITERIA = {"validation": "Validation", "nac-me": "NAC-ME", "oracle": "Oracle"}
+#: The field of a checkpoint that each criterion compares.
+_SCORES = {"validation": "val", "nac-me": "coverage", "oracle": "oracle"}
 #: Shares of the test data, the least number of samples, and the number of random draws of each.
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _FEWEST, _DRAWS = 10, 20
 
 
@@ -116,10 +115,6 @@ class Ranking:
     volume: tuple[VolumePoint, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.checkpoints or not self.candidates:
-            raise NACError("the ranking has no checkpoints, or no settings that were tried")
-
     @property
     def has_test(self) -> bool:
         """Whether there was data of target domains."""
@@ -132,13 +127,9 @@ class Ranking:
 
     def scores(self, criterion: str) -> list[float]:
         """The score of each checkpoint by a criterion."""
-        names = {"validation": "val", "nac-me": "coverage", "oracle": "oracle"}
-        if criterion not in names:
-            raise NACError(f"unknown criterion {criterion!r}; expected one of {list(names)}.")
-        found = [getattr(each, names[criterion]) for each in self.checkpoints]
-        if any(value is None for value in found):
-            raise NACError("the oracle needs data of the target domains: pass `test`.")
-        return found
+        if criterion not in CRITERIA:
+            raise NACError(f"unknown criterion {criterion!r}; expected one of {list(CRITERIA)}.")
+        return self._values(_SCORES[criterion])
 
     def order(self, criterion: str = "nac-me") -> list[RankedCheckpoint]:
         """The checkpoints, best first; equal ones in the order of training."""
@@ -154,16 +145,17 @@ class Ranking:
 
         See `rank_correlation`: equal values share the mean of their ranks.
         """
-        return rank_correlation(self.scores(criterion), self._tested())
+        return rank_correlation(self.scores(criterion), self._values("test"))
 
     def accuracy(self, criterion: str) -> float:
         """Test accuracy of the checkpoint that a criterion chooses."""
-        return self._tested()[self.checkpoints.index(self.chosen(criterion))]
+        return self._values("test")[self.checkpoints.index(self.chosen(criterion))]
 
-    def _tested(self) -> list[float]:
-        if not self.has_test:
+    def _values(self, name: str) -> list[float]:
+        found = [getattr(each, name) for each in self.checkpoints]
+        if None in found:
             raise NACError("there was no data of target domains: pass `test` to measure this.")
-        return [each.test or 0.0 for each in self.checkpoints]
+        return found
 
     def save(self, folder: Union[str, Path]) -> None:
         """Write `ranking.json` into a folder, atomically."""
@@ -172,19 +164,132 @@ class Ranking:
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Ranking:
         """Read what `save` wrote."""
-        return read_ranking(Path(folder) / RANKING_FILE, _FORMAT, cls)
+        return _read(Path(folder) / RANKING_FILE, cls)
 
 
-def read_ranking(path: Path, version: int, made: Type[_T], kind: str = "") -> _T:
-    """`files.read_document` for the files of rankings, which hold the fields of a class."""
+class Summary(NamedTuple):
+    """Mean over trials times 100, as the paper prints it, and its standard error.
+
+    `mean` is None where nothing is defined, `error` where there are fewer than two trials.
+    """
+
+    mean: Optional[float]
+    error: Optional[float]
+
+
+@dataclass(frozen=True)
+class RankedRun:
+    """The ranking of one run; `target` is empty and `trial` None where no domain is left out."""
+
+    target: str
+    trial: Optional[int]
+    ranking: Ranking
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and plots."""
+        if self.trial is None:
+            return self.target or "run"
+        return f"{self.target}, trial {self.trial}"
+
+
+@dataclass(frozen=True)
+class RankedRuns:
+    """The rankings of all runs.
+
+    Args:
+        runs: by target domain and trial.
+        dataset: name of the dataset, e.g. "pacs".
+        arch: name of the network.
+        command: the command that repeats it.
+        created: ISO date and time.
+        versions: versions of the libraries.
+        paper: measured beside published numbers, as dicts; empty if not requested.
+        notes: what a reader should know.
+    """
+
+    runs: tuple[RankedRun, ...]
+    dataset: str = ""
+    arch: str = ""
+    command: str = ""
+    created: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    paper: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, runs: Sequence[RankedRun]) -> RankedRuns:
+        """Collect runs, with their notes and a note for every number that is undefined."""
+        notes = [f"{run.name}: {note}" for run in runs for note in run.ranking.notes]
+        for run in runs:
+            for criterion in ("validation", "nac-me") if run.ranking.has_test else ():
+                if run.ranking.rc(criterion) is None:
+                    notes.append(
+                        f"{run.name}: the RC of {criterion} is undefined, because all scores or "
+                        "all test accuracies are equal. It is left out of means."
+                    )
+        created = datetime.now().isoformat(timespec="seconds")
+        known = {**versions(), "scipy": version("scipy")}
+        return cls(tuple(runs), created=created, versions=known, notes=tuple(notes))
+
+    @property
+    def targets(self) -> list[str]:
+        """The target domains, in order."""
+        return list(dict.fromkeys(run.target for run in self.runs))
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there was data of target domains."""
+        return all(run.ranking.has_test for run in self.runs)
+
+    def rc(self, criterion: str, target: str = AVERAGE) -> Summary:
+        """RC of a criterion with test accuracy."""
+        return self._summary(target, lambda ranking: ranking.rc(criterion))
+
+    def accuracy(self, criterion: str, target: str = AVERAGE) -> Summary:
+        """Test accuracy of the checkpoints that a criterion chooses."""
+        return self._summary(target, lambda ranking: ranking.accuracy(criterion))
+
+    def measured(self) -> dict[str, dict[str, dict[str, Summary]]]:
+        """By target domain and average, criterion and metric."""
+        return {
+            target: {
+                criterion: {
+                    **({} if criterion == "oracle" else {"RC": self.rc(criterion, target)}),
+                    "ACC": self.accuracy(criterion, target),
+                }
+                for criterion in CRITERIA
+            }
+            for target in (*self.targets, AVERAGE)
+        }
+
+    def _summary(self, target: str, value: Callable[[Ranking], Optional[float]]) -> Summary:
+        if target == AVERAGE:  # the mean over domains of means over trials, as in the paper
+            means = [self._summary(name, value).mean for name in self.targets]
+            known = [mean for mean in means if mean is not None]
+            return Summary(float(np.mean(known)) if len(known) == len(means) else None, None)
+        rows = [value(run.ranking) for run in self.runs if run.target == target]
+        known = [100 * row for row in rows if row is not None]
+        return Summary(float(np.mean(known)) if known else None, standard_error(known))
+
+    def save(self, folder: Union[str, Path]) -> Path:
+        """Write `results.json` into a folder, atomically."""
+        path = Path(folder) / RANKED_RUNS_FILE
+        return files.write_document(path, _FORMAT, asdict(self), kind=_KIND)
+
+    @classmethod
+    def load(cls, folder: Union[str, Path]) -> RankedRuns:
+        """Read what `save` wrote."""
+        return _read(Path(folder) / RANKED_RUNS_FILE, cls, _KIND)
+
+
+def _read(path: Path, made: Type[_T], kind: str = "") -> _T:
     missing = f"there is no {path}: expected the folder of a ranking"
     parse = partial(from_values, made)
-    return files.read_document(path, version, parse, missing=missing, again="Rank again", kind=kind)
+    return files.read_document(path, _FORMAT, parse, missing=missing, again="Rank again", kind=kind)
 
 
-def rank_correlation(
-    scores: Union[Sequence[float], np.ndarray], accuracies: Union[Sequence[float], np.ndarray]
-) -> Optional[float]:
+def rank_correlation(scores: ArrayLike, accuracies: ArrayLike) -> Optional[float]:
     """Spearman's rank correlation from -1 to 1, or None where it is undefined.
 
     It is undefined for fewer than two checkpoints, and where all scores or all accuracies are
@@ -197,8 +302,7 @@ def rank_correlation(
     first, second = np.asarray(scores, dtype=float), np.asarray(accuracies, dtype=float)
     if first.shape != second.shape or not np.isfinite([first, second]).all():
         raise NACError(
-            f"expected a finite score and accuracy for each checkpoint, got {scores} and "
-            f"{accuracies}."
+            f"expected a finite score and accuracy for each checkpoint, got {first} and {second}."
         )
     if len(first) < 2 or len(set(first)) == 1 or len(set(second)) == 1:
         return None
@@ -211,78 +315,29 @@ def standard_error(values: Sequence[float]) -> Optional[float]:
 
 
 def rc_by_volume(
-    scores: Mapping[str, Sequence[float]],
-    correct: Sequence[np.ndarray],
-    *,
-    shares: Sequence[float] = SHARES,
+    scores: Mapping[str, Sequence[float]], correct: Sequence[np.ndarray]
 ) -> list[VolumePoint]:
-    """RC of each criterion with test accuracy on 20 random parts of the test data per share.
+    """RC of each criterion with test accuracy on random parts of the test data, by their share.
 
-    All checkpoints are tested on the same samples.
+    All checkpoints are tested on the same samples. Shares of fewer than ten samples are left out.
 
     Args:
         scores: the score of each checkpoint, by criterion.
         correct: for each target domain, `[checkpoints, samples]`, 1 where the prediction is right.
-        shares: which shares of the test data to use; those of fewer than ten samples are left out,
-            except for all of the data.
     """
-    rng = np.random.default_rng(0)
-    points = []
-    for share in shares:
+    rng, points = np.random.default_rng(0), []
+    for share in _SHARES:
         sizes = [max(1, round(share * flags.shape[1])) for flags in correct]
         if sum(sizes) < _FEWEST and share < 1:
             continue
-        found: dict[str, list[float]] = {criterion: [] for criterion in scores}
+        accuracies = []
         for _ in range(_DRAWS if share < 1 else 1):
             rows = [rng.choice(f.shape[1], n, replace=False) for f, n in zip(correct, sizes)]
-            accuracies = np.mean([f[:, r].mean(axis=1) for f, r in zip(correct, rows)], axis=0)
-            for criterion, values in scores.items():
-                rc = rank_correlation(values, accuracies)
-                if rc is not None:
-                    found[criterion].append(rc)
-        for criterion, rcs in found.items():
+            drawn = [f[:, r].mean(axis=1) for f, r in zip(correct, rows)]
+            accuracies.append(np.mean(drawn, axis=0))
+        for criterion, values in scores.items():
+            found = [rank_correlation(values, each) for each in accuracies]
+            rcs = [rc for rc in found if rc is not None]
             mean, std = (float(np.mean(rcs)), float(np.std(rcs))) if rcs else (None, None)
             points.append(VolumePoint(criterion, share, sum(sizes), mean, std, len(rcs)))
     return points
-
-
-def assemble_ranking(
-    checkpoints: Sequence[Checkpoint],
-    readings: Sequence[CheckpointReadings],
-    configs: Sequence[IntegralConfig],
-) -> Ranking:
-    """Choose the settings and rank the checkpoints, from readings alone."""
-    val = [each.accuracy("val") or 0.0 for each in readings]  # there is always validation data
-    coverage = np.array([each.coverage(configs) for each in readings])  # [checkpoints, settings]
-    tried = [
-        IntegralCandidate(config, tuple(values), rank_correlation(values, val))
-        for config, values in zip(configs, coverage.T.tolist())
-    ]
-    notes: tuple[str, ...] = ()
-    best = max(tried, key=lambda each: -2 if each.rc_val is None else each.rc_val)
-    if best.rc_val is None:
-        if len(tried) > 1:
-            raise NACError(
-                "the settings of NAC-ME cannot be chosen: the validation accuracies of all "
-                "checkpoints are equal, or their coverage is with every setting. Rank checkpoints "
-                "that differ, or use more validation data; in Python, `space` also takes one "
-                "IntegralConfig."
-            )
-        notes = ("RC with validation accuracy is undefined: all values are equal.",)
-    roles = readings[0].correct
-    ranked = tuple(
-        RankedCheckpoint(
-            one.name, one.path, training_step(one), g, accuracy, each.accuracy("test"),
-            each.accuracy("oracle" if "oracle" in roles else "test"),
-            {role: each.accuracies(role) for role in ("val", "test", "oracle") if role in roles},
-        )
-        for one, each, g, accuracy in zip(checkpoints, readings, best.coverage, val)
-    )  # fmt: skip
-    correct = [
-        np.stack([each.correct["test"][name].numpy() for each in readings])
-        for name in roles.get("test", ())
-    ]
-    volume = rc_by_volume({"validation": val, "nac-me": best.coverage}, correct) if correct else ()
-    sizes = {role: {name: len(c) for name, c in found.items()} for role, found in roles.items()}
-    layer = readings[0].layer
-    return Ranking(ranked, tuple(tried), best.config, layer, sizes, tuple(volume), notes)

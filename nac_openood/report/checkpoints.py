@@ -8,8 +8,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 from nac_openood import files
 from nac_openood.benchmark.run.results import Value
-from nac_openood.evaluation.leave_one_out import AVERAGE, RankedRun, RankedRuns, Summary
-from nac_openood.evaluation.ranking import CRITERIA
+from nac_openood.evaluation.ranking import AVERAGE, CRITERIA, RankedRun, RankedRuns, Summary
 from nac_openood.report.blocks import (
     Document,
     Picture,
