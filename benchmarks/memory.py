@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from nac_openood import NACDetector
 from nac_openood.benchmark.run.cost import Meter
-from nac_openood.core.held_out import MAX_SAMPLES
-from nac_openood.core.plus import NACPlus
+from nac_openood.core.plus import MAX_SAMPLES, NACPlus
 from nac_openood.core.rule import Rule
 from nac_openood.detector.config import preset_for
 from nac_openood.files import write_json

@@ -12,7 +12,7 @@ from nac_openood.core.layer_config import IntegralConfig as IntegralConfig
 from nac_openood.core.layer_config import LayerConfig as LayerConfig
 from nac_openood.core.metrics import threshold_at as threshold_at
 from nac_openood.core.reading import Reading as Reading
-from nac_openood.core.rules import register_rule as register_rule
+from nac_openood.core.rule import register_rule as register_rule
 from nac_openood.detector.config import NACConfig as NACConfig
 from nac_openood.detector.config import read_config as read_config
 from nac_openood.detector.detector import NACDetector as NACDetector

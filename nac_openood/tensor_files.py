@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import re
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Mapping
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from nac_openood.__about__ import __version__
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, why_unreadable
 from nac_openood.files import (
@@ -221,3 +225,15 @@ def _check_metadata(path: PathLike, metadata: Mapping[str, str], kind: str, vers
         raise FileError(newer_format(path, int(metadata["version"]), version))
     if set(metadata) - {CHECKSUM} != {"kind", "version", "about"}:
         raise FileError(f"{path} is damaged: its metadata has the entries {sorted(metadata)}.")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that numbers in files depend on."""
+    others = {name: version(name) for name in ("torchvision", "scikit-learn", "pillow")}
+    return {
+        "nac_openood": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        **others,
+    }

@@ -29,7 +29,7 @@ from fuzz_case import GOOD, HANG, SECONDS, Outcome, Target, attempt  # noqa: E40
 from fuzz_targets import TARGETS  # noqa: E402
 from templates import rendered  # noqa: E402
 
-from nac_openood.core.tensors import versions  # noqa: E402
+from nac_openood.tensor_files import versions  # noqa: E402
 
 CRASH = "crash"
 PAGE = ROOT / "docs" / "robustness.md"

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from nac_openood import NACDetector, files
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli.inputs import on_device
-from nac_openood.core.rules import RULES
+from nac_openood.core import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
 from nac_openood.report.blocks import Bullets, Content, Document, Facts, Section

@@ -17,10 +17,10 @@ from nac_openood import files
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
-from nac_openood.core.tensors import versions
 from nac_openood.report.comparison import verdict
 from nac_openood.report.methods import ranked_methods
 from nac_openood.tables import Cell
+from nac_openood.tensor_files import versions
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\

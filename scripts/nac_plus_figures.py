@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from nac_openood import NACDetector, Readings, files
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import auroc
-from nac_openood.core.plus import LOGITS, Fusion, NACPlus, distance_of
-from nac_openood.core.pvalues import PValues
+from nac_openood.core.plus import NACPlus, distance_of
+from nac_openood.core.pvalues import LOGITS, Fusion, PValues
 from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.outcomes import false_alarm_rates
 from nac_openood.report.drawing import OOD_COLOR, OUR_COLOR, blank

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nac_openood import NACError
 from nac_openood.core import histogram
 from nac_openood.core.histogram import bin_index, count_bins, edges
 
@@ -28,12 +27,6 @@ def test_edges_are_the_authors_edges_to_the_bit(m):
 
 def test_an_odd_number_of_bins_counts_as_the_even_one_below():
     assert edges(51).tolist() == edges(50).tolist()
-
-
-@pytest.mark.parametrize("m", [0, 1, 3])
-def test_too_few_bins(m):
-    with pytest.raises(NACError, match="n_bins must be at least 4"):
-        edges(m)
 
 
 @pytest.mark.parametrize("m", [4, 10, 50, 500, 1000, 5000])
@@ -55,9 +48,6 @@ def test_index_agrees_with_the_oracle(values, m):
     states = np.array(values, dtype=np.float32)
     expected = oracle.membership(states[:, None], m)[:, :, 0].argmax(axis=1)
     assert bin_index(torch.from_numpy(states), m).tolist() == expected.tolist()
-    half = torch.from_numpy(states).half()
-    expected = oracle.membership(half.numpy()[:, None], m)[:, :, 0].argmax(axis=1)
-    assert bin_index(half, m).tolist() == expected.tolist()
 
 
 # -- the table lookup of states on a CPU is the binary search it replaces

@@ -8,8 +8,8 @@ from sklearn.linear_model import LogisticRegression
 from torchmetrics.functional.classification import binary_calibration_error
 
 from nac_openood.analysis.confidence import Bins, LogisticMap, equal_mass_bins, temperature_of
-from nac_openood.core.tensors import msp
 from nac_openood.errors import NACError
+from nac_openood.search.advise import msp
 
 
 def mixture(n_id=1200, n_ood=800, classes=10, seed=0):

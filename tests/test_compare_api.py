@@ -237,7 +237,10 @@ def test_methods_by_name_from_outside_the_package(data, monkeypatch):
     monkeypatch.setattr(table, "METHODS", dict(METHODS))
     nac_openood.register_method("mine", Toy, title="Mine")
     offered = {"theirs": SimpleNamespace(load=lambda: Toy), "bad": SimpleNamespace(load=lambda: 3)}
-    monkeypatch.setattr(table, "entry_points", lambda group: offered)
+    monkeypatch.setattr(
+        "nac_openood.core.rule.entry_points",
+        lambda group: offered if group == "nac_openood.methods" else {},
+    )
     results = run(small_net(None), data, ["mine", "theirs"])
     assert [(r.title, r.status) for r in results.rows] == [("Mine", "ok"), ("theirs", "ok")]
     for methods, message in ((["bad"], "method 'bad' cannot be loaded"), (["x"], "nac_plus, mine")):

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
-from nac_openood.core.reading import Probed, Reading
-from nac_openood.core.rules import RULES, rule_named
+from nac_openood.core import RULES
+from nac_openood.core.reading import BatchReadings, Reading
+from nac_openood.core.rule import rule_named
 from nac_openood.errors import FileError, NACError
 
 LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
@@ -161,7 +162,7 @@ def readings_of(rule, n=2000):
     for name in LAYERS[rule]:
         z, g = (torch.randn(n, 64, generator=draw) for _ in range(2))
         layers[name] = Reading(z.relu(), g * 1e-3)
-    return Probed(torch.randn(n, 4, generator=draw), layers)
+    return BatchReadings(torch.randn(n, 4, generator=draw), layers)
 
 
 def on(device, readings):
@@ -169,7 +170,7 @@ def on(device, readings):
         name: Reading(activation.to(device), None if gradient is None else gradient.to(device))
         for name, (activation, gradient) in readings.items()
     }
-    return Probed(readings.logits.to(device), moved)
+    return BatchReadings(readings.logits.to(device), moved)
 
 
 @on_cuda

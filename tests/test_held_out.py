@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from nac_openood import NACError
-from nac_openood.core import held_out
-from nac_openood.core.held_out import MAX_SAMPLES, HeldOut
+from nac_openood.core import plus
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.plus import NACPlus
-from nac_openood.core.reading import Probed, Reading
+from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus
+from nac_openood.core.reading import BatchReadings, Reading
 
 LAYERS = {"a": LayoutConfig()}
 
@@ -16,13 +15,13 @@ LAYERS = {"a": LayoutConfig()}
 def samples(n, seed=0):
     draw = torch.Generator().manual_seed(seed)
     a = torch.randn(n, 4, generator=draw)
-    return Probed(torch.randn(n, 3, generator=draw), {"a": Reading(a)})
+    return BatchReadings(torch.randn(n, 3, generator=draw), {"a": Reading(a)})
 
 
 def cut(whole, size):
     """Batches with the number of their first sample."""
     return [
-        (start, Probed(whole.logits[start : start + size],
+        (start, BatchReadings(whole.logits[start : start + size],
                        {"a": Reading(whole["a"].activation[start : start + size])}))
         for start in range(0, len(whole.logits), size)
     ]  # fmt: skip
@@ -70,14 +69,14 @@ def test_dealt_out_equals_one_pass(n, world):
 
 
 def test_many_samples_are_chosen_from_all_over_the_training_set(monkeypatch):
-    monkeypatch.setattr(held_out, "MAX_SAMPLES", 50)
+    monkeypatch.setattr(plus, "MAX_SAMPLES", 50)
     number = fitted(cut(samples(5000), 250)).tensors()["held/number"]
     per_fifth = torch.histc(number.double(), 5, 0, 5000)
     assert len(number) == 50 and (number % 10 == 9).all() and (per_fifth >= 4).all()
 
 
 def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
-    monkeypatch.setattr(held_out, "MAX_SAMPLES", 30)
+    monkeypatch.setattr(plus, "MAX_SAMPLES", 30)
     shards = [fitted(cut(samples(200, seed), 64), seek=False) for seed in range(4)]
     one, other = merged(shards), merged(shards[::-1])
     first, second = merged(shards[:2]), merged(shards[2:])

@@ -59,30 +59,19 @@ def test_fast_and_literal_agree(fit, test, m, full_count):
 
 @settings(deadline=None)
 @given(states(st.integers(2, 30)), st.integers(1, 29), st.randoms(use_true_random=False))
-def test_batches_order_and_merging_do_not_matter(fit, cut, random):
+def test_batches_and_order_do_not_matter(fit, cut, random):
     whole = fitted(torch.from_numpy(fit), 50)
     order = list(range(len(fit)))
     random.shuffle(order)
     first, rest = order[:cut], order[cut:]
     parts = fitted(torch.from_numpy(fit[first]), 50)
     if rest:
-        parts.merge(fitted(torch.from_numpy(fit[rest]), 50))
+        parts.update(torch.from_numpy(fit[rest]))
     assert torch.equal(parts.counts, whole.counts)
     assert parts.n_samples == whole.n_samples == len(fit)
     assert (whole.counts.sum(dim=1) == len(fit)).all()
 
 
-def test_a_merge_refuses_what_does_not_match():
-    with pytest.raises(NACError, match=r"cannot merge.*\(3, 50\) and \(3, 52\)"):
-        Histogram.empty(3, 50, CPU).merge(Histogram.empty(3, 52, CPU))
-
-
 def test_states_of_another_layer_are_refused():
     with pytest.raises(NACError, match=r"expected states of shape \[batch, 3\], got \[5, 4\]"):
         Histogram.empty(3, 50, CPU).update(torch.rand(5, 4))
-
-
-def test_counts_cannot_overflow():
-    histogram = Histogram(torch.zeros(1, 48, dtype=torch.int32), n_bins=50, n_samples=2**31 - 1)
-    with pytest.raises(NACError, match="at most 2147483647 samples"):
-        histogram.update(torch.rand(1, 1))

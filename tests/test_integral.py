@@ -23,7 +23,7 @@ from nac_openood import (
     coverage_integral,
 )
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, linear_edges
-from nac_openood.core.reading import Probed
+from nac_openood.core.reading import BatchReadings
 from nac_openood.evaluation.integral import count_coverage, deepest_layer
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.probe import read
@@ -36,7 +36,7 @@ def passed(n, neurons=4, seed=0):
     z[:, 0] = 0  # a dead neuron
     logits = torch.randn(n, 3, generator=generator)
     label = torch.randint(0, 3, (n,), generator=generator)
-    return Probed(logits, {"deep": Reading(z, g)}), label, logits.argmax(1) == label
+    return BatchReadings(logits, {"deep": Reading(z, g)}), label, logits.argmax(1) == label
 
 
 def counted(probed, label, config):
@@ -225,7 +225,7 @@ def rounded_once(net, x, layers):
     wide = read(net.double(), x.double(), layers)
     net.float()
     by_layer = {name: Reading(*(t.float() for t in pair)) for name, pair in wide.items()}
-    return Probed(wide.logits.float(), by_layer)
+    return BatchReadings(wide.logits.float(), by_layer)
 
 
 @pytest.mark.bench

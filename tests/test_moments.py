@@ -38,7 +38,7 @@ def test_sums_of_products_are_exact(seed, scale):
 def test_shards_add_up_to_the_bit():
     values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0)) * 40
     whole, parts = of(values), [of(part) for part in values.split(37)]
-    shards = Moments.of_sums(sum(p.high for p in parts), sum(p.low for p in parts))
+    shards = Moments(sum(p.high for p in parts), sum(p.low for p in parts))
     assert torch.equal(whole.high, shards.high) and torch.equal(whole.low, shards.low)
     assert whole.products()[0, 0] == 1000
 

@@ -11,7 +11,7 @@ from test_pvalues import oracle_p
 
 from nac_openood import NACError
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.plus import NACPlus, distance_of
+from nac_openood.core.plus import NACPlus, distance_of, gen
 from nac_openood.core.plus_layer import (
     MAX_NEURONS,
     N_CELLS,
@@ -19,8 +19,7 @@ from nac_openood.core.plus_layer import (
     cell_edges,
     cell_index,
 )
-from nac_openood.core.reading import Probed, Reading
-from nac_openood.core.tensors import gen
+from nac_openood.core.reading import BatchReadings, Reading
 
 LAYERS = {"a": LayoutConfig(), "b": LayoutConfig()}
 CPU = torch.device("cpu")
@@ -31,7 +30,9 @@ def samples(n, seed, scale=1.0, sharp=3.0):
     sizes = torch.tensor([0.01, 1.0, 30.0, 400.0, 1.0, 1.0]).repeat(6)
     a = torch.randn(n, 36, generator=draw) * sizes * scale
     b = (torch.randn(n, 40, generator=draw) * scale).relu()
-    return Probed(sharp * torch.randn(n, 10, generator=draw), {"a": Reading(a), "b": Reading(b)})
+    return BatchReadings(
+        sharp * torch.randn(n, 10, generator=draw), {"a": Reading(a), "b": Reading(b)}
+    )
 
 
 def fitted(n=2000, **options):
@@ -206,7 +207,7 @@ def test_broken_samples():
 
 def test_wide_layers_have_no_distance():
     rule = NACPlus({"a": LayoutConfig()})
-    wide = Probed(torch.randn(40, 3), {"a": Reading(torch.randn(40, MAX_NEURONS + 1))})
+    wide = BatchReadings(torch.randn(40, 3), {"a": Reading(torch.randn(40, MAX_NEURONS + 1))})
     rule.update(wide)
     rule.calibrate(map(rule.parts, [wide, wide, wide]))
     assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()
@@ -217,7 +218,7 @@ def test_wide_layers_have_no_distance():
 
 def test_dead_and_constant_neurons_do_no_harm():
     rule = NACPlus({"a": LayoutConfig()})
-    dead = Probed(torch.randn(200, 3), {"a": Reading(torch.zeros(200, 4))})
+    dead = BatchReadings(torch.randn(200, 3), {"a": Reading(torch.zeros(200, 4))})
     rule.update(dead)
     rule.calibrate(map(rule.parts, [dead]))
     assert rule.parts(dead)["a"].unique().tolist() == [0.0]

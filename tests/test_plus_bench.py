@@ -11,7 +11,8 @@ from test_plus import oracle_coverage
 
 from nac_openood import NACDetector, Reading
 from nac_openood.core.metrics import auroc
-from nac_openood.core.plus import LOGITS, Fusion, distance_of
+from nac_openood.core.plus import distance_of
+from nac_openood.core.pvalues import LOGITS, Fusion
 
 pytestmark = pytest.mark.bench
 SETS = {"test_cifar10": 2, "test_cifar100": 4, "test_texture": 4, "test_mnist": 4}

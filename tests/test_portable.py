@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nac_openood.core.plus_layer import N_CELLS, ActivationCoverage, FineCounts
-from nac_openood.core.tensors import Portable, searchsorted
+from nac_openood.detector.export import Portable, searchsorted
 
 NUMBERS = st.lists(st.sampled_from([-3.0, -1.5, 0.0, 0.1, 0.5, 2.0, float("inf")]), min_size=1)
 

@@ -20,7 +20,7 @@ from nac_openood.benchmark.methods.table import (
 from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing, is_disturbed
 from nac_openood.benchmark.run.results import METRICS, metrics_by_set, ood_metrics
 from nac_openood.errors import NACError
-from nac_openood.search.space import grid_points
+from nac_openood.search.run import grid_points
 
 # ---- metrics
 

@@ -18,7 +18,7 @@ from nac_openood.benchmark.methods.table import Absent
 from nac_openood.core.metrics import auroc
 from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
-from nac_openood.search.space import grid_points
+from nac_openood.search.run import grid_points
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 

@@ -80,7 +80,7 @@ def test_without_ood_validation_data_surrogates_stand_in(small_net):
     readings = gather(reader, loader(60), loader(30, 1), n_samples=40, names={"id_val": "val_x"})
     assert readings.surrogate and readings.ood_val.n_samples == 30
     assert readings.about["ood_val"]["name"].startswith("surrogates of val_x (rotated, ")
-    assert set_up(small_net, CONFIG, loader(60), loader(30, 1)).found.surrogate
+    assert set_up(small_net, CONFIG, loader(60), loader(30, 1))[1].surrogate
 
 
 def test_unlabeled_validation_data_has_no_accuracy(small_net):
@@ -98,11 +98,11 @@ def test_a_fitting_set_that_would_not_fit_in_memory_is_refused(small_net):
 
 def test_automatic_layers_are_searched_over_the_papers_space(small_net):
     train, inside, outside = loader(80), loader(40, 1), loader(40, 2, 3.0)
-    found = set_up(small_net, NACConfig({}, 40, search=True), train, inside, outside)
-    assert found.found is not None and found.found.strategy == "layerwise"
-    assert set(found.found.layers) == set(found.detector.layers)
+    detector, found, _ = set_up(small_net, NACConfig({}, 40, search=True), train, inside, outside)
+    assert found is not None and found.strategy == "layerwise"
+    assert set(found.layers) == set(detector.layers)
     assert any(used != LayerConfig() for used in found.detector.layers.values())
-    assert set_up(small_net, NACConfig({}, 40), train, inside, outside).found is None
+    assert set_up(small_net, NACConfig({}, 40), train, inside, outside)[1] is None
 
 
 @pytest.mark.parametrize("role", ["fit", "id_val"])

@@ -22,7 +22,7 @@ from nac_openood import (
 )
 from nac_openood.benchmark.methods.backends import NACScorer
 from nac_openood.cli import main
-from nac_openood.core import rules
+from nac_openood.core import rule as rules
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import Needs, Rule
@@ -68,11 +68,7 @@ def loader(images, labels):
 
 def test_nac_is_the_first_row(mean_rule):
     assert rules.rule_names()[0] == "nac" and "mean" in rules.rule_names()
-    assert [rules.rule_title(name) for name in ("nac", "nac_plus", "mean")] == [
-        "NAC",
-        "NAC+",
-        "mean",
-    ]
+    assert [rules.RULES[name][0] for name in ("nac", "nac_plus", "mean")] == ["NAC", "NAC+", "mean"]
     assert rules.rule_named("nac") is Coverage
     with pytest.raises(NACError, match=r"unknown rule 'magic'; expected one of .*register_rule"):
         rules.rule_named("magic")

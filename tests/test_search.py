@@ -19,10 +19,10 @@ from nac_openood.search import (
     Budget,
     default_guard,
     paper_space,
+    run,
     search,
-    space,
 )
-from nac_openood.search.space import layer_candidates
+from nac_openood.search.run import layer_candidates
 
 AUTHORS = [(b, "resnet") for b in ("cifar10", "cifar100", "imagenet")] + [("imagenet", "vit")]
 GRID_SIZES = dict(zip(AUTHORS, (256, 288, 576, 256)))
@@ -148,7 +148,7 @@ SWEEP: dict[str, dict[str, Any]] = {
 def test_many_blocks_and_pieces_change_nothing(monkeypatch):
     data = sets(SMALL)
     whole = search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50)
-    monkeypatch.setattr(space, "_BLOCK", 37)
+    monkeypatch.setattr(run, "_BLOCK", 37)
     monkeypatch.setattr("nac_openood.search.tables._PIECE", 300)
     in_slices = Readings.batches
     monkeypatch.setattr(Readings, "batches", lambda self, size=7: in_slices(self, size))
@@ -195,7 +195,7 @@ def test_same_seed_same_result_with_any_number_of_threads(strategy):
 
 
 def test_random_stops_in_time(monkeypatch):
-    monkeypatch.setattr(space, "_BLOCK", 10)
+    monkeypatch.setattr(run, "_BLOCK", 10)
     budget = Budget(points=10**9, seconds=0.2)
     found = search(**sets(SMALL), layers=SMALL, sweep=SWEEP, strategy="random", budget=budget)
     assert 10 <= found.evaluated < 10**6

@@ -12,8 +12,8 @@ from test_docs import DOCS, blocks
 from torch.utils.data import DataLoader, IterableDataset
 
 from nac_openood import LayerConfig, NACDetector, NACError
-from nac_openood.core.reading import Probed, Reading
-from nac_openood.core.rules import rule_named
+from nac_openood.core.reading import BatchReadings, Reading
+from nac_openood.core.rule import rule_named
 
 RULES = {"nac": {"avgpool": LayerConfig(), "layer1": LayerConfig()}, "nac_plus": ["layer1"]}
 
@@ -124,7 +124,7 @@ def test_the_state_does_not_grow_with_the_samples(rule):
     for n in range(1000, 40_001, 1000):
         activation, gradient = torch.randn(2, 1000, 8, generator=draw).clamp(-3, 3)
         logits = torch.randn(1000, 4, generator=draw)
-        fitted.update(Probed(logits, {"a": Reading(activation, gradient)}))
+        fitted.update(BatchReadings(logits, {"a": Reading(activation, gradient)}))
         sizes[n] = sum(tensor.nbytes for tensor in fitted.tensors().values())
     assert fitted.n_samples == 40_000
     # NAC+ has set enough aside after 10,000 samples; files leave out empty cells

@@ -10,8 +10,8 @@ from pretend import DEVICE, Device
 from torch import nn
 
 from nac_openood import NACDetector
+from nac_openood.core import RULES
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.rules import RULES, RuleRow
 from nac_openood.detector import readings as reader
 from nac_openood.detector.readings import Readings
 
@@ -154,9 +154,7 @@ class Fetches(Coverage):
     ],
 )
 def test_a_rule_that_waits_is_found(net, monkeypatch, rule, step, operation):
-    monkeypatch.setattr(
-        "nac_openood.core.rules.RULES", {**RULES, rule.name: RuleRow(rule.name, rule)}
-    )
+    monkeypatch.setattr("nac_openood.core.rule.RULES", {**RULES, rule.name: (rule.name, rule)})
     few, many = waits(net, rule.name, step, 3), waits(net, rule.name, step, 7)
     assert many[operation] - few.get(operation, 0) >= 4
 

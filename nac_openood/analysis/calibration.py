@@ -13,10 +13,9 @@ from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with
 from nac_openood.analysis.tabulate import text_heads
 from nac_openood.benchmark.paper.published import table
 from nac_openood.core.reading import logits_in
-from nac_openood.core.tensors import msp
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE
+from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE, msp
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"

@@ -12,8 +12,7 @@ from nac_openood.analysis.finding import Finding
 from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.run.results import FAR, GROUP_WORDS
 from nac_openood.errors import NACError
-from nac_openood.search.run import search
-from nac_openood.search.space import PAPER_SPACE
+from nac_openood.search.run import PAPER_SPACE, search
 from nac_openood.tables import Column, Table
 
 #: With more layers, only the deepest ones together, single layers, and all but one are tried.

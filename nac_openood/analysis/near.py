@@ -21,7 +21,7 @@ from nac_openood.benchmark.run.results import NEAR, metrics_by_set
 from nac_openood.detector.batches import bar
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError, error_text
-from nac_openood.search.alternatives import alternatives
+from nac_openood.search.advise import alternatives
 
 
 def near(data: AnalysisData, options: Options) -> Finding:

@@ -17,8 +17,7 @@ from nac_openood.benchmark.run.results import metrics_by_set
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import combine
 from nac_openood.detector.readings import Readings
-from nac_openood.search.advise import NAC_TITLE
-from nac_openood.search.alternatives import alternatives
+from nac_openood.search.advise import NAC_TITLE, alternatives
 from nac_openood.search.tables import SearchData, score_layer
 
 #: The name of the ID validation data beside the test sets.

@@ -29,8 +29,7 @@ from nac_openood.core.metrics import joined_auroc
 from nac_openood.core.reading import Reading, logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.search.run import search
-from nac_openood.search.space import PAPER_SPACE
+from nac_openood.search.run import PAPER_SPACE, search
 from nac_openood.tables import Densities, Density
 
 #: The forms of the state as the paper writes them, by their names in this package.

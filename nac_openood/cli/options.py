@@ -99,10 +99,14 @@ def _shard(text: str) -> Shard:
 
 
 def _rule(text: str) -> str:
-    from nac_openood.core.rules import RULES, rule_named
+    from nac_openood.core import RULES
+
+    if text in RULES:
+        return text
+    from nac_openood.core.rule import rule_named  # imports torch
 
     try:
-        return text if text in RULES else rule_named(text).name
+        return rule_named(text).name
     except NACError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -1,6 +1,18 @@
 """The method itself, on tensors: it needs torch and NumPy and nothing else.
 
 `reading` is what was read of a layer and `layer_config` how to use it; `histogram` counts states.
-The rules (`rule`, `rules`, `coverage`, `plus`) make scores of the counts, and `pvalues` and
-`metrics` measure what the scores are worth.
+The rules (`rule`, `coverage`, `plus`) make scores of the counts, and `pvalues` and `metrics`
+measure what the scores are worth.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+#: The rules by name: the title in tables and figures, and the class, or "module:class" of a rule
+#: that is imported when it is first used. Others are added by `nac_openood.register_rule`. Here,
+#: because importing this package does not import torch, and the command line lists the rules.
+RULES: dict[str, tuple[str, Any]] = {
+    "nac": ("NAC", "nac_openood.core.coverage:Coverage"),
+    "nac_plus": ("NAC+", "nac_openood.core.plus:NACPlus"),
+}

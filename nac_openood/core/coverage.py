@@ -6,12 +6,13 @@ One histogram per layer counts the states of the training data; see `docs/method
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.histogram import Histogram, count_bins
+from nac_openood.core import RULES
+from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import (
     STATES,
     TYPICAL,
@@ -20,9 +21,7 @@ from nac_openood.core.layer_config import (
     whole_number,
 )
 from nac_openood.core.reading import Reading
-from nac_openood.core.rule import Needs, Rule, stored_layers
-from nac_openood.core.rules import RULES
-from nac_openood.core.tensors import check_counts, stored_tensor
+from nac_openood.core.rule import Needs, Rule, stored_layers, stored_tensor
 from nac_openood.errors import NACError
 
 
@@ -33,7 +32,7 @@ class Coverage(Rule):
         layers: settings by layer name; the order is the order of reports, not of importance.
     """
 
-    name, title = "nac", RULES["nac"].title
+    name, title = "nac", RULES["nac"][0]
     layer_settings = LayerConfig
     reads_head_input = True
 
@@ -92,10 +91,10 @@ class Coverage(Rule):
         for name, histogram in self.histograms.items():
             config = self.layers[name]
             found = saturation(histogram, config)
-            if found is not None and (found.certain or not certain):
-                reading = None if readings is None else readings.get(name)
+            if found is not None and not (certain and found[0] == "steep"):
+                reading = (readings or {}).get(name)
                 better = None if reading is None else typical_steepness(reading, config)
-                messages[name] = found.message(name, config, better)
+                messages[name] = _saturation_message(name, config, *found, better)
         return messages
 
     def sums(self) -> dict[str, Tensor]:
@@ -133,8 +132,9 @@ class Coverage(Rule):
         for name, config in coverage.layers.items():
             counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
             n_samples = whole_number("n_samples", counted[name], 1)
-            check_counts(f"layer '{name}'", counts, n_samples, count_bins(config.n_bins))
-            coverage.histograms[name] = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
+            histogram = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
+            histogram.check(f"counts of layer '{name}'")
+            coverage.histograms[name] = histogram
         return coverage
 
 
@@ -169,47 +169,7 @@ _MIN_SAMPLES = 20
 _MAX_SAMPLES = 1000
 
 
-class Saturation(NamedTuple):
-    """Why a layer gives ID samples the same score.
-
-    Args:
-        same: at least this share of them gets it.
-        why: "steep", "flat", "bins" (too few) or "empty".
-    """
-
-    same: float
-    why: str
-
-    @property
-    def certain(self) -> bool:
-        """Whether OOD samples get that score, too."""
-        return self.why != "steep"
-
-    def message(self, name: str, config: LayerConfig, steepness: Optional[float] = None) -> str:
-        """Describe what is wrong and what to change.
-
-        Args:
-            name: the name of the layer.
-            config: its settings.
-            steepness: a better value, if there is a suggestion.
-        """
-        setting = "n_bins" if self.why in ("bins", "empty") else "steepness"
-        where, change = {
-            "steep": ("nearly all states are 0 or 1", "lower it"),
-            "flat": ("nearly all states are 0.5", "raise it"),
-            "bins": ("nearly all states share two bins", "raise it"),
-            "empty": ("nearly all new states are in empty bins", "lower it, fit on more data"),
-        }[self.why]
-        if steepness is not None and setting == "steepness":
-            change = f"about {float(f'{steepness:.1g}'):g} spreads its states"
-        same = f"{math.floor(100 * self.same)} % of ID samples get the same score"
-        return (
-            f"layer '{name}' cannot tell samples apart with {setting}={getattr(config, setting):g} "
-            f"({where}, {same}): {change}, or leave the layer out"
-        )
-
-
-def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation]:
+def saturation(histogram: Histogram, config: LayerConfig) -> Optional[tuple[str, float]]:
     """Find out why a layer gives ID samples the same score; None if it does not.
 
     A sample is scored as if it were new: its own state is left out of the counts.
@@ -217,6 +177,10 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation
     Args:
         histogram: the counts of the fitting samples.
         config: the settings.
+
+    Returns:
+        The reason, "steep", "flat", "bins" (too few) or "empty", and the share of ID samples that
+        at least get the same score. Unless the reason is "steep", OOD samples get it, too.
     """
     n = histogram.n_samples
     if n < _MIN_SAMPLES or config.weight == 0:
@@ -230,16 +194,37 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[Saturation
     if same < _SAME:
         return None
     if bool((typical == 0).all()):
-        return Saturation(same, "empty")
+        return "empty", same
     if float(share.topk(2, dim=1).values.sum(dim=1).mean()) < _TWO_BINS:
         return None
-    middle = counts.shape[1] // 2
-    flat = float(share[:, middle - 1 : middle + 1].sum(dim=1).mean())
-    ends = float((share[:, 0] + share[:, -1]).mean())
     if counts.shape[1] < 4:  # a state on the other side of zero must not make a difference
-        equal = bool((coverage[:, 0] == coverage[:, 1]).all())
-        return Saturation(same, "bins") if equal else None
-    return Saturation(same, "steep" if ends > flat else "flat")
+        return ("bins", same) if bool((coverage[:, 0] == coverage[:, 1]).all()) else None
+    middle = counts.shape[1] // 2
+    flat, ends = share[:, middle - 1 : middle + 1].sum(), (share[:, 0] + share[:, -1]).sum()
+    return ("steep" if ends > flat else "flat"), same
+
+
+def _saturation_message(
+    layer: str, config: LayerConfig, why: str, same: float, steepness: Optional[float]
+) -> str:
+    """What is wrong and what to change; `steepness` is a better value, if one is known."""
+    setting, where, change = {
+        "steep": ("steepness", "nearly all states are 0 or 1", "lower it"),
+        "flat": ("steepness", "nearly all states are 0.5", "raise it"),
+        "bins": ("n_bins", "nearly all states share two bins", "raise it"),
+        "empty": (
+            "n_bins",
+            "nearly all new states are in empty bins",
+            "lower it, fit on more data",
+        ),
+    }[why]
+    if steepness is not None and setting == "steepness":
+        change = f"about {float(f'{steepness:.1g}'):g} spreads its states"
+    return (
+        f"layer '{layer}' cannot tell samples apart with {setting}={getattr(config, setting):g} "
+        f"({where}, {math.floor(100 * same)} % of ID samples get the same score): {change}, or "
+        "leave the layer out"
+    )
 
 
 def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:

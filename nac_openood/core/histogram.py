@@ -6,7 +6,6 @@ order or device, and merging two histograms is one addition.
 
 from __future__ import annotations
 
-import copy
 import math
 from functools import lru_cache
 from typing import Mapping, Optional, Tuple, Type, TypeVar, Union
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.layer_config import MIN_BINS, IntegralConfig, sigmoid
+from nac_openood.core.layer_config import IntegralConfig, sigmoid
 from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
 from nac_openood.errors import NACError, NotFittedError
 
@@ -23,8 +22,6 @@ _SPREAD = 1e3
 #: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
 _MAX_CELLS = 2**19
 _BLOCK = 2**17
-#: Counts are int32, which takes half the memory of int64.
-_MAX_SAMPLES = 2**31 - 1
 _H = TypeVar("_H", bound="Histogram")
 
 
@@ -39,11 +36,6 @@ def count_bins(n_bins: int) -> int:
 @lru_cache(maxsize=64)
 def edges(n_bins: int) -> np.ndarray:
     """The `count_bins + 1` edges in float64, from 0 over exactly 0.5 to 1."""
-    if n_bins < MIN_BINS:
-        raise NACError(
-            f"n_bins must be at least {MIN_BINS}, got {n_bins}: with fewer there is no bin. "
-            "The paper uses 50 to 1000."
-        )
     # not np.log, whose last bit depends on the version of NumPy and on the processor
     logs = [math.log(x) for x in np.linspace(1.0, math.sqrt(_SPREAD), n_bins // 2)]
     left = np.array(logs) / math.log(_SPREAD)
@@ -75,8 +67,6 @@ def bin_index(state: Tensor, n_bins: int) -> Tensor:
     Bins are closed on the left and the outermost are open outwards, so every finite state has
     one; a NaN lands in the last bin, and the caller must check for it.
     """
-    if state.dtype not in (torch.float32, torch.float64):
-        state = state.float()
     # not in exported programs, whose batches have any size: `_look_up` splits by size
     if state.device.type == "cpu" and state.ndim == 2 and not torch.compiler.is_compiling():
         cells = _cells(n_bins, state.dtype)
@@ -129,9 +119,7 @@ class Histogram:
     """
 
     def __init__(self, counts: Tensor, *, n_bins: int, n_samples: int = 0) -> None:
-        self.counts = counts
-        self.n_bins = n_bins
-        self.n_samples = n_samples
+        self.counts, self.n_bins, self.n_samples = counts, n_bins, n_samples
 
     @classmethod
     def empty(cls: Type[_H], neurons: int, n_bins: int, device: torch.device) -> _H:
@@ -142,9 +130,7 @@ class Histogram:
     @classmethod
     def of_sums(cls: Type[_H], counts: Tensor, n_bins: int) -> _H:
         """The histogram of counts that were added up over shards, int64 `[neurons, width]`."""
-        found = cls(counts.int(), n_bins=n_bins)
-        found._add_samples(int(counts[0].sum()))
-        return found
+        return cls(counts.int(), n_bins=n_bins, n_samples=int(counts[0].sum()))
 
     @staticmethod
     def width(n_bins: int) -> int:
@@ -153,7 +139,7 @@ class Histogram:
 
     @staticmethod
     def bins(states: Tensor, n_bins: int) -> Tensor:
-        """The column of every state, int64 in the shape of `states`."""
+        """The column of every float32 or float64 state, int64 in the shape of `states`."""
         return bin_index(states, n_bins)
 
     @property
@@ -161,23 +147,19 @@ class Histogram:
         """How many neurons are counted."""
         return self.counts.shape[0]
 
+    def check(self, name: str) -> None:
+        """Raise unless the counts of a file, called `name`, have each neuron once per sample."""
+        counts, n = self.counts, self.n_samples
+        complete = counts.shape[0] > 0 and counts.shape[1] == self.width(self.n_bins)
+        if not complete or bool((counts < 0).any()) or bool((counts.sum(dim=1) != n).any()):
+            raise NACError(f"the {name} do not add up to {n} samples.")
+
     def update(self, states: Tensor) -> None:
         """Count states `[batch, neurons]`."""
-        self._add_samples(states.shape[0])
         index = self._index(states)
+        self.n_samples += states.shape[0]
         one = torch.ones((), dtype=torch.int32, device=index.device)
         self.counts.scatter_add_(1, index, one.expand(index.shape))
-
-    def merge(self, other: Histogram) -> None:
-        """Add the counts of `other`, which must have the same neurons and bins."""
-        sizes = [(each.neurons, each.n_bins) for each in (self, other)]
-        if sizes[0] != sizes[1]:
-            raise NACError(
-                f"cannot merge histograms of (neurons, n_bins) {sizes[0]} and {sizes[1]}: "
-                "both must come from the same layer with the same settings."
-            )
-        self._add_samples(other.n_samples)
-        self.counts += other.counts.to(self.counts.device)
 
     def covered(self, states: Tensor, full_count: int) -> Tensor:
         """Sum over neurons of `min(count, full_count)`, int64 `[batch]`."""
@@ -199,12 +181,9 @@ class Histogram:
                 f"expected states of shape [batch, {self.neurons}], got {list(states.shape)}: "
                 "these readings are not of the layer this histogram was fitted on."
             )
+        if states.dtype != torch.float64:
+            states = states.float()
         return self.bins(states.t().contiguous(), self.n_bins)
-
-    def _add_samples(self, n: int) -> None:
-        if self.n_samples + n > _MAX_SAMPLES:
-            raise NACError(f"a histogram counts at most {_MAX_SAMPLES} samples.")
-        self.n_samples += n
 
 
 # -- NAC-ME ---------------------------------------------------------------------------------
@@ -234,8 +213,6 @@ class LinearHistogram(Histogram):
     @staticmethod
     def bins(states: Tensor, n_bins: int) -> Tensor:
         """The column of every state, int64 in the shape of `states`; the last one for NaN."""
-        if states.dtype not in (torch.float32, torch.float64):
-            states = states.float()
         edges = linear_edges(n_bins).to(states.device, states.dtype)
         return torch.bucketize(states, edges[1:], right=True)
 
@@ -312,10 +289,11 @@ class CoverageIntegral:
                 "cannot merge NAC-ME of different layers or settings: "
                 f"{settings[0]} and {settings[1]}."
             )
-        if self.histogram is None:
-            self.histogram = copy.deepcopy(other.histogram)
-        elif other.histogram is not None:
-            self.histogram.merge(other.histogram)
+        if other.histogram is not None:
+            counts = other.histogram.counts.to(torch.int64)
+            if self.histogram is not None:
+                counts = counts + self.histogram.counts.to(counts.device)
+            self.histogram = LinearHistogram.of_sums(counts, self.config.n_bins)
         self.n_samples += other.n_samples
         self._broken = int(self._broken) + int(other._broken)
 

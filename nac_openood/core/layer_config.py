@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Callable, ClassVar, Collection, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Collection, Mapping, Optional, Type, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class State:
         uses_gradient: whether it uses the gradient, which costs a backward pass.
     """
 
-    squashed: Callable[[Tensor, Optional[Tensor]], Tensor]
+    squashed: Callable[[Tensor, Any], Tensor]
     uses_gradient: bool
 
     def __call__(self, activation: Tensor, gradient: Optional[Tensor], steepness: float) -> Tensor:
@@ -66,29 +66,16 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1 / (-x).double().exp_().float().add_(1)
 
 
-def _product(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
-    assert gradient is not None
-    return activation * gradient
-
-
-def _gradient(activation: Tensor, gradient: Optional[Tensor]) -> Tensor:
-    assert gradient is not None
-    return gradient
-
-
 #: The paper's state, an activation weighted by its influence on the decision, and its ablations.
 STATES: Mapping[str, State] = {
-    "output*gradient": State(_product, uses_gradient=True),
-    "output": State(lambda activation, gradient: activation, uses_gradient=False),
-    "gradient": State(_gradient, uses_gradient=True),
+    "output*gradient": State(lambda activation, gradient: activation * gradient, True),
+    "output": State(lambda activation, gradient: activation, False),
+    "gradient": State(lambda activation, gradient: gradient, True),
 }
 
 
 class _Settings:
     """Converts settings from and to mappings; an unknown name, perhaps a typo, is an error."""
-
-    #: Other spellings that are accepted.
-    _other_spellings: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def from_dict(cls: Type[_S], settings: Mapping[str, Any]) -> _S:
@@ -100,11 +87,9 @@ class _Settings:
         """The settings under the names of this class."""
         if not isinstance(settings, Mapping):
             raise NACError(f"expected a mapping of {what}s, got {settings!r}.")
-        names = [cls._other_spellings.get(key, key) for key in settings]
-        twice = sorted({str(name) for name in names if names.count(name) > 1})
-        if twice:
-            raise NACError(f"{what} {twice} has two spellings here: use one of them.")
-        ours = dict(zip(names, settings.values()))
+        ours = {_REFERENCE_KEYS.get(key, key): value for key, value in settings.items()}
+        if len(ours) < len(settings):
+            raise NACError(f"a {what} has two spellings in {list(settings)}: use one of them.")
         refuse_unknown(ours, {field.name for field in dataclasses.fields(cls)}, what)  # type: ignore[arg-type]
         return ours
 
@@ -127,7 +112,8 @@ class LayoutConfig(_Settings):
     layout: Optional[str] = None
 
     def __post_init__(self) -> None:
-        _check_layout(self.layout)
+        if self.layout is not None and self.layout not in list(LAYOUTS):
+            raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {self.layout!r}.")
 
 
 @dataclass(frozen=True)
@@ -140,12 +126,8 @@ class LayerConfig(_Settings):
         steepness: the paper's alpha, the steepness of the sigmoid.
         state: one of `nac_openood.core.layer_config.STATES`.
         weight: weight of the layer in the mean over layers; 0 leaves it out.
-        layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
-            other modules, the number of dimensions. Of tokens, those that the logits depend on
-            are read: all, the class token, or the last one.
+        layout: as in `LayoutConfig`.
     """
-
-    _other_spellings = _REFERENCE_KEYS
 
     n_bins: int = 50
     full_count: int = 50
@@ -159,9 +141,8 @@ class LayerConfig(_Settings):
         object.__setattr__(self, "weight", finite_number("weight", self.weight, 1e6))
         if 0 < self.weight < _SMALLEST:
             raise NACError(f"weight must be 0 or at least {_SMALLEST:g}, got {self.weight!r}.")
-        if isinstance(self.state, str):
-            object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
-        if self.state not in list(STATES):
+        object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
+        if self.state not in STATES:
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")
 
 
@@ -173,12 +154,8 @@ class IntegralConfig(_Settings):
         n_bins: the paper's M, as it is, odd numbers included: M edges make M - 1 bins.
         full_count: the paper's O*: how many samples fill a bin completely.
         steepness: the paper's alpha, the steepness of the sigmoid.
-        layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
-            other modules, the number of dimensions. Of tokens, those that the logits depend on
-            are read: all, the class token, or the last one.
+        layout: as in `LayoutConfig`.
     """
-
-    _other_spellings = _REFERENCE_KEYS
 
     n_bins: int = 50
     full_count: int = 500
@@ -193,22 +170,12 @@ def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int
     """Check the settings that both kinds of coverage share, and convert them to int and float."""
     n_bins = whole_number("n_bins", config.n_bins, fewest_bins, _MAX_BINS)
     object.__setattr__(config, "n_bins", n_bins)
-    full_count = whole_number("full_count", config.full_count, 1)
-    object.__setattr__(config, "full_count", full_count)
-    object.__setattr__(config, "steepness", _above_zero("steepness", config.steepness))
-    _check_layout(config.layout)
-
-
-def _check_layout(layout: Optional[str]) -> None:
-    if layout is not None and layout not in list(LAYOUTS):
-        raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {layout!r}.")
-
-
-def _above_zero(name: str, value: Any) -> float:
-    number = finite_number(name, value, _STEEPEST)
-    if number < _SMALLEST:
-        raise NACError(f"{name} must be above 0, got {value!r}: every state would be 0.5.")
-    return number
+    object.__setattr__(config, "full_count", whole_number("full_count", config.full_count, 1))
+    steepness = finite_number("steepness", config.steepness, _STEEPEST)
+    if steepness < _SMALLEST:
+        raise NACError(f"steepness must be above 0, got {steepness}: every state would be 0.5.")
+    object.__setattr__(config, "steepness", steepness)
+    LayoutConfig(config.layout)  # checks it
 
 
 def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str = "key") -> None:
@@ -220,7 +187,8 @@ def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str 
 
 def whole_number(name: str, value: Any, least: int, most: int = _MAX_COUNT) -> int:
     """`value` as an int, or an error that names the setting."""
-    if not _is_finite(value) or value != int(value):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or value != value // 1:  # NaN, too
         raise NACError(f"{name} must be a whole number, got {value!r}.")
     if value < least:
         raise NACError(f"{name} must be at least {least}, got {value!r}.")
@@ -229,22 +197,11 @@ def whole_number(name: str, value: Any, least: int, most: int = _MAX_COUNT) -> i
     return int(value)
 
 
-def finite_number(name: str, value: Any, most: Optional[float] = None) -> float:
-    """`value` as a float that is finite and not negative, or an error that names the setting."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise NACError(f"{name} must be a number, got {value!r}.")
-    if not _is_finite(value) or float(value) < 0:
+def finite_number(name: str, value: Any, most: float = 1e300) -> float:
+    """`value` as a float from 0 to `most`, or an error that names the setting."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
         raise NACError(f"{name} must be finite and not negative, got {value!r}.")
-    if most is not None and float(value) > most:
+    if value > most:
         raise NACError(f"{name} must be at most {most:g}, got {value!r}.")
     return float(value)
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether `value` is a finite number that a float can hold, also one of NumPy."""
-    try:
-        return (
-            isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
-        )
-    except OverflowError:
-        return False

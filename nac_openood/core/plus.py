@@ -7,20 +7,20 @@ has the formulas and measurements.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.held_out import HeldOut
+from nac_openood.core import RULES
 from nac_openood.core.layer_config import LayoutConfig, finite_number, refuse_unknown
 from nac_openood.core.plus_layer import LayerEvidence
-from nac_openood.core.pvalues import PValues
-from nac_openood.core.reading import Probed, Reading, logits_in, not_finite
-from nac_openood.core.rule import Needs, Rule, stored_layers
-from nac_openood.core.rules import RULES
-from nac_openood.core.tensors import double, gen, stored_values
+from nac_openood.core.pvalues import LOGITS, Fusion
+from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
+from nac_openood.core.rule import Needs, Rule, stored_layers, stored_values
 from nac_openood.errors import NACError, NotFittedError
 
 #: Far from where scores become infinite.
@@ -29,8 +29,16 @@ _MAX_WEIGHT = 1e6
 _ENOUGH_SAMPLES = 100
 #: The prefix of the parts of the calibration data in a file.
 _CALIBRATION = "calibration/"
-#: The names of the logits among the parts of a score, and of the sum of all others.
-LOGITS, EARLY = "logits", "early"
+_CLIP = 1e-12
+#: How many of the largest probabilities GEN uses, and the exponent, which is below 1 so that small
+#: ones count. Both are the authors' values.
+_TOP, _GAMMA = 100, 0.1
+#: Every tenth sample can be held out ...
+_EVERY = 10
+#: ... but no more than this.
+MAX_SAMPLES = 1000
+#: Names of the tensors in a file: the activations of each layer, the logits and the indices.
+_ACTIVATION, _LOGITS, _INDEX = "held/activation/", "held/logits", "held/number"
 
 
 class NACPlus(Rule):
@@ -42,7 +50,7 @@ class NACPlus(Rule):
         softness: the p-value below which the layers count.
     """
 
-    name, title = "nac_plus", RULES["nac_plus"].title
+    name, title = "nac_plus", RULES["nac_plus"][0]
     needs_calibration = True
 
     def __init__(
@@ -78,11 +86,11 @@ class NACPlus(Rule):
         """Count a batch, and hold out some samples of it."""
         checked = self.checked(readings)
         self.count_broken(readings, checked)
-        batch = Probed(logits_in(readings), checked)
+        batch = BatchReadings(logits_in(readings), checked)
         self._count(self.held_out.take(batch, self.n_samples + self._before))
 
     def start_at(self, index: int) -> None:
-        """Set the index of the next training sample; see `nac_openood.core.held_out`."""
+        """Set the index of the next training sample; see `HeldOut`."""
         self._before = index - self.n_samples
 
     def _count(self, batches: Iterable[Mapping[str, Reading]]) -> None:
@@ -241,33 +249,28 @@ class NACPlus(Rule):
         layers = stored_layers(settings, LayoutConfig)
         numbers: Any = {name: settings.get(name) for name in ("logit_weight", "softness")}
         rule = cls(layers, **numbers)
+        expected = {*layers, LOGITS}
         for name in layers:
             try:
-                rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
+                evidence = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
             except NACError as error:
                 raise NACError(f"layer '{name}': {error}") from error
-        rule._restore_calibration(settings.get("calibrated"), _with_prefix(_CALIBRATION, tensors))
+            rule.evidence[name] = evidence
+            expected |= set() if evidence.moments is None else {distance_of(name)}
+        parts = _with_prefix(_CALIBRATION, tensors)
+        rule.calibrated = bool(settings.get("calibrated"))
+        if (rule.calibrated and not parts) or (parts and set(parts) != expected):
+            raise NACError(f"calibrated with {sorted(parts)}, expected {sorted(expected)}.")
+        if parts:
+            values = {name: stored_values(parts, name, 1) for name in parts}
+            if len({len(part) for part in values.values()}) > 1:
+                raise NACError("the parts of the calibration data differ in size.")
+            rule._fusion = rule._fuse(values)
         rule.held_out = HeldOut.restore(tensors, layers)
         checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
         others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
         refuse_unknown(others, rule.held_out.tensors, "tensor")
         return rule
-
-    def _restore_calibration(self, calibrated: Any, parts: Mapping[str, Tensor]) -> None:
-        """Restore the calibration data of a file, if it has any."""
-        if not isinstance(calibrated, bool) or (calibrated and not parts):
-            raise NACError(f"'calibrated' is {calibrated!r}, with {len(parts)} tensors of it.")
-        self.calibrated = calibrated
-        if not parts:
-            return
-        expected = {*self.layers, LOGITS}
-        expected |= {distance_of(n) for n in self.layers if self.evidence[n].moments is not None}
-        if set(parts) != expected:
-            raise NACError(f"calibrated with {sorted(parts)}, expected {sorted(expected)}.")
-        values = {name: stored_values(parts, name, 1) for name in parts}
-        if len({len(part) for part in values.values()}) > 1:
-            raise NACError("the parts of the calibration data differ in size.")
-        self._fusion = self._fuse(values)
 
 
 def distance_of(layer: str) -> str:
@@ -280,69 +283,132 @@ def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-class Fusion:
-    """Turns the parts of a score into p-values against calibration data, and fuses them.
+def gen(logits: Tensor) -> Tensor:
+    """GEN (Liu et al., CVPR 2023), the negative generalized entropy, float64 `[batch]`."""
+    p = double(logits).softmax(dim=1)
+    p = p.topk(min(_TOP, p.shape[1]), dim=1).values.clamp(_CLIP, 1 - _CLIP)
+    return -(p**_GAMMA * (1 - p) ** _GAMMA).sum(dim=1)
 
-    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
-    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
-    `p(early)` below `s`, they count in full; above that, hardly at all.
 
-    Args:
-        calibration: the parts of held-out in-distribution data by name, `[samples]` each.
-        logit_weight: the weight `w` of the logits.
-        softness: the p-value `s` below which the early layers count.
+class HeldOut:
+    """A few training samples that NAC+ is not fitted on, to calibrate on without other data.
+
+    They are kept in the order of their indices in the training set, on which alone it depends which
+    samples are held out, so shards and batches may be merged in any order:
+
+    - A sample is a candidate if its index ends in 9, that is, every tenth one is.
+    - At most `MAX_SAMPLES` candidates are held out: those whose index has the smallest hash. Of a
+      larger training set this is a uniform choice; of a small one, all candidates are held out.
+
+    Candidates that are not, or no longer, held out are counted like any other sample, and all of
+    them as soon as there is calibration data. Samples with the same index, from shards that both
+    began at 0, are ordered by their readings.
 
     Attributes:
-        scores: of the calibration data, each sample calibrated on the others, `[samples]`.
+        tensors: their readings and indices, for a file; empty if there are none.
     """
 
-    def __init__(
-        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
-    ) -> None:
-        self.calibration = {name: double(part).cpu() for name, part in calibration.items()}
-        self.logit_weight, self.softness = logit_weight, softness
-        self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
-        left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
-        self._early = PValues(_sum(_early_parts(left_out)))
-        self.scores = self._fused(left_out[LOGITS], self._early.left_out())
+    def __init__(self, tensors: Optional[Mapping[str, Tensor]] = None) -> None:
+        self.tensors = dict(tensors or {})
 
-    def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
-        logs = {name: self._pvalues[name].log(part) for name, part in parts.items()}
-        return {**logs, EARLY: self._early.log(_sum(_early_parts(logs)))}
+    @property
+    def readings(self) -> Optional[BatchReadings]:
+        """Their readings; None if there are none."""
+        return _readings(self.tensors) if self.tensors else None
 
-    def score(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The score, float64 `[batch]`."""
-        logs = self.evidence(parts)
-        return self._fused(logs[LOGITS], logs[EARLY])
+    @property
+    def n_samples(self) -> int:
+        """How many there are."""
+        return len(self.tensors[_INDEX]) if self.tensors else 0
 
-    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much each part adds to the score; early layers in proportion to log p-values."""
-        logs = self.evidence(parts)
-        early_parts = _early_parts(logs)
-        early, total = self._softened(logs[EARLY]), _sum(early_parts)
-        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
-        shares = {
-            name: early * torch.where(total == 0, even, log / total)
-            for name, log in early_parts.items()
-        }
-        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
+    def take(self, batch: BatchReadings, start: int) -> list[BatchReadings]:
+        """Hold out samples of a batch.
 
-    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
-        return self.logit_weight * logits + self._softened(early)
+        Args:
+            batch: readings of training samples.
+            start: the index of the first one in the training set; the others follow it.
 
-    def _softened(self, early: Tensor) -> Tensor:
-        """`-log(1 + s / p)` of log p-values."""
-        return -torch.log1p(self.softness * torch.exp(-early))
+        Returns:
+            The readings of the samples to count now.
+        """
+        index = torch.arange(start, start + batch.logits.shape[0])
+        candidates = index % _EVERY == _EVERY - 1
+        if self.n_samples >= MAX_SAMPLES:
+            candidates &= torch.from_numpy(_hashed(index) <= _hashed(self.tensors[_INDEX]).max())
+        if not candidates.any():
+            return [batch]
+        named = {f"{_ACTIVATION}{name}": reading.activation for name, reading in batch.items()}
+        samples = {**named, _LOGITS: batch.logits, _INDEX: index}
+        # rows by their numbers: a GPU cannot select by booleans without waiting
+        dropped = self.merge(_rows(samples, candidates.nonzero()[:, 0]))
+        return [_readings(_rows(samples, (~candidates).nonzero()[:, 0])), *dropped]
+
+    def merge(self, more: Mapping[str, Tensor]) -> list[BatchReadings]:
+        """Add the `tensors` of another `HeldOut`; returns the readings of samples to count now."""
+        if not more:
+            return []
+        # on the device of the new samples
+        samples = {
+            name: torch.cat([kept.to(more[name].device), more[name].to(kept.dtype)])
+            for name, kept in self.tensors.items()
+        } or dict(more)
+        order = _order(samples)
+        dropped = []
+        if len(order) > MAX_SAMPLES:
+            rank = np.argsort(_hashed(samples[_INDEX][order]), kind="stable")
+            keep = np.zeros(len(order), dtype=bool)
+            keep[rank[:MAX_SAMPLES]] = True
+            dropped = [_readings(_rows(samples, torch.from_numpy(order[~keep])))]
+            order = order[keep]
+        self.tensors = _rows(samples, torch.from_numpy(order))
+        return dropped
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor], layers: Mapping[str, object]) -> HeldOut:
+        """Restore from `tensors`. Early files have no indices: they held out the first ones."""
+        if _LOGITS not in tensors:
+            return cls()
+        names = [*(f"{_ACTIVATION}{name}" for name in layers), _LOGITS]
+        kept = {name: stored_values(tensors, name, 2) for name in names}
+        first = _EVERY * torch.arange(len(kept[_LOGITS])) + _EVERY - 1
+        index = tensors.get(_INDEX, first)
+        lengths = {len(tensor) for tensor in kept.values()}
+        if lengths != {len(index)} or index.dtype != torch.int64 or index.ndim != 1:
+            raise NACError("the tensors of the held-out samples do not fit together.")
+        return cls({**kept, _INDEX: index})
 
 
-def _sum(parts: Mapping[str, Tensor]) -> Tensor:
-    total, *others = parts.values()
-    for part in others:
-        total = total + part
-    return total
+def _readings(samples: Mapping[str, Tensor]) -> BatchReadings:
+    by_layer = {
+        name[len(_ACTIVATION) :]: Reading(tensor)
+        for name, tensor in samples.items()
+        if name.startswith(_ACTIVATION)
+    }
+    return BatchReadings(samples[_LOGITS], by_layer)
 
 
-def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The early parts, sorted: their sum must not depend on the order in a file."""
-    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}
+def _rows(samples: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some of the samples, by whole numbers `[rows]` on the CPU."""
+    return {n: tensor[rows.to(tensor.device, non_blocking=True)] for n, tensor in samples.items()}
+
+
+def _order(samples: Mapping[str, Tensor]) -> np.ndarray:
+    """The samples by index, and those of one index by their readings, int64 `[samples]`."""
+    index = samples[_INDEX].numpy()
+    if len(np.unique(index)) == len(index):
+        return np.argsort(index)
+    names = [_LOGITS, *sorted(name for name in samples if name.startswith(_ACTIVATION))]
+    raw = [samples[name].contiguous().view(torch.uint8).cpu() for name in names]
+    digests = [
+        hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+        for row in torch.cat(raw, dim=1).numpy()
+    ]
+    return np.lexsort((np.frombuffer(b"".join(digests), dtype="<u8"), index))
+
+
+def _hashed(index: Tensor) -> np.ndarray:
+    """Hash whole numbers `[n]` to uint64 `[n]`, one to one: the finalizer of SplitMix64."""
+    x = index.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

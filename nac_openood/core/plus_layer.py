@@ -14,10 +14,12 @@ from typing import Mapping, Optional
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import TYPICAL, refuse_unknown
-from nac_openood.core.tensors import DeviceTensors, check_counts, double, stored_tensor
+from nac_openood.core.reading import DeviceTensors, double
+from nac_openood.core.rule import stored_tensor
 from nac_openood.errors import NACError
 
 #: Wider layers have no distance: their covariance would take too much memory.
@@ -51,7 +53,7 @@ class LayerEvidence:
         """Add activations `[batch, neurons]`, on their device."""
         self.counts.to(activation.device).update(activation)
         if self.moments is not None:
-            self.moments.to(activation.device).update(activation)
+            self.moments.update(activation)
         for cached in ("coverage", "gaussian"):
             vars(self).pop(cached, None)
 
@@ -67,32 +69,26 @@ class LayerEvidence:
 
     def sums(self) -> dict[str, Tensor]:
         """The tensors that merging adds up, by name."""
-        named = {"counts": self.counts.counts}
-        if self.moments is not None:
-            named.update(high=self.moments.high, low=self.moments.low)
-        return named
+        moments = {} if self.moments is None else vars(self.moments)
+        return {"counts": self.counts.counts, **moments}
 
     @classmethod
     def of_sums(cls, sums: Mapping[str, Tensor]) -> LayerEvidence:
         """Make the evidence from its `sums`."""
         counts = FineCounts.of_sums(sums["counts"], N_CELLS)
-        moments = Moments.of_sums(sums["high"], sums["low"]) if "high" in sums else None
-        return cls(counts, moments)
+        return cls(counts, Moments(sums["high"], sums["low"]) if "high" in sums else None)
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file: counts without empty cells at both ends, half of the symmetric moments."""
         used = self.counts.counts.any(dim=0).nonzero()[:, 0]
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
-        named = {
+        moments = {} if self.moments is None else vars(self.moments)
+        return {
             "counts": self.counts.counts[:, first:end].contiguous(),
             "first_cell": torch.tensor(first),
             "n_samples": torch.tensor(self.n_samples),
+            **{f"moments/{name}": t.cpu()[_upper(len(t))] for name, t in moments.items()},
         }
-        if self.moments is not None:
-            upper = _upper(self.moments.neurons)
-            named["moments/high"] = self.moments.high.cpu()[upper]
-            named["moments/low"] = self.moments.low.cpu()[upper]
-        return named
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor]) -> LayerEvidence:
@@ -104,27 +100,31 @@ class LayerEvidence:
         refuse_unknown(tensors, _TENSORS, "tensor")
         kept = stored_tensor(tensors, "counts", torch.int32, 2)
         first = int(stored_tensor(tensors, "first_cell", torch.int64, 0))
-        n = int(stored_tensor(tensors, "n_samples", torch.int64, 0))
-        if not 0 <= first <= N_CELLS - kept.shape[1] or not kept.shape[1]:
+        after = N_CELLS - first - kept.shape[1]
+        if first < 0 or after < 0:
             raise NACError("the counts have the wrong shape.")
-        check_counts("its activations", kept, n)
-        found = cls.empty(kept.shape[0], kept.device)
-        found.counts.counts[:, first : first + kept.shape[1]] = kept
-        found.counts.n_samples = n
-        if found.moments is not None:
-            rows, columns = _upper(found.moments.neurons)
-            for name, part in (("high", found.moments.high), ("low", found.moments.low)):
-                stored = stored_tensor(tensors, f"moments/{name}", part.dtype, 1)
-                if stored.shape != rows.shape:
-                    raise NACError("the moments have the wrong shape.")
-                part[rows, columns] = part[columns, rows] = stored
-            if round(float(found.moments.products()[0, 0])) != n:
-                raise NACError("the moments are of another number of samples than the counts.")
-        return found
+        n = int(stored_tensor(tensors, "n_samples", torch.int64, 0))
+        counts = FineCounts(F.pad(kept, (first, after)), n_bins=N_CELLS, n_samples=n)
+        counts.check("counts")
+        if len(kept) > MAX_NEURONS:
+            return cls(counts, None)
+        rows, columns = _upper(len(kept) + 1)
+        found = []
+        for name in ("moments/high", "moments/low"):
+            stored = stored_tensor(tensors, name, torch.int64, 1)
+            if stored.shape != rows.shape:
+                raise NACError("the moments have the wrong shape.")
+            found.append(torch.empty(2 * [len(kept) + 1], dtype=torch.int64))
+            found[-1][rows, columns] = found[-1][columns, rows] = stored
+        moments = Moments(*found)
+        if round(float(moments.products()[0, 0])) != n:
+            raise NACError("the moments are of another number of samples than the counts.")
+        return cls(counts, moments)
 
 
-def _upper(neurons: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.triu_indices(neurons + 1, neurons + 1)
+def _upper(size: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the upper half of a square matrix."""
+    rows, columns = torch.triu_indices(size, size)
     return rows, columns
 
 
@@ -275,39 +275,29 @@ class Moments:
     So it holds the number of samples, the sum of the activations and the sum of their products.
 
     Args:
-        high, low: int64 `[neurons + 1, neurons + 1]`, symmetric.
+        high, low: int64 `[neurons + 1, neurons + 1]`, symmetric. What is too large for `low` is
+            carried over to `high`.
     """
 
     def __init__(self, high: Tensor, low: Tensor) -> None:
-        self.high, self.low = high, low
+        carried = low >> _LOW
+        self.high, self.low = high + carried, low - (carried << _LOW)
 
     @classmethod
     def empty(cls, neurons: int, device: torch.device) -> Moments:
         """No samples yet."""
         zeros = torch.zeros((neurons + 1, neurons + 1), dtype=torch.int64, device=device)
-        return cls(zeros, zeros.clone())
-
-    @classmethod
-    def of_sums(cls, high: Tensor, low: Tensor) -> Moments:
-        """Make moments from sums over shards, whose low parts may have grown too large."""
-        found = cls(torch.zeros_like(high), torch.zeros_like(low))
-        found._add(high, low)
-        return found
-
-    @property
-    def neurons(self) -> int:
-        """The number of neurons."""
-        return self.high.shape[0] - 1
+        return cls(zeros, zeros)
 
     def update(self, values: Tensor) -> None:
-        """Add activations `[batch, neurons]`; NaN counts as zero."""
+        """Add activations `[batch, neurons]`, on their device; NaN counts as zero."""
         x = double(values).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
         x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
         first, second, third = _digits((x / _STEP).round())
         # every product of digits and every sum of them is exact in float64
         cross = [a.t() @ b for a, b in ((first, second), (first, third), (second, third))]
         ones, tens, hundreds, thousands, most = (
-            part.long().to(self.low.device)
+            part.long().to(values.device)
             for part in (
                 first.t() @ first,
                 cross[0] + cross[0].t(),
@@ -318,20 +308,10 @@ class Moments:
         )
         carried = hundreds >> _DIGIT
         rest = hundreds - (carried << _DIGIT)
-        self._add(
-            thousands + (most << _DIGIT) + carried,
-            ones + (tens << _DIGIT) + (rest << (2 * _DIGIT)),
-        )
-
-    def to(self, device: torch.device) -> Moments:
-        """Move the sums; returns itself."""
-        self.high, self.low = self.high.to(device), self.low.to(device)
-        return self
-
-    def _add(self, high: Tensor, low: Tensor) -> None:
-        low = self.low + low
-        carried = low >> _LOW
-        self.high, self.low = self.high + high + carried, low - (carried << _LOW)
+        high = thousands + (most << _DIGIT) + carried
+        low = ones + (tens << _DIGIT) + (rest << (2 * _DIGIT))
+        total = Moments(self.high.to(high.device) + high, self.low.to(low.device) + low)
+        self.high, self.low = total.high, total.low
 
     def products(self) -> Tensor:
         """The sum of `x x^T`, float64 `[neurons + 1, neurons + 1]`."""

@@ -9,14 +9,16 @@ with `b` the mean distance of the scores below it. `t` is 5 %, or as much as hol
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
 
-from nac_openood.core.tensors import DeviceTensors, double
+from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
+#: The names of the logits among the parts of a score, and of the sum of all others.
+LOGITS, EARLY = "logits", "early"
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
 #: Fewer held-out scores are not enough to estimate a tail.
@@ -124,3 +126,71 @@ def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: floa
     """Log p-values with the exponential tail below `edge`, where the scores have one."""
     tail = math.log(share) - (edge - x) / scale
     return torch.where((x < edge) & (scale > 0), tail, bulk).clamp(min=_LOG_LEAST)
+
+
+class Fusion:
+    """Turns the parts of a score into p-values against calibration data, and fuses them.
+
+    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
+    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
+    `p(early)` below `s`, they count in full; above that, hardly at all.
+
+    Args:
+        calibration: the parts of held-out in-distribution data by name, `[samples]` each.
+        logit_weight: the weight `w` of the logits.
+        softness: the p-value `s` below which the early layers count.
+
+    Attributes:
+        scores: of the calibration data, each sample calibrated on the others, `[samples]`.
+    """
+
+    def __init__(
+        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
+    ) -> None:
+        self.calibration = {name: double(part).cpu() for name, part in calibration.items()}
+        self.logit_weight, self.softness = logit_weight, softness
+        self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
+        left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
+        self._early = PValues(_sum(_early_parts(left_out)))
+        self.scores = self._fused(left_out[LOGITS], self._early.left_out())
+
+    def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
+        logs = {name: self._pvalues[name].log(part) for name, part in parts.items()}
+        return {**logs, EARLY: self._early.log(_sum(_early_parts(logs)))}
+
+    def score(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The score, float64 `[batch]`."""
+        logs = self.evidence(parts)
+        return self._fused(logs[LOGITS], logs[EARLY])
+
+    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much each part adds to the score; early layers in proportion to log p-values."""
+        logs = self.evidence(parts)
+        early_parts = _early_parts(logs)
+        early, total = self._softened(logs[EARLY]), _sum(early_parts)
+        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
+        shares = {
+            name: early * torch.where(total == 0, even, log / total)
+            for name, log in early_parts.items()
+        }
+        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
+
+    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
+        return self.logit_weight * logits + self._softened(early)
+
+    def _softened(self, early: Tensor) -> Tensor:
+        """`-log(1 + s / p)` of log p-values."""
+        return -torch.log1p(self.softness * torch.exp(-early))
+
+
+def _sum(parts: Mapping[str, Tensor]) -> Tensor:
+    total, *others = parts.values()
+    for part in others:
+        total = total + part
+    return total
+
+
+def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The early parts, sorted: their sum must not depend on the order in a file."""
+    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}

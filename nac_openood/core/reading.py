@@ -8,13 +8,38 @@ assume sums. Of padded sequences, only the tokens that a mask keeps count.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Callable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from nac_openood.errors import NACError, ProbeError
+
+
+def double(tensor: Tensor) -> Tensor:
+    """`tensor` in float64, on the CPU if its device has no float64 (Apple's MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)
+
+
+class DeviceTensors:
+    """Tensors that are moved to a device once; moving them for every batch would stall a GPU.
+
+    Threads can share an instance, even if they use different devices.
+
+    Args:
+        tensors: any number, all on one device.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors = tensors
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The tensors on a device, where they stay until they are needed on another."""
+        tensors = self._tensors
+        if tensors[0].device != device:
+            tensors = self._tensors = tuple(tensor.to(device) for tensor in tensors)
+        return tensors
 
 
 class Reading(NamedTuple):
@@ -43,7 +68,7 @@ class ByLayer(Mapping[str, Reading]):
 
 
 @dataclass(frozen=True)
-class Probed(ByLayer):
+class BatchReadings(ByLayer):
     """The result of a pass: a mapping of layer name to `Reading`, with the logits.
 
     Args:
@@ -82,17 +107,9 @@ def reading_in(readings: Mapping[str, Reading], name: str) -> Reading:
 
 def not_finite(*readings: Reading) -> Tensor:
     """Which samples have NaN or Inf readings, bool `[batch]` on the device of the first reading."""
-    broken = ~_finite(readings[0])
-    for reading in readings[1:]:
-        broken = broken | ~_finite(reading).to(broken.device)
-    return broken
-
-
-def _finite(reading: Reading) -> Tensor:
-    finite = reading.activation.isfinite()
-    if reading.gradient is not None:
-        finite = finite & reading.gradient.isfinite()
-    return finite.all(dim=1)
+    tensors = [tensor for reading in readings for tensor in reading if tensor is not None]
+    broken = [~tensor.isfinite().all(dim=1) for tensor in tensors]
+    return reduce(lambda one, other: one | other.to(one.device), broken)
 
 
 def broken_error(count: int, of: str, layer: Optional[str] = None, *, then: str = "") -> NACError:
@@ -122,51 +139,21 @@ def _sum(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     return tensor.sum(dim=dims, dtype=wide)
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """`[B, N]`, also `[B, N, 1, 1]` and the like."""
+def _flat(tensor: Tensor) -> Tensor:
     return _sum(tensor.flatten(1).unsqueeze(-1), (-1,))
 
 
-def maps(tensor: Tensor) -> Tensor:
-    """Feature maps `[B, C, H, W]` (or with one or three spatial dimensions)."""
-    return _sum(tensor, tuple(range(2, tensor.ndim)))
-
-
-def maps_last(tensor: Tensor) -> Tensor:
-    """Channels-last maps `[B, H, W, C]`, as Swin makes them."""
-    return _sum(tensor, tuple(range(1, tensor.ndim - 1)))
-
-
-def tokens(tensor: Tensor) -> Tensor:
-    """Tokens `[B, T, D]`."""
-    return _sum(tensor, (1,))
-
-
-def class_token(tensor: Tensor) -> Tensor:
-    """Tokens `[B, T, D]` of which only the first is used by the head."""
-    return flat(tensor[:, 0])
-
-
-def last_token(tensor: Tensor) -> Tensor:
-    """Tokens `[B, T, D]` of which only the last is used by the head, as in GPT-2."""
-    return flat(tensor[:, -1])
-
-
+#: By the layout of a layer's output. Of class and last token, the head uses no other.
 LAYOUTS: Mapping[str, Pool] = {
-    "flat": flat,
-    "maps": maps,
-    "maps_last": maps_last,
-    "tokens": tokens,
-    "class_token": class_token,
-    "last_token": last_token,
+    "flat": _flat,  # [B, N], also [B, N, 1, 1] and the like
+    "maps": lambda x: _sum(x, tuple(range(2, x.ndim))),  # [B, C, H, W], or 1 or 3 dimensions
+    "maps_last": lambda x: _sum(x, tuple(range(1, x.ndim - 1))),  # [B, H, W, C], as in Swin
+    "tokens": lambda x: _sum(x, (1,)),  # [B, T, D]
+    "class_token": lambda x: _flat(x[:, 0]),
+    "last_token": lambda x: _flat(x[:, -1]),  # as in GPT-2
 }
-_DIMS = {
-    "maps": (3, 4, 5),
-    "maps_last": (3, 4, 5),
-    "tokens": (3,),
-    "class_token": (3,),
-    "last_token": (3,),
-}
+#: How many dimensions outputs may have; 3 for the layouts of tokens.
+_DIMS = {"flat": tuple(range(1, 9)), "maps": (3, 4, 5), "maps_last": (3, 4, 5)}
 _BY_DIMS = {2: "flat", 3: "tokens", 4: "maps", 5: "maps"}
 
 
@@ -194,10 +181,11 @@ def pooling_for(
             "[batch, tokens, neurons] or [batch, channels, height, width]. Choose another module, "
             f"or name its layout: LayerConfig(layout=...), one of {sorted(LAYOUTS)}."
         )
-    if chosen in _DIMS and len(shape) not in _DIMS[chosen]:
+    dims = _DIMS.get(chosen, (3,))
+    if len(shape) not in dims:
         raise ProbeError(
-            f"layer '{layer}' has layout '{chosen}', which is for outputs of {_DIMS[chosen]} "
-            f"dimensions, but outputs shape {list(shape)}. Set LayerConfig(layout=...) to one of "
+            f"layer '{layer}' has layout '{chosen}', which is for outputs of {dims} dimensions, "
+            f"but outputs shape {list(shape)}. Set LayerConfig(layout=...) to one of "
             f"{sorted(LAYOUTS)}, or to None to choose by the number of dimensions."
         )
     if mask is not None and mask.shape == shape[:2]:
@@ -211,14 +199,14 @@ def pooling_for(
 def _kept_tokens(mask: Tensor, mean: bool, tensor: Tensor) -> Tensor:
     mask = mask.to(tensor.device)
     # filled, not multiplied: NaN in padding must not count either
-    total = tokens(tensor.masked_fill(~mask.unsqueeze(-1), 0))
+    total = LAYOUTS["tokens"](tensor.masked_fill(~mask.unsqueeze(-1), 0))
     return total / mask.sum(dim=1, keepdim=True).clamp(min=1) if mean else total
 
 
 def _last_kept(mask: Tensor, tensor: Tensor) -> Tensor:
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = (mask * positions).argmax(dim=1).to(tensor.device)
-    return flat(tensor[torch.arange(len(tensor), device=tensor.device), last])
+    return _flat(tensor[torch.arange(len(tensor), device=tensor.device), last])
 
 
 def _averaged(name: str, tensor: Tensor) -> Tensor:

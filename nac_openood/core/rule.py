@@ -1,23 +1,26 @@
 """The interface of a rule: how the readings of a network become a score.
 
 Detector, plugin, search, comparison and files use rules through this interface only, and find them
-by name in `nac_openood.core.rules`.
+by name with `rule_named`.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type
+from importlib import metadata
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type, TypeVar
 
 import torch
 from torch import Tensor
 
+from nac_openood.core import RULES
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
-from nac_openood.core.tensors import stored_values
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.errors import NACError, NotFittedError, first_line
 
 _BROKEN = "broken/"
+_R = TypeVar("_R", bound="Type[Rule]")
 
 
 @dataclass(frozen=True)
@@ -327,3 +330,93 @@ def stored_layers(settings: Mapping[str, Any], kind: Type[Any]) -> dict[str, Any
     if not isinstance(layers, Mapping) or not layers:
         raise NACError(f"'layers' must be settings by layer name, got {layers!r}.")
     return {name: kind.from_dict(found) for name, found in layers.items()}
+
+
+def stored_tensor(
+    tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, ndim: int
+) -> Tensor:
+    """A tensor of a file, if it has the type and number of dimensions that were saved."""
+    if name not in tensors:
+        raise NACError(f"the tensor '{name}' is missing.")
+    found = tensors[name]
+    if found.dtype != dtype or found.ndim != ndim:
+        raise NACError(
+            f"the tensor '{name}' must be {dtype} with {ndim} dimensions, got {found.dtype} of "
+            f"shape {list(found.shape)}."
+        )
+    return found
+
+
+def stored_values(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
+    """Floating-point values of a file, all of them finite."""
+    is_float = name in tensors and tensors[name].is_floating_point()
+    found = stored_tensor(tensors, name, tensors[name].dtype if is_float else torch.float32, ndim)
+    if not bool(found.isfinite().all()):
+        raise NACError(f"the tensor '{name}' has NaN or Inf values.")
+    return found
+
+
+# -- rules by name -------------------------------------------------------------------------
+
+#: Packages offer rules in this group of entry points, each under the rule's name.
+_GROUP = "nac_openood.rules"
+
+
+def register_rule(rule: _R) -> _R:
+    """Make a rule available by its name wherever rules are chosen; also a class decorator.
+
+    Args:
+        rule: a subclass of `nac_openood.core.rule.Rule` with a `name` that no other rule has.
+
+    Examples:
+        >>> nac_openood.register_rule(MyRule)
+        >>> NACDetector(net, "auto", rule="mine").fit(train_loader)
+    """
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        raise NACError(f"expected a subclass of nac_openood.core.rule.Rule, got {rule!r}.")
+    name = getattr(rule, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise NACError(f"{rule.__name__}.name must be an identifier such as 'mine', got {name!r}.")
+    if name in RULES and isinstance(RULES[name][1], str):
+        raise NACError(f"there is a rule '{name}' already: give {rule.__name__} another name.")
+    RULES[name] = rule.title or name, rule
+    return rule
+
+
+def rule_names() -> list[str]:
+    """The names of all rules: those of the table, then those that installed packages offer."""
+    return list(dict.fromkeys([*RULES, *entry_points(_GROUP)]))
+
+
+def rule_named(name: str) -> Type[Rule]:
+    """The class of a rule.
+
+    Raises:
+        NACError: there is no such rule; the message lists those that exist.
+    """
+    if name not in RULES:
+        offered = entry_points(_GROUP)
+        if name not in offered:
+            raise NACError(
+                f"unknown rule {name!r}; expected one of {rule_names()}. Pass a rule of your own "
+                "to `nac_openood.register_rule` first."
+            )
+        try:
+            rule = register_rule(offered[name].load())
+        except Exception as error:  # third-party code may raise anything
+            raise NACError(f"rule '{name}' cannot be loaded: {first_line(error)}") from error
+        if rule.name != name:
+            raise NACError(f"the entry point '{name}' is of a rule with the name '{rule.name}'.")
+    home = RULES[name][1]
+    if isinstance(home, str):
+        module, _, attribute = home.partition(":")
+        home = getattr(importlib.import_module(module), attribute)
+    found: Type[Rule] = home
+    return found
+
+
+def entry_points(group: str) -> dict[str, Any]:
+    """The entry points that installed packages offer in a group, by name."""
+    found: Any = metadata.entry_points()
+    offered = found.select(group=group) if hasattr(found, "select") else found.get(group, ())
+    return {entry.name: entry for entry in offered}

@@ -16,8 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Type, T
 from torch import nn
 
 from nac_openood.core.layer_config import refuse_unknown, whole_number
-from nac_openood.core.rule import Rule
-from nac_openood.core.rules import rule_named
+from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import NACError, ProbeError
 from nac_openood.network.architectures import Layer, describe, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
@@ -80,7 +79,7 @@ class NACConfig:
         sweep: the values to try, by layer and setting.
         search_in: inside OpenOOD, what searches: our `setup` (seconds) or `openood`'s sweep.
         fast: see `NACDetector`.
-        rule: one of `nac_openood.core.rules.RULES`; the postprocessor's `name` in a file.
+        rule: one of `nac_openood.core.RULES`; the postprocessor's `name` in a file.
     """
 
     layers: Mapping[str, Any]

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
-from nac_openood.core.rule import Rule
-from nac_openood.core.rules import rule_named
-from nac_openood.core.tensors import double
+from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
+from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import outcomes
 from nac_openood.detector.batches import (
     AUTHORS_SEED,
@@ -52,7 +50,7 @@ class NACDetector:
             mapping of layer names to `LayerConfig`. A name is an alias of a known architecture
             (`avgpool`, `layer3`, `block11`, ...) or any dotted module path. `"auto"` finds the
             layers of any classifier by running it on the first batch.
-        rule: how readings become a score, one of `nac_openood.core.rules.RULES`.
+        rule: how readings become a score, one of `nac_openood.core.RULES`.
         fast: fold BatchNorm into convolutions and, on CPUs, use the memory layout that suits
             them. The same results up to rounding, clearly faster on CPUs.
         autocast: `torch.bfloat16` or `torch.float16` runs the network under `torch.autocast`, for
@@ -159,7 +157,7 @@ class NACDetector:
         batches = fitting_batches(self.net, loader, n_samples, counts, "NAC fit", progress, seed)
         rule: Optional[Rule] = None
 
-        def update(readings: Probed, batch: Batch) -> None:
+        def update(readings: BatchReadings, batch: Batch) -> None:
             nonlocal rule
             rule = rule or self._new_rule()
             _check_labeled(rule, batch)
@@ -323,7 +321,7 @@ class NACDetector:
     ) -> Iterator[ScoredBatch]:
         rule = self._fitted()
 
-        def score(read: Probed, batch: Batch) -> ScoredBatch:
+        def score(read: BatchReadings, batch: Batch) -> ScoredBatch:
             prediction = read.logits.argmax(dim=1)
             return ScoredBatch(rule.parts(read), prediction, batch.labels(), read.logits.shape[1])
 
@@ -353,7 +351,7 @@ class NACDetector:
             samples = fitting_batches(self.net, loader, n_samples, Counter(), "NAC read", progress)
         network = identity(self.net)
 
-        def readings_of(read: Probed, batch: Batch) -> Readings:
+        def readings_of(read: BatchReadings, batch: Batch) -> Readings:
             return Readings.of_pass(read, batch.labels(), network)
 
         with kept_random_state():

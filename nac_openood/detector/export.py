@@ -8,18 +8,19 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.rule import Rule
-from nac_openood.core.tensors import Portable
 from nac_openood.detector.outcomes import checked_alpha
 from nac_openood.errors import NACError, NotFittedError, first_line
 from nac_openood.network.architectures import Layer
@@ -223,3 +224,72 @@ def _check_onnx(net: nn.Module, x: Tensor) -> None:
             f"the weights have {size / 2**30:.1f} GiB, and one ONNX file holds at most "
             f"{_LARGEST_ONNX / 2**30:.1f} GiB. Export to a .pt2 file."
         )
+
+
+# -- programs for other runtimes ------------------------------------------------------------
+
+#: Operations, by the names that PyTorch gives them, whose Python numbers may be tensors as well.
+_ARITHMETIC = frozenset(
+    f"{prefix}{name}{suffix}"
+    for name in ("add", "sub", "mul", "div", "truediv", "pow", "lt", "le", "gt", "ge", "clamp")
+    for prefix, suffix in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+)
+
+
+class Portable(TorchFunctionMode):
+    """A context in which results stay the same and can be traced for other runtimes, e.g. ONNX.
+
+    ONNX has no `torch.searchsorted`, so it is replaced by simpler operations. Its exporter rounds
+    Python numbers to float32, so they become float64 tensors, which it leaves as they are.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called by PyTorch in place of its functions."""
+        kwargs = kwargs or {}
+        if func is torch.searchsorted:
+            return searchsorted(*args, **kwargs)
+        if func is torch.bucketize:
+            return searchsorted(args[1], args[0], **kwargs)
+        if getattr(func, "__name__", "") in _ARITHMETIC:
+            # with integer tensors, a float64 tensor would change the type of the result
+            values = (*args, *kwargs.values())
+            floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+            dtype = torch.float64 if floats else torch.get_default_dtype()
+            args = tuple(_as_tensor(value, dtype) for value in args)
+            kwargs = {name: _as_tensor(value, dtype) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _as_tensor(value: Any, dtype: torch.dtype) -> Any:
+    return torch.tensor(value, dtype=dtype) if isinstance(value, float) else value
+
+
+def searchsorted(ordered: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
+    """How many of `ordered` are smaller than each value, or with `right` not larger.
+
+    The same as `torch.searchsorted`, except that NaN has none below it. A value is compared with
+    the first number of every block, then with all of one block, which takes memory for `sqrt(n)`
+    numbers per value.
+
+    Args:
+        ordered: in increasing order, `[n]`.
+        values: any shape.
+        right: whether to count equal ones, too.
+
+    Returns:
+        int64 in the shape of `values`.
+    """
+    n = ordered.shape[0]
+    size = math.isqrt(max(0, n - 1)) + 1
+    padding = ordered.new_full((size * size - n,), float("inf"))
+    blocks = torch.cat([ordered, padding]).reshape(size, size)
+    x = values.reshape(-1, 1)
+
+    def count(numbers: Tensor) -> Tensor:
+        return (numbers <= x if right else numbers < x).sum(dim=1)
+
+    block = (count(blocks[:, 0]) - 1).clamp(min=0)
+    found = block * size + count(blocks.index_select(0, block))
+    return found.clamp(max=n).reshape(values.shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 from nac_openood.core.layer_config import whole_number
 from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import Probed
+from nac_openood.core.reading import BatchReadings
 from nac_openood.core.rule import Rule
 from nac_openood.errors import NACError
 
@@ -81,7 +81,7 @@ class Explanation(NamedTuple):
 
 
 def explanations(
-    rule: Rule, readings: Probed, pvalues: Optional[PValues], top: int
+    rule: Rule, readings: BatchReadings, pvalues: Optional[PValues], top: int
 ) -> list[Explanation]:
     """Explain every sample of a pass, naming the `top` least covered neurons per layer."""
     top = whole_number("top", top, 0)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from nac_openood import tensor_files
 from nac_openood.core.layer_config import refuse_unknown
-from nac_openood.core.reading import ByLayer, Probed, Reading, broken_error, not_finite
-from nac_openood.core.rule import Rule
-from nac_openood.core.tensors import stored_tensor
+from nac_openood.core.reading import BatchReadings, ByLayer, Reading, broken_error, not_finite
+from nac_openood.core.rule import Rule, stored_tensor
 from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.config import locate_layers
 from nac_openood.distributed import map_shared
@@ -53,7 +52,7 @@ class Readings(ByLayer):
     network: str = ""
 
     @classmethod
-    def of_pass(cls, read: Probed, label: Tensor, network: str = "") -> Readings:
+    def of_pass(cls, read: BatchReadings, label: Tensor, network: str = "") -> Readings:
         """The readings of a pass, on the device of the network; labels are not moved."""
         return cls(read.by_layer, read.logits.argmax(dim=1), label, read.logits, network)
 
@@ -306,7 +305,7 @@ class Reader:
             if found is not None:
                 self.locations, self._has_layouts = dict(found), True
 
-    def read(self, x: Any) -> Probed:
+    def read(self, x: Any) -> BatchReadings:
         """One pass over the network."""
         self.prepare(x)
         needs = self._needs
@@ -316,7 +315,7 @@ class Reader:
             )
 
     def map(
-        self, step: str, batches: Iterable[Batch], work: Callable[[Probed, Batch], _T]
+        self, step: str, batches: Iterable[Batch], work: Callable[[BatchReadings, Batch], _T]
     ) -> Iterator[_T]:
         """The results of `work` for all batches in order; each process works on its shard.
 

@@ -14,9 +14,7 @@ from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import PValues
-from nac_openood.core.rule import Rule
-from nac_openood.core.rules import rule_named
-from nac_openood.core.tensors import stored_values
+from nac_openood.core.rule import Rule, rule_named, stored_values
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import PathLike, damage
 from nac_openood.network.fingerprint import difference

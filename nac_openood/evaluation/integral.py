@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
-from nac_openood.core.reading import Probed, Reading, broken_error, not_finite
-from nac_openood.core.tensors import stored_tensor, stored_values
+from nac_openood.core.reading import BatchReadings, Reading, broken_error, not_finite
+from nac_openood.core.rule import stored_tensor, stored_values
 from nac_openood.detector.batches import bar, batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.readings import Reader
@@ -142,7 +142,7 @@ def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None)
 
 def labeled_passes(
     reader: Reader, loader: Iterable[Any], title: str, progress: Optional[bool] = None
-) -> Iterator[tuple[str, Probed, Tensor]]:
+) -> Iterator[tuple[str, BatchReadings, Tensor]]:
     """Read labeled batches: the name of the layer, what was read, and labels int64 `[batch]`.
 
     Args:

@@ -25,7 +25,7 @@ from nac_openood.evaluation.ranking import Ranking, rank_correlation
 from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
-from nac_openood.search.space import grid_points
+from nac_openood.search.run import grid_points
 from nac_openood.sources import checkpoints as sources
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.images import Transform

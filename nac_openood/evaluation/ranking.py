@@ -15,9 +15,9 @@ from scipy.stats import spearmanr
 
 from nac_openood import files
 from nac_openood.core.layer_config import IntegralConfig
-from nac_openood.core.tensors import versions
 from nac_openood.errors import NACError
 from nac_openood.records import from_values
+from nac_openood.tensor_files import versions
 
 RANKING_FILE, RANKED_RUNS_FILE = "ranking.json", "results.json"
 AVERAGE = "average"

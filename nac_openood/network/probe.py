@@ -15,7 +15,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.reading import Pool, Probed, Reading, pooling_for
+from nac_openood.core.reading import BatchReadings, Pool, Reading, pooling_for
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.inputs import (
@@ -57,7 +57,7 @@ def read(
     *,
     gradients: Union[bool, Collection[str]] = True,
     mean: bool = False,
-) -> Probed:
+) -> BatchReadings:
     """Run `net` on a batch and read `layers`.
 
     Works on frozen networks, in train mode, under `no_grad`, `inference_mode` and autocast, and
@@ -94,7 +94,7 @@ def read(
     if len(found) == 1:
         return found[0]
     by_layer = joined_inputs([dict(part) for part in found])
-    return Probed(torch.cat([part.logits for part in found]), by_layer)
+    return BatchReadings(torch.cat([part.logits for part in found]), by_layer)
 
 
 class _Tap(torch.autograd.Function):
@@ -142,7 +142,7 @@ class Taps:
         x: Inputs,
         modules: Mapping[str, nn.Module],
         plan: Optional[PassPlan] = None,
-    ) -> Probed:
+    ) -> BatchReadings:
         """One pass over a batch."""
         observers = [(module, partial(self.observe, name)) for name, module in modules.items()]
         planned: Mapping[str, Any] = {}
@@ -164,7 +164,7 @@ class Taps:
             finally:
                 torch.set_autocast_cache_enabled(autocast_cache)
             logits = logits.clone() if logits.is_inference() else logits.detach()
-        return Probed(logits, self.readings(sample_count(x)))
+        return BatchReadings(logits, self.readings(sample_count(x)))
 
     def observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
         """Read the output of layer `name`; see `nac_openood.network.replica.run`."""
@@ -265,11 +265,11 @@ class ReadNetwork(nn.Module):
     def _observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         self._taps.observe(name, module, inputs, output)
 
-    def forward(self, x: Tensor) -> Probed:
+    def forward(self, x: Tensor) -> BatchReadings:
         """Logits and readings of a batch `[batch, ...]`."""
         self._taps = Taps(self._layers, (), mean=self._mean)
         logits = logits_of(self.net(x), x)
-        return Probed(logits, self._taps.readings(x.shape[0]))
+        return BatchReadings(logits, self._taps.readings(x.shape[0]))
 
 
 def _quoted(names: Iterable[str]) -> str:

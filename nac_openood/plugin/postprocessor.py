@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from nac_openood.core.layer_config import refuse_unknown
-from nac_openood.core.rule import Rule
-from nac_openood.core.rules import rule_named
+from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector.batches import loader_like
 from nac_openood.detector.config import SECTIONS, NACConfig, checked_switch, parsed, preset_for
 from nac_openood.detector.detector import NACDetector

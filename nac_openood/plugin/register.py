@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Optional
 
-from nac_openood.core.rules import rule_names
+from nac_openood.core.rule import rule_names
 from nac_openood.detector.config import CONFIG_ROOT
 from nac_openood.errors import NACError
 from nac_openood.plugin.compat import apply_compat, remove_compat

@@ -1,6 +1,6 @@
 """Hyperparameter search without the network: one pass makes readings, the rest is arithmetic.
 
-`space` defines what to try, `tables` scores every candidate, and `run` is the search. `loaders`
+`run` is the search, and `tables` scores every candidate. `loaders`
 makes surrogates for OOD validation data. `recipe` sets up a detector with all of these, and
 `advise` compares it with simpler methods.
 """
@@ -12,12 +12,15 @@ from nac_openood.search.loaders import (
     surrogate_ood,
 )
 from nac_openood.search.run import (
+    PAPER_SPACE,
+    STRATEGIES,
+    Budget,
     Candidate,
     SearchResult,
     default_guard,
+    paper_space,
     search,
 )
-from nac_openood.search.space import PAPER_SPACE, STRATEGIES, Budget, paper_space
 from nac_openood.search.tables import OBJECTIVES
 
 #: The name of a `Candidate` of one layer in the first versions.

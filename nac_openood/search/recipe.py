@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 from torch import nn
 
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.core.rule import Rule
-from nac_openood.core.rules import rule_named
+from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector.batches import as_batch
 from nac_openood.detector.config import (
     NACConfig,
@@ -39,11 +38,16 @@ from nac_openood.errors import NACError
 from nac_openood.files import is_file
 from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.fingerprint import identity
-from nac_openood.search.advise import REAL, SURROGATE, Advice, advise, advise_on_readings
-from nac_openood.search.alternatives import alternative_layers
+from nac_openood.search.advise import (
+    REAL,
+    SURROGATE,
+    Advice,
+    advise,
+    advise_on_readings,
+    alternative_layers,
+)
 from nac_openood.search.loaders import SURROGATES, SurrogateLoader, held_out_of
-from nac_openood.search.run import SearchResult, search
-from nac_openood.search.space import paper_space
+from nac_openood.search.run import SearchResult, paper_space, search
 from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 
 #: How many training samples to hold out for the guard.
@@ -58,21 +62,6 @@ _ROLES = {
 }
 
 
-class Outcome(NamedTuple):
-    """A fitted detector, with the results of the search and of the comparison.
-
-    Args:
-        detector: the detector, calibrated if its rule needs that.
-        found: the result of the search; None without a search.
-        advice: how it compares with simpler methods; None without ID validation data that can be
-            read again.
-    """
-
-    detector: NACDetector
-    found: Optional[SearchResult]
-    advice: Optional[Advice]
-
-
 def set_up(
     net: nn.Module,
     config: NACConfig,
@@ -84,7 +73,7 @@ def set_up(
     n_held_out: int = HELD_OUT,
     seed: int = 0,
     progress: Optional[bool] = None,
-) -> Outcome:
+) -> tuple[NACDetector, Optional[SearchResult], Optional[Advice]]:
     """Fit NAC on a network, after a search if the config asks for one.
 
     Guard and advice are reported, not enforced: the search follows the protocol that OpenOOD has
@@ -100,18 +89,23 @@ def set_up(
         n_held_out: how many other training samples to read for the guard.
         seed: random seed.
         progress: whether to show progress bars; None shows them on a terminal.
+
+    Returns:
+        The detector, calibrated if its rule needs that; the result of the search, None without
+        one; and how the detector compares with simpler methods, None without ID validation data
+        that can be read again.
     """
     reader = NACDetector(net, config.layer_choice, rule=config.rule, fast=config.fast)
     if not is_searched(config):
         reader.fit(train, config.n_samples, progress=progress)
         fitted = _calibrated(reader, id_val, progress)
         if id_val is None or isinstance(id_val, Iterator):  # can be read only once
-            return Outcome(fitted, None, None)
+            return fitted, None, None
         advice = advise(
             fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
             seed=seed, progress=progress,
         )  # fmt: skip
-        return Outcome(fitted, None, advice)
+        return fitted, None, advice
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
@@ -122,7 +116,7 @@ def set_up(
     detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
     detector = _calibrated(detector.fit_readings(readings.fit), id_val, progress)
     assert detector.rule_ is not None
-    return Outcome(detector, found, advise_after_search(detector.rule_, readings))
+    return detector, found, advise_after_search(detector.rule_, readings)
 
 
 def is_searched(config: NACConfig) -> bool:

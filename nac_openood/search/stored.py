@@ -15,13 +15,11 @@ import yaml
 
 from nac_openood import files, tensor_files
 from nac_openood.__about__ import __version__
-from nac_openood.core.tensors import versions
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import is_folder, mode_of
 from nac_openood.records import from_values
-from nac_openood.search.advise import Advice
-from nac_openood.search.alternatives import AlternativeLayers
+from nac_openood.search.advise import Advice, AlternativeLayers
 from nac_openood.search.loaders import SURROGATE_LABEL
 from nac_openood.search.run import SearchResult
 
@@ -193,7 +191,7 @@ def write_report(
         "warning": SURROGATE_LABEL if result.surrogate else None,
         "settings": dict(settings),
         "data": dict(about),
-        "versions": versions(),
+        "versions": tensor_files.versions(),
         "evaluated": result.evaluated,
         "seconds": round(result.seconds, 3),
         "guard": result.guard,

@@ -18,7 +18,7 @@ from nac_openood.benchmark.methods.table import (
     Absent,
     Method,
 )
-from nac_openood.core.rules import rule_named
+from nac_openood.core.rule import rule_named
 from nac_openood.detector.batches import Say
 from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.outcomes import Scores
@@ -37,7 +37,7 @@ class NACScorer:
             automatic layers where nothing is shipped.
         strategy: of the search; "grid" walks the sweep as the authors do.
         layers: which of the settings' layers to use; None takes all.
-        rule: name of a rule; see `nac_openood.core.rules`.
+        rule: name of a rule; see `nac_openood.core.RULES`.
     """
 
     implementation = f"nac_openood {__version__}"

@@ -32,7 +32,7 @@ from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import kept_random_state, private_copy, run
-from nac_openood.search.space import grid_points
+from nac_openood.search.run import grid_points
 from nac_openood.sources.checkpoints import load_checkpoint
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.

@@ -34,7 +34,7 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError, some
 from nac_openood.network.inputs import prepare
 from nac_openood.network.replica import kept_random_state, private_copy
-from nac_openood.search.space import grid_points
+from nac_openood.search.run import grid_points
 
 #: How many numbers a detector may compute at a time.
 _CHUNK = 2**26

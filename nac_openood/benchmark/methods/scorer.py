@@ -109,7 +109,7 @@ def search_grid(
     """Search hyperparameters as OpenOOD does: the first point with the highest AUROC wins.
 
     Args:
-        points: the points of a sweep that can be used, from `search.space.grid_points`.
+        points: the points of a sweep that can be used, from `search.run.grid_points`.
         validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
         sweep_size: number of points of the whole sweep.
         title: name of the method.

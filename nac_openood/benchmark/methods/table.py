@@ -1,14 +1,14 @@
 """The table of methods that can be compared, and the registration of more.
 
 Nothing here imports torch, OpenOOD or pytorch-ood, so the command line can list methods quickly.
-Rules of other packages (`nac_openood.core.rules`) are methods too, without a row in the table.
+Rules of other packages (`nac_openood.core.rule`) are methods too, without a row in the table.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
-from nac_openood.core.rules import RULES, entry_points, rule_names, rule_title
+from nac_openood.core import RULES
 from nac_openood.errors import NACError, first_line
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to i
             of them share one pass over the network), or "network".
         uses_train: whether it uses training data.
         slow: whether the quick demo leaves it out.
-        rule: name of a rule in `nac_openood.core.rules`, if this package implements the method.
+        rule: name of a rule in `nac_openood.core.RULES`, if this package implements the method.
         openood: whether OpenOOD implements it, under the same name.
         pytorch_ood: whether pytorch-ood implements it. Its adapter is the function `fit_NAME` in
             `pytorch_ood.py` or, if it needs the network, in `pytorch_ood_network.py`.
@@ -116,7 +116,7 @@ def _of_rule(name: str, title: str) -> Method:
 #: that were passed to `register_method`.
 METHODS: dict[str, Method] = {
     **{method.name: method for method in _BASELINES},
-    **{name: _of_rule(name, row.title) for name, row in RULES.items()},
+    **{name: _of_rule(name, title) for name, (title, _) in RULES.items()},
 }
 _BUILT_IN = frozenset(METHODS)
 
@@ -181,6 +181,8 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
     rows = [_method_named(entry) if isinstance(entry, str) else entry for entry in entries]
     unknown = [entry for entry, row in zip(entries, rows) if row is None]
     if unknown:
+        from nac_openood.core.rule import entry_points, rule_names
+
         expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *entry_points(_GROUP)]))
         raise NACError(f"unknown methods {unknown}; expected some of {expected}.")
     found = {row.name: row for row in rows if row is not None}
@@ -192,8 +194,10 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
 def _method_named(name: str) -> Optional[Method]:
     if name.lower() in METHODS:
         return METHODS[name.lower()]
+    from nac_openood.core.rule import entry_points, rule_named, rule_names  # imports torch
+
     if name in rule_names():
-        return _of_rule(name, rule_title(name))
+        return _of_rule(name, rule_named(name).title or name)
     offered = entry_points(_GROUP)
     if name not in offered:
         return None

@@ -16,7 +16,7 @@ from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run.cost import Meter, Timing
 from nac_openood.benchmark.run.store import method_folder
-from nac_openood.core.tensors import stored_tensor, versions
+from nac_openood.core.rule import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
 from nac_openood.distributed import from_main, map_shared
 from nac_openood.errors import FileError, NACError
@@ -25,7 +25,7 @@ from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.inputs import device_of
 from nac_openood.network.probe import classify
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.tensor_files import TensorWriter
+from nac_openood.tensor_files import TensorWriter, versions
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.compare import Study

@@ -27,11 +27,11 @@ from nac_openood.benchmark.run.results import (
     SetInfo,
     metrics_by_set,
 )
-from nac_openood.core.tensors import versions
 from nac_openood.errors import NACError, error_text
 from nac_openood.files import entries, is_file, is_folder, make_folder, replacing
 from nac_openood.search.loaders import SURROGATE_LABEL
 from nac_openood.sources.images import small_png
+from nac_openood.tensor_files import versions
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.compare import Study
