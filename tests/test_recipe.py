@@ -101,7 +101,7 @@ def test_automatic_layers_are_searched_over_the_papers_space(small_net):
     detector, found, _ = set_up(small_net, NACConfig({}, 40, search=True), train, inside, outside)
     assert found is not None and found.strategy == "layerwise"
     assert set(found.layers) == set(detector.layers)
-    assert any(used != LayerConfig() for used in found.detector.layers.values())
+    assert any(used != LayerConfig() for used in detector.layers.values())
     assert set_up(small_net, NACConfig({}, 40), train, inside, outside)[1] is None
 
 
