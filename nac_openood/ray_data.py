@@ -144,14 +144,14 @@ class _Fit:
     """An actor that fits a detector on each block."""
 
     def __init__(self, load: Load, rows: _Rows) -> None:
-        self._deployed, self._rows = load(), rows
+        self._pipeline, self._rows = load(), rows
 
     def __call__(self, block: _Columns) -> dict[str, list[Any]]:
-        detector, label = self._deployed.detector, self._rows.name
+        detector, label = self._pipeline.detector, self._rows.name
         detector.rule_ = detector.fit_summary_ = None
         for part in self._rows.parts(block):
-            inputs = [_input(value, self._deployed) for value in part[self._rows.column]]
-            x = stacked(inputs, "this block")
+            inputs = [_input(value, self._pipeline) for value in part[self._rows.column]]
+            x = stacked(inputs)
             detector.partial_fit(x if label is None else (x, part[label].copy()))
         if detector.rule_ is None:  # an empty block
             return {"detector": []}
@@ -172,7 +172,7 @@ class _Score:
     """An actor that scores blocks."""
 
     def __init__(self, load: Load, rows: _Rows, alpha: float, unreadable: str) -> None:
-        self._deployed, self._rows = load(), rows
+        self._pipeline, self._rows = load(), rows
         self._alpha, self._unreadable = alpha, unreadable
 
     def __call__(self, block: _Columns) -> pa.Table:
@@ -183,7 +183,7 @@ class _Score:
         names, inputs = [], []
         for name, value in zip(part[str(self._rows.name)].tolist(), part[self._rows.column]):
             try:
-                inputs.append(_input(value, self._deployed))
+                inputs.append(_input(value, self._pipeline))
                 names.append(str(name))
             except ImageError as error:
                 if self._unreadable == "raise":
@@ -192,8 +192,8 @@ class _Score:
                     ) from error
                 yield {"path": str(name)}
         if inputs:
-            x = stacked(inputs, names[0])
-            for row in judge_batch(self._deployed, x, names, alpha=self._alpha):
+            x = stacked(inputs)
+            for row in judge_batch(self._pipeline, x, names, alpha=self._alpha):
                 yield row.fields()
 
 

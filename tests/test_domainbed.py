@@ -29,10 +29,10 @@ class Featurizer(nn.Module):
 class Algorithm(nn.Module):
     """ERM of DomainBed: the same parts under two names."""
 
-    def __init__(self, network, head, width, classifier=None):
+    def __init__(self, network, head, width):
         super().__init__()
         self.featurizer = Featurizer(network, head)
-        self.classifier = classifier or nn.Linear(width, 7)
+        self.classifier = nn.Linear(width, 7)
         self.network = nn.Sequential(self.featurizer, self.classifier)
 
 
@@ -90,15 +90,11 @@ def test_what_does_not_fit_is_told(resnet, tmp_path):
     save(tmp_path / "a.pkl", resnet)
     with pytest.raises(NACError, match="does not fit ResNet: .*check `arch`"):
         load_checkpoint(build("resnet50", 7), tmp_path / "a.pkl")
-    with pytest.raises(NACError, match=r"fc.weight \[7, 512\] instead of \[5, 512\]"):
+    with pytest.raises(NACError, match=r"size mismatch for fc.weight: .*\[7, 512\].*\[5, 512\]"):
         load_checkpoint(build("resnet18", 5), tmp_path / "a.pkl")
     save(tmp_path / "c.pkl", resnet, hparams=Config(lr=1))
     with pytest.raises(NACError, match="could run code. Save .*its 'model_dict'"):
         load_checkpoint(build("resnet18", 7), tmp_path / "c.pkl")
-    deep = nn.Sequential(nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 7))
-    save(tmp_path / "b.pkl", Algorithm(torchvision.models.resnet18(), "fc", 512, deep))
-    with pytest.raises(NACError, match="nonlinear classifier"):
-        load_checkpoint(build("resnet18", 7), tmp_path / "b.pkl")
 
 
 def test_checkpoints_of_a_run(tmp_path):

@@ -104,7 +104,7 @@ def test_a_damaged_image_is_named(root):
 def test_a_root_without_domains_is_refused(tmp_path):
     with pytest.raises(NACError, match="has no subfolders: expected one per domain"):
         domain_folders(tmp_path)
-    with pytest.raises(NACError, match="there is no folder"):
+    with pytest.raises(NACError, match="cannot read the folder .*PACS"):
         domain_folders(tmp_path / "PACS")
 
 
@@ -126,5 +126,5 @@ def test_the_seed_of_a_split_is_the_hash_of_trial_and_domain():
 
 @pytest.mark.parametrize("n", [4, 0])
 def test_a_split_without_samples_is_refused(n):
-    with pytest.raises(NACError, match=f"20 % of {n} samples: .* at least 5 samples. Add some"):
+    with pytest.raises(NACError, match=f"20 % of {n} samples: add some"):
         split_indices(n, 0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import struct
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,11 @@ from PIL import Image
 from torch import nn
 
 from nac_openood import NACError
-from nac_openood.sources import images as images_module
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.fitted import expand
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import listed_images, unlabelled_samples
-from nac_openood.sources.samples import problem
+from nac_openood.sources.samples import problems
 from nac_openood.sources.sets import BENCHMARKS, benchmark_named
 from nac_openood.sources.transforms import chosen_transform
 
@@ -59,55 +56,41 @@ def test_bad_lists(tmp_path, content, message):
 
 def test_a_subfolder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "locked").mkdir()
-    scan = os.scandir
+    listed = Path.iterdir
 
     def refuse(path):  # root may read everything, so permissions are no test
-        if str(path).endswith("locked"):
+        if path.name == "locked":
             raise PermissionError(13, "Permission denied", str(path))
-        return scan(path)
+        return listed(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(NACError, match=r"the folder .*locked cannot be read \(Permission denied\)"):
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(NACError, match="cannot read the folder .*locked: Permission denied"):
         unlabelled_samples(tmp_path, TRANSFORM)
 
 
 def test_sixteen_bits_are_refused_and_not_cut_off(tmp_path):
     Image.new("I;16", (8, 8), 3000).save(tmp_path / "deep.png")
-    assert "more than 8 bits" in problem(tmp_path / "deep.png")
+    assert "more than 8 bits" in problems([tmp_path / "deep.png"])[0]
 
 
-def test_no_program_is_started_for_a_file(tmp_path, monkeypatch):
-    Image.new("RGB", (8, 8)).save(tmp_path / "photo.eps")
+@pytest.mark.parametrize("format", ["EPS", "PSD"])
+def test_formats_that_pillow_reads_unsafely(tmp_path, monkeypatch, format):
+    path = tmp_path / "photo.png"
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("started"))
-    path = (tmp_path / "photo.eps").rename(tmp_path / "photo.png")
-    assert "cannot identify image file" in problem(path)
-
-
-@pytest.mark.parametrize(("pillow", "opened"), [("12.1.0", False), ("12.1.1", True)])
-def test_a_format_that_an_old_pillow_reads_unsafely(tmp_path, monkeypatch, pillow, opened):
-    head = struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 8, 8, 8, 3)  # version, channels, size, RGB
-    (tmp_path / "photo.png").write_bytes(head + bytes(4 + 4 + 4 + 2 + 3 * 8 * 8))
-    monkeypatch.setattr("PIL.__version__", pillow)
-    uncached = images_module._safe_formats.__wrapped__
-    monkeypatch.setattr(images_module, "_safe_formats", uncached)
-    images = unlabelled_samples(tmp_path, TRANSFORM)
-    with nullcontext() if opened else pytest.raises(NACError, match="cannot identify image file"):
-        assert images.picture(0).size == (8, 8)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_no_image(tmp_path):
-    pipe = tmp_path / "pipe.png"
-    os.mkfifo(pipe)
-    with pipe.open("r+b", buffering=0) as file:  # or reading it would wait for ever
-        file.write(b"x" * 4096)
-        assert problem(pipe) == "not a regular file"
+    if format == "EPS":
+        Image.new("RGB", (8, 8)).save(path, "EPS")
+    else:  # version, channels, size, RGB
+        head = struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 8, 8, 8, 3)
+        path.write_bytes(head + bytes(4 + 4 + 4 + 2 + 3 * 8 * 8))
+    with Image.open(path) as image:
+        assert image.format == format
+    assert problems([path]) == ["not an image"]
 
 
 def test_a_file_that_cannot_be_looked_up_is_reported_when_it_is_its_turn():
     name = "n" * 300
     assert expand([name]) == [name]
-    assert "File name too long" in problem(Path(name))
+    assert "File name too long" in problems([Path(name)])[0]
 
 
 # ---- transforms
@@ -170,21 +153,14 @@ def test_checkpoints_in_many_wrappings(tmp_path, wrap):
     assert not other.training
 
 
-WEIGHTS = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}
-
-
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"weight": WEIGHTS["weight"], "b": torch.zeros(1)}, "missing: bias; unexpected: b. Exp"),
+        ({"weight": torch.zeros(3, 2), "b": torch.zeros(1)}, 'Missing key.*"bias". Unex.*"b". Exp'),
         ({"epoch": 3, "optimizer": {}}, "expected a state dict of tensors"),
         (nn.Linear(1, 1), "holds more than tensors.*could run code"),
         (b"", r"x\.ckpt is damaged or not a checkpoint \(it is empty; get the file"),
         (b"<html>", r"not a checkpoint \(it begins with '<html>'; get the"),
-        ({**WEIGHTS, "weight": torch.zeros(3, 2, device="meta")}, "without values, or sparse: wei"),
-        ({**WEIGHTS, "weight": torch.zeros(3, 2).to_sparse()}, "without values, or sparse: weight"),
-        ({**WEIGHTS, "module.weight": WEIGHTS["weight"]}, "with and without a prefix: module.weig"),
     ],
 )
 def test_checkpoints_that_do_not_fit(tmp_path, content, told):

@@ -64,7 +64,7 @@ def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_pa
     ("code", "told"),
     [
         ("def f(): return 1 / 0", r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision"),
-        ("import no_such_package", r"a.py failed in .*a.py, line 1: ModuleNotFoundError"),
+        ("import no_such_package", r"a.py:f failed in .*a.py, line 1: ModuleNotFoundError"),
         ("def f(:", "failed.*SyntaxError"),
         ("raise SystemExit(3)", "failed.*SystemExit: 3"),
         ("def g(): pass\nh = 3", r"has no 'f'. It has g\."),
@@ -85,8 +85,11 @@ def test_errors_of_the_users_code(tmp_path, code, told):
 @pytest.mark.parametrize(
     ("arch", "told"),
     [
-        ("nowhere.py:f", "there is no file nowhere.py"),
-        ("no_such.module:f", "there is no module 'no_such.module'. Install it, run the"),
+        ("nowhere.py:f", "there is no file .*nowhere.py"),
+        (
+            "no_such.module:f",
+            "your code no_such.module:f failed: ModuleNotFoundError: No module named",
+        ),
         ("resnet0", r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"),
         ("net.py", r"unknown architecture 'net.py'.*path/to/file\.py:factory"),
         ("resnet18", r"torchvision publishes the weights .* of resnet18"),
@@ -187,7 +190,7 @@ def test_timm_with_a_checkpoint_and_its_transform(tmp_path):
     torch.manual_seed(0)
     net = timm.create_model("test_resnet", num_classes=3).eval()
     torch.save(net.state_dict(), tmp_path / "net.pt")
-    x = kind_of("timm:test_resnet").transform("timm:test_resnet", None)(Image.new("RGB", (99, 80)))
+    x = kind_of("timm:test_resnet").transform()(Image.new("RGB", (99, 80)))
     loaded = network_of("timm:test_resnet", 3, str(tmp_path / "net.pt"))
     assert x.shape == net.default_cfg["input_size"]
     assert torch.equal(loaded(x[None]), net(x[None]))
@@ -208,8 +211,8 @@ def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
     ).save_pretrained(tmp_path / "vit")
     arch = f"hf:{tmp_path / 'vit'}"
     kind, net = kind_of(arch), network_of(arch, 4)
-    assert kind.classes(arch, None) == ("cat", "bird", "ant", "cow")
-    x = kind.transform(arch, None)(Image.new("RGB", (64, 64), (255, 0, 51)))
+    assert kind.classes() == ("cat", "bird", "ant", "cow")
+    x = kind.transform()(Image.new("RGB", (64, 64), (255, 0, 51)))
     expected = [(1 - 0.4) / 0.2, -0.5 / 0.2, (0.2 - 0.6) / 0.2]
     torch.testing.assert_close(x.mean((1, 2)), torch.tensor(expected), atol=1e-4, rtol=0)
     assert net(x[None]).logits.shape == (1, 4)

@@ -195,7 +195,7 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
         (["--readings", "{kept}", "--guard", "x"], "--guard: expected a number"),
         (["--readings", "{kept}", "--guard", "0.7"], "between 0 and 0.5"),
         (["--readings", "{data}"], "holds no complete set of readings"),
-        (["--arch", "resnet18"], "does not fit ResNet: missing: "),
+        (["--arch", "resnet18"], "does not fit ResNet: Missing key(s) in state_dict: "),
         (["--ood-val", "nowhere"], "val_nowhere.txt"),
         (["--layers", "layer9"], "has no layer 'layer9'"),
         (["--n-samples", "5"], "n_samples=5 is less than one sample for each of the 10 classes"),

@@ -1,7 +1,5 @@
 """Image folders of one's own, image sets by role, and which checkpoints are meant."""
 
-import os
-
 import pytest
 from openood_tiny import write_benchmark
 from PIL import Image
@@ -63,7 +61,6 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (photos / "deep" / "around").symlink_to(photos)
     (folder / "gone.png").symlink_to("nowhere")
     (folder / "itself.png").symlink_to("itself.png")
-    os.mkfifo(folder / "pipe.png")
     images = read(folder)
     assert images.names == ["gone.png", "itself.png", *(f"linked/{name}" for name in NAMES)]
     found = bad_images(images, progress=False)
@@ -128,8 +125,8 @@ def test_sets_of_ones_own(data, photos):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        *(({"far": [entry]}, "expected NAME or NAME=FOLDER for an OOD set")
-          for entry in ("=folder", "name=", "a/b=folder", ".hidden=folder", "")),
+        *(({"far": [entry]}, "the name of a dataset must not be empty, contain a slash or begin")
+          for entry in ("=folder", "a/b=folder", ".hidden=folder")),
         *(({"near": names}, "a different name for each OOD set")
           for names in (["tin", "tin"], ["mnist"])),
         *(({"near": [name]}, "and none of test, train") for name in ("test", "train", "farood")),
@@ -177,5 +174,3 @@ def test_checkpoints_that_are_not_there(tmp_path):
     touch(tmp_path / "last.ckpt")
     with pytest.raises(NACError, match=r"neither s\*/best.ckpt nor best.ckpt.*files: last.ckpt"):
         find_checkpoints([tmp_path])
-    with pytest.raises(NACError, match="expected at least one checkpoint, got none"):
-        find_checkpoints([])

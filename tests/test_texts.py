@@ -83,7 +83,7 @@ def arch(place):
 
 @pytest.fixture(scope="module")
 def encode(arch):
-    return kind_of(arch).transform(arch, None)
+    return kind_of(arch).transform()
 
 
 def test_fit_and_score(place, monkeypatch, capsys):
@@ -117,7 +117,7 @@ def test_held_out_texts_have_an_identity_without_being_read(place, encode, monke
 
 
 def test_labels_follow_the_network(place, arch, encode):
-    classes = kind_of(arch).classes(arch, None)
+    classes = kind_of(arch).classes()
     found = labelled_samples(place / "val.csv", encode, classes)
     assert found.classes == ("sport", "money", "health") and found.labels[:3].tolist() == [0, 1, 2]
     sample = found[0]
@@ -150,12 +150,12 @@ def test_padding_at_the_end_of_all_texts_is_cut():
 def test_scores_do_not_depend_on_padding(place, arch, encode):
     kind = kind_of(arch)
     train, val, test = (
-        labelled_samples(place / f"{name}.csv", encode, kind.classes(arch, None))
+        labelled_samples(place / f"{name}.csv", encode, kind.classes())
         for name in ("train", "val", "test")
     )
     short = [i for i, text in enumerate(test.items) if len(text.split()) <= 8]
     assert len(short) > 30
-    detector = NACDetector(kind.build(arch, 3), "auto", rule="nac_plus")
+    detector = NACDetector(kind.build(3), "auto", rule="nac_plus")
     detector.fit(DataLoader(train, 60)).calibrate(DataLoader(val, 60))
     full = next(iter(DataLoader(Subset(test, short), len(short))))
     samples = Samples("test", Subset(test, short), batch_size=len(short))

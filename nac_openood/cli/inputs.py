@@ -227,7 +227,7 @@ def data_of(
         args.train,
         **roles,
         transform=None if made is None else made.transform,
-        classes=kind_of(args.arch).classes(args.arch, paths[0]),
+        classes=kind_of(args.arch).classes(paths[0]),
         seed=args.seed,
         needs_test=needs_test,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import pickle
 import re
+import textwrap
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nac_openood.errors import NACError, some
-from nac_openood.files import check_encoding, entries, is_file, is_folder
+from nac_openood.errors import NACError
+from nac_openood.files import entries, is_file, is_folder
 from nac_openood.network.replica import unwrap
 
 _BEST = "best.ckpt"
@@ -50,9 +51,20 @@ def find_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
 
     A folder stands for the `best.ckpt` of its runs `s0`, `s1`, ... or for its own `best.ckpt`.
     """
-    found = [path for entry in paths for path in _best_in(str(entry))]
-    if not found:
-        raise NACError("expected at least one checkpoint, got none.")
+    found: list[str] = []
+    for path in map(str, paths):
+        if path.startswith(PUBLISHED) or is_file(path):
+            found.append(path)
+            continue
+        if not is_folder(path):
+            raise NACError(f"there is no checkpoint {path}.")
+        runs = sorted(Path(path).glob(f"s*/{_BEST}"), key=lambda p: (len(str(p)), p))
+        best = runs or list(Path(path).glob(_BEST))
+        if not best:
+            others = ", ".join(sorted(p.name for p in Path(path).glob("*.ckpt")))
+            hint = f" Name one of its files: {others}." if others else ""
+            raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{hint}")
+        found += map(str, best)
     return _named(found)
 
 
@@ -73,6 +85,18 @@ def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
             )
         found += map(str, filter(is_file, inside))
     return by_step(_named(found))
+
+
+def _named(paths: Sequence[str]) -> list[Checkpoint]:
+    """Name checkpoints for folders of results: `s0` for `.../s0/best.ckpt`, else by their files."""
+    names = []
+    for path in paths:
+        folder, stem = Path(path).resolve().parent.name, Path(path).stem
+        name = folder if f"{stem}.ckpt" == _BEST and folder else stem
+        if path.startswith(PUBLISHED):
+            name = path[len(PUBLISHED) :].lower()
+        names.append(re.sub(r"[^\w.-]", "_", name).lstrip(".") or "run")
+    return [Checkpoint(name, path) for name, path in zip(distinct(names), paths)]
 
 
 def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -126,35 +150,6 @@ def training_step(checkpoint: Checkpoint) -> Optional[int]:
     return None if number is None else int(number[1])
 
 
-def _best_in(entry: str) -> list[str]:
-    path = Path(entry)
-    if entry.startswith(PUBLISHED) or is_file(path):
-        return [entry]
-    if not is_folder(path):
-        raise NACError(f"there is no checkpoint {path}.")
-    runs = sorted(path.glob(f"s*/{_BEST}"), key=lambda p: (len(p.parent.name), p.parent.name))
-    best = runs or [p for p in [path / _BEST] if is_file(p)]
-    if not best:
-        others = sorted(p.name for p in path.glob("*.ckpt"))
-        hint = f" Name one of its files: {', '.join(others)}." if others else ""
-        raise NACError(f"{path} holds neither s*/{_BEST} nor {_BEST}.{hint}")
-    return [str(p) for p in best]
-
-
-def _named(paths: Sequence[str]) -> list[Checkpoint]:
-    names = distinct([_name(path) for path in paths])
-    return [Checkpoint(name, path) for name, path in zip(names, paths)]
-
-
-def _name(path: str) -> str:
-    """A name for a folder of results: `s0` for `.../s0/best.ckpt`, otherwise the file's name."""
-    if path.startswith(PUBLISHED):
-        return path[len(PUBLISHED) :].lower()
-    folder, stem = Path(path).resolve().parent.name, Path(path).stem
-    name = folder if stem == Path(_BEST).stem and folder else stem
-    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "run"
-
-
 def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     """Load a checkpoint into `net`, in evaluation mode; code in the file is not run.
 
@@ -165,44 +160,29 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     Raises:
         NACError: the file is missing or damaged, or does not fit; the message names the keys.
     """
-    saved, wanted = _read_state(Path(path)), net.state_dict()
-    bare = {_without_prefixes(key): value for key, value in saved.items()}
-    state = _from_domainbed(bare, wanted)
-    problems = {
-        "missing": [key for key in wanted if key not in state],
-        "unexpected": [key for key in state if key not in wanted],
-        "of another shape": [
-            f"{key} {list(state[key].shape)} instead of {list(value.shape)}"
-            for key, value in wanted.items()
-            if key in state and state[key].shape != value.shape
-        ],
-        "without values, or sparse": [
-            key for key, value in state.items() if value.is_meta or value.layout != torch.strided
-        ],
-        "both with and without a prefix": [
-            key for key in saved if key not in bare and _without_prefixes(key) in saved
-        ],
-    }
-    found = [f"{what}: {some(keys, 4)}" for what, keys in problems.items() if keys]
-    if found:
+    state = {_without_prefixes(key): value for key, value in _read_state(Path(path)).items()}
+    try:
+        net.load_state_dict(_from_domainbed(state, net.state_dict()))
+    except RuntimeError as error:
+        reason = textwrap.shorten(str(error).partition(":")[2], 400, placeholder=" ...")
         raise NACError(
-            f"{path} does not fit {type(net).__name__}: {'; '.join(found)}. Expected weights of "
-            "this architecture with this number of classes: check `arch` and the data."
-        )
-    net.load_state_dict(state)
+            f"{path} does not fit {type(net).__name__}: {reason} Expected weights of this "
+            "architecture with this number of classes: check `arch` and the data."
+        ) from error
     return net.eval()
 
 
-def check_archive(path: Union[str, Path]) -> None:
+def check_archive(path: Union[str, Path]) -> list[str]:
     """Compare every part of a PyTorch archive with its checksum, which PyTorch does not do.
 
-    Files of other formats have no checksums and are not checked.
+    Returns:
+        The names of the parts; empty for files of other formats, which have no checksums.
     """
     if not zipfile.is_zipfile(path):
-        return
+        return []
     try:
         with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
+            bad, names = archive.testzip(), archive.namelist()
     except Exception as error:  # zipfile raises many kinds of errors for a broken archive
         raise NACError(f"{path} is damaged ({error}).") from error
     if bad is not None:
@@ -210,40 +190,15 @@ def check_archive(path: Union[str, Path]) -> None:
             f"{path} is damaged: '{bad}' does not match its checksum. Copy or save it again, with "
             "checksums (PyTorch's default)."
         )
+    return names
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
     if not is_file(path):
         raise NACError(f"there is no checkpoint {path}.")
-    content = _read_file(path)
-    for key in _ENTRIES:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-            break
-    if isinstance(content, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
-    ):
-        return content
-    found = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
-    raise NACError(
-        f"{path}: expected a state dict of tensors, or {{'state_dict': ...}}; got {found}."
-    )
-
-
-def _read_file(path: Path) -> Any:
     check_archive(path)
-    if path.suffix == ".safetensors":
-        check_encoding(path)
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with path.open("rb") as file:
-            start = file.read(30)
-        if not start.startswith(_STARTS):
-            found = f"it begins with {str(start)[1:]}" if start else "it is empty"
-            raise NACError(f"{found}; get the file itself, not a web page or a Git LFS pointer")
-        with _domainbed_content():
-            return torch.load(path, map_location="cpu", weights_only=True)
+        content = _read_file(path)
     except pickle.UnpicklingError as error:  # its own message advises to run the code
         raise NACError(
             f"{path} holds more than tensors and is not loaded, because it could run code. Save "
@@ -251,6 +206,26 @@ def _read_file(path: Path) -> Any:
         ) from error
     except Exception as error:  # torch may raise anything on a broken file
         raise NACError(f"{path} is damaged or not a checkpoint ({error}).") from error
+    inside = content if isinstance(content, Mapping) else {}
+    state = next((inside[k] for k in _ENTRIES if isinstance(inside.get(k), Mapping)), inside)
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        found = sorted(map(str, inside)) or type(content).__name__
+        raise NACError(
+            f"{path}: expected a state dict of tensors, or {{'state_dict': ...}}; got {found}."
+        )
+    return state
+
+
+def _read_file(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    with path.open("rb") as file:
+        start = file.read(30)
+    if not start.startswith(_STARTS):
+        found = f"it begins with {str(start)[1:]}" if start else "it is empty"
+        raise NACError(f"{found}; get the file itself, not a web page or a Git LFS pointer")
+    with _domainbed_content():
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _without_prefixes(key: str) -> str:
@@ -277,11 +252,6 @@ def _from_domainbed(state: dict[str, Tensor], wanted: Collection[str]) -> dict[s
         return state
     inner = _under("network.", features)
     features = inner if len(inner) == len(features) else features
-    if set(classifier) != {"weight", "bias"}:
-        raise NACError(
-            f"this DomainBed checkpoint has a nonlinear classifier ({', '.join(classifier)}), "
-            "expected a linear one. Build the network yourself and pass it instead."
-        )
     heads = {key.rpartition(".")[0] for key in wanted if key not in features}
     head = heads.pop() if len(heads) == 1 else "classifier"
     return {**features, **{f"{head}.{key}": value for key, value in classifier.items()}}

@@ -10,12 +10,12 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import sys
 import sysconfig
 import traceback
 from contextlib import contextmanager
-from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping
@@ -45,9 +45,14 @@ def load_code(text: str, what: str) -> Any:
         NACError: there is no such code, or it fails; its own error is the `__cause__`.
     """
     home, _, name = text.rpartition(":")
-    module = _run_file(Path(home), what) if home.endswith(".py") else _import_module(home, what)
+    with user_code(text, what):
+        if home.endswith(".py"):
+            module = _run_file(Path(home).resolve())
+        else:
+            _add_to_search_path(Path.cwd())
+            module = importlib.import_module(home)
     try:
-        return reduce(getattr, name.split("."), module)
+        return operator.attrgetter(name)(module)
     except AttributeError:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise NACError(
@@ -70,21 +75,26 @@ def call_code(
     Raises:
         NACError: it requires other arguments, or it fails; its own error is the `__cause__`.
     """
-    with user_code(text, what):
-        signature = inspect.signature(function)
+    signature = inspect.signature(function)
     named = {name: value for name, value in offered.items() if name in signature.parameters}
     for positional in ((), tuple(offered.values())[:1]):
-        try:
-            signature.bind(*positional, **named)
-        except TypeError:
-            continue
-        with user_code(text, what):
-            return function(*positional, **named)
+        if accepts(function, *positional, **named):
+            with user_code(text, what):
+                return function(*positional, **named)
     allowed = f"`{next(iter(offered))}` or nothing" if offered else "nothing"
     raise NACError(
         f"{what}: {text} must take {allowed}, but its parameters are {signature}. Write a function "
         "that fills these in."
     )
+
+
+def accepts(function: Callable[..., Any], *args: Any, **named: Any) -> bool:
+    """Whether a function can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **named)
+    except (TypeError, ValueError):  # ValueError: no signature, as for some functions in C
+        return False
+    return True
 
 
 @contextmanager
@@ -109,41 +119,24 @@ def _is_user_file(filename: str) -> bool:
     return not filename.startswith("<") and not set(libraries) & set(Path(filename).parents)
 
 
-def _run_file(path: Path, what: str) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     """Run a file once, as a module of its own that can import its neighbors."""
-    if not is_file(path):
-        raise NACError(f"{what}: there is no file {path}.")
-    path = path.resolve()
     name = f"nac_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
+    if not is_file(path):
+        raise NACError(f"there is no file {path}.")
     _add_to_search_path(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the file ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle need it
     try:
-        with user_code(str(path), what):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-def _import_module(name: str, what: str) -> ModuleType:
-    _add_to_search_path(Path.cwd())
-    try:
-        with user_code(name, what):
-            return importlib.import_module(name)
-    except NACError as error:
-        cause = error.__cause__
-        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
-            raise NACError(
-                f"{what}: there is no module '{name}'. Install it, run the command in the folder "
-                "that holds it, or name a file: path/to/file.py:name."
-            ) from cause
-        raise
 
 
 def _add_to_search_path(folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
@@ -109,22 +108,19 @@ def load_fitted(
                 f"{path} belongs to the network {arch}, and code or files that a file names are "
                 f"never loaded by themselves. Pass it yourself: `arch={arch}`."
             )
-    if transform is not None:
-        chosen = chosen_transform(transform, arch, weights)
-    elif "transform" in notes:
+    if transform is None and "transform" not in notes:
+        raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
+    if transform is None:
         chosen = restored_transform(notes["transform"], arch, weights)
     else:
-        raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
+        chosen = chosen_transform(transform, arch, weights)
     if notes.get("transform_identity", chosen.identity) != chosen.identity:
         raise NACError(
             f"{path} was fitted with another transform than this one ({chosen}), and its scores "
             f"would be wrong. It was: {notes.get('transform', '')!r}. Leave out `transform`, or "
             "fit again."
         )
-    n_classes = notes.get("n_classes", "0")
-    if re.fullmatch("[0-9]{1,9}", n_classes) is None:
-        raise NACError(f"{path} is damaged: it notes {n_classes!r} classes. Fit again.")
-    net = prepare(network_of(arch, int(n_classes), weights))
+    net = prepare(network_of(arch, int(notes.get("n_classes", "0")), weights))
     return Pipeline(NACDetector.load(path, net), chosen.transform)
 
 
@@ -231,66 +227,51 @@ def judge_images(
     read = partial(_read, pipeline.transform)
     loader: Any = DataLoader(paths, batch_sampler=plan, num_workers=workers, collate_fn=read)  # type: ignore[arg-type]
 
-    def own_batches() -> Iterator[list[_File]]:
-        for number, files in zip(numbers, loader):
+    def own_batches() -> Iterator[Any]:
+        for number, (files, inputs) in zip(numbers, loader):
             if world().owns(number):
-                yield files
-            elif any(not file.problem for file in files):
+                yield files, inputs
+            elif inputs:
                 # the first batch decides how the network is run, in every process
-                pipeline.detector.prepare(_batch(files))
+                pipeline.detector.prepare(stacked(inputs))
 
-    def judge(files: list[_File]) -> list[Prediction]:
+    def judge(batch: Any) -> list[Prediction]:
+        files, inputs = batch
         names = [file.path for file in files if not file.problem]
-        good = iter(judge_batch(pipeline, _batch(files), names, alpha=alpha) if names else ())
-        return [Prediction(f.path, problem=f.problem) if f.problem else next(good) for f in files]
+        good = iter(judge_batch(pipeline, stacked(inputs), names, alpha=alpha) if names else ())
+        return [file if file.problem else next(good) for file in files]
 
     for predictions in map_shared("score", own_batches(), judge):
         yield from predictions
 
 
-def stacked(tensors: Sequence[Any], first: str) -> Any:
-    """Stack images `[channels, height, width]` of one size into a batch; texts by name.
+def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction], list[Any]]:
+    """One empty prediction per file, with its `problem`; inputs for the files without problems."""
+    is_text, files, inputs = takes_text(transform), [], []
+    for path in paths:
+        content: Any
+        try:
+            content = Path(path).read_text("utf-8") if is_text else rgb_image(Path(path))
+        except FileNotFoundError:
+            files.append(Prediction(path, problem="missing"))
+        except (OSError, UnicodeDecodeError, ImageError) as error:
+            files.append(Prediction(path, problem=str(error)))
+        else:
+            files.append(Prediction(path))
+            inputs.append(transform(content))
+    return files, inputs
 
-    Args:
-        tensors: what the transform returned.
-        first: name of the first one, for errors.
-    """
+
+def stacked(tensors: Sequence[Any]) -> Any:
+    """Stack images `[channels, height, width]` of one size into a batch; texts by name."""
     if isinstance(tensors[0], Mapping):
-        named = {name: stacked([each[name] for each in tensors], first) for name in tensors[0]}
+        named = {name: stacked([each[name] for each in tensors]) for name in tensors[0]}
         return without_padding(named)
     shapes = sorted({tuple(tensor.shape) for tensor in tensors})
     if len(shapes) > 1:
         raise NACError(
             f"the transform returns images of different sizes, {list(shapes[0])} and "
-            f"{list(shapes[1])}, in the batch that begins with {first}. Let it make them equal, "
-            "e.g. with `crop`, or `resize: [height, width]`."
+            f"{list(shapes[1])}. Let it make them equal, e.g. with `crop`, or `resize: [height, "
+            "width]`."
         )
     return torch.stack(list(tensors))
-
-
-class _File(NamedTuple):
-    """A file with the network's input, or the reason why it cannot be read."""
-
-    path: str
-    content: Any = None
-    problem: str = ""
-
-
-def _batch(files: Sequence[_File]) -> Any:
-    good = [file for file in files if not file.problem]
-    return stacked([file.content for file in good], good[0].path)
-
-
-def _read(transform: Transform, paths: Sequence[str]) -> list[_File]:
-    is_text, files = takes_text(transform), []
-    for path in paths:
-        content: Any
-        try:
-            content = Path(path).read_text(encoding="utf-8") if is_text else rgb_image(Path(path))
-        except FileNotFoundError:
-            files.append(_File(path, problem="missing"))
-        except (OSError, UnicodeDecodeError, ImageError) as error:
-            files.append(_File(path, problem=str(error)))
-        else:
-            files.append(_File(path, transform(content)))
-    return files

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from base64 import b64encode
-from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Callable, Collection, Union
+from typing import BinaryIO, Callable, Collection, Iterator, Union
 
-import PIL
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from nac_openood.errors import NACError
-from nac_openood.files import is_folder
+from nac_openood.files import entries, is_folder
 
 #: Turns an RGB image into a network's input.
 Transform = Callable[[Image.Image], Tensor]
@@ -23,9 +20,10 @@ Transform = Callable[[Image.Image], Tensor]
 COMMON_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 #: A transform that resizes the shorter side to 224 pixels makes 224 x 11,200 of such an image.
 MAX_RATIO = 50
-#: Before this version of Pillow, a crafted PSD file could write out of bounds (CVE-2026-25990).
-_SAFE_PSD = (12, 1, 1)
 _SUFFIXES = frozenset(Image.registered_extensions())
+#: Pillow goes by the content, so photo.png may be an EPS file, for which it starts Ghostscript, or
+#: a PSD file, which could write out of bounds before Pillow 12.1.1 (CVE-2026-25990).
+_SAFE_FORMATS = tuple(name for name in Image.OPEN if name not in ("EPS", "PSD"))
 
 
 class ImageError(NACError):
@@ -58,35 +56,22 @@ def rgb_image(
     # importing OpenOOD makes Pillow fill truncated files with gray in the whole process
     before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
-        if isinstance(source, Path) and source.exists() and not source.is_file():
-            raise ImageError("not a regular file")  # opening a pipe would wait for a writer
-        with Image.open(source, formats=formats or _safe_formats()) as image:
+        with Image.open(source, formats=formats or _SAFE_FORMATS) as image:
             _check_header(image, max_pixels)
             return image.convert("RGB")
+    except ImageError:
+        raise
     except FileNotFoundError:
         raise ImageError("missing") from None
     except UnidentifiedImageError as error:
-        reason = str(error) if isinstance(source, Path) else "not an image"
-        allowed = f", or not of a format in {', '.join(formats)}" if formats else ""
-        raise NoImageError(f"{reason}{allowed}") from error
+        accepted = f", or not of a format in {', '.join(formats)}" if formats else ""
+        raise NoImageError(f"not an image{accepted}") from error
     except Image.DecompressionBombError as error:
         raise LargeImageError(str(error)) from error
-    except ImageError:
-        raise
     except Exception as error:  # on a broken file a decoder may raise anything
         raise ImageError(str(error) or type(error).__name__) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
-
-
-@cache
-def _safe_formats() -> tuple[str, ...]:
-    """The formats that are opened. Pillow goes by the content, so photo.png may be an EPS file."""
-    Image.init()
-    unsafe = {"EPS"}  # for which Pillow starts Ghostscript
-    if tuple(map(int, re.findall(r"\d+", PIL.__version__)[:3])) < _SAFE_PSD:
-        unsafe.add("PSD")
-    return tuple(name for name in Image.OPEN if name not in unsafe)
 
 
 def _check_header(image: Image.Image, max_pixels: int) -> None:
@@ -129,25 +114,17 @@ def files_in(root: Path, suffixes: Collection[str]) -> list[str]:
     Raises:
         NACError: a folder cannot be read.
     """
-    found = []
-    ancestors = {root: {root.resolve()}}
-    # not rglob, which silently leaves out folders that it may not read
-    for folder, subfolders, names in os.walk(root, onerror=_unreadable, followlinks=True):
-        above = ancestors.pop(Path(folder))
-        resolved = {name: Path(folder, name).resolve() for name in subfolders}
-        subfolders[:] = [name for name in subfolders if resolved[name] not in above]
-        ancestors.update({Path(folder, name): above | {resolved[name]} for name in subfolders})
-        found += [Path(folder, name) for name in names if Path(name).suffix.lower() in suffixes]
-    # the functions of os.path never raise an error, unlike those of pathlib
-    exist = [p for p in found if os.path.isfile(p) or not os.path.exists(p)]  # noqa: PTH110, PTH113
-    return sorted(path.relative_to(root).as_posix() for path in exist)
 
+    def walk(folder: Path, above: set[str]) -> Iterator[str]:
+        for path in entries(folder):
+            if os.path.isdir(path):  # noqa: PTH112, unlike pathlib's it never raises
+                real = os.path.realpath(path)
+                if real not in above:
+                    yield from walk(path, {*above, real})
+            elif path.suffix.lower() in suffixes:
+                yield path.relative_to(root).as_posix()
 
-def _unreadable(error: OSError) -> None:
-    raise NACError(
-        f"the folder {error.filename} cannot be read ({error.strerror}). Change its permissions, "
-        "or leave it out."
-    ) from error
+    return sorted(walk(root, {os.path.realpath(root)}))
 
 
 def small_png(picture: Image.Image) -> bytes:

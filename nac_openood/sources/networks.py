@@ -7,8 +7,9 @@ import importlib
 import json
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
+import torchvision
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,6 +20,339 @@ from nac_openood.sources.checkpoints import PUBLISHED, load_checkpoint
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.programs import load_program
+
+_MAX_TOKENS = 512
+#: The usual suffixes of TorchScript files.
+_SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
+_PASS_FILE = "Pass a checkpoint file."
+
+
+def kind_of(arch: str) -> NetworkKind:
+    """What kind of network `arch` describes.
+
+    Args:
+        arch: `resnet18_32x32` (OpenOOD's for CIFAR), `resnet_embedded` or `vit_embedded` (small
+            ones for the embedded benchmark), a torchvision classifier such as `resnet50`,
+            `timm:NAME`, `hf:NAME-OR-FOLDER`, `FILE.pt2` of torch.export, or the user's code,
+            `package.module:factory` or `path/to/file.py:factory`, which is run.
+    """
+    for kind in _KINDS:
+        if kind.matches(arch):
+            return kind(arch)
+    raise NACError(
+        f"unknown architecture '{arch}'. Expected one of: "
+        f"{'; '.join(kind.form for kind in _KINDS)}. torchvision.models.list_models() names all "
+        "of torchvision's."
+    )
+
+
+def build(arch: str, n_classes: int) -> nn.Module:
+    """Make a network in evaluation mode; its weights are random unless it comes with some.
+
+    Args:
+        arch: as in `kind_of`.
+        n_classes: number of classes.
+    """
+    return kind_of(arch).build(n_classes).eval()
+
+
+def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.Module:
+    """Make a network with weights, in evaluation mode.
+
+    Args:
+        arch: as in `kind_of`.
+        n_classes: number of classes. Networks that come with weights keep their own number.
+        weights: a checkpoint file, or `torchvision:NAME` for published ones; None takes those that
+            the network comes with.
+    """
+    if weights is not None and not weights.startswith(PUBLISHED):
+        return load_checkpoint(build(arch, n_classes), weights)
+    kind = kind_of(arch)
+    net = kind.pretrained(n_classes, weights)
+    return net if isinstance(kind, _Program) else net.eval()  # programs have no other mode
+
+
+class NetworkKind:
+    """Networks of one form.
+
+    Attributes:
+        form: how `arch` is spelled, for errors.
+        prefix: what `arch` begins with, where it has a prefix.
+        has_weights: whether `build` returns a network that already has its weights.
+        by_name: whether `arch` alone defines the network, without code or files of the user.
+        benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
+    """
+
+    form = prefix = ""
+    by_name = has_weights = False
+    benchmarks: tuple[str, ...] = ()
+
+    def __init__(self, arch: str) -> None:
+        self.arch, self.name = arch, arch[len(self.prefix) :]
+
+    @classmethod
+    def matches(cls, arch: str) -> bool:
+        """Whether `arch` has this form."""
+        return arch.startswith(cls.prefix)
+
+    def build(self, n_classes: int) -> nn.Module:
+        """Make the network, for weights to be loaded into."""
+        raise NotImplementedError
+
+    def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
+        """Make the network with published weights; None takes its own, if it comes with any."""
+        if weights is not None or not self.has_weights:
+            raise NACError(f"there are no published weights of '{self.arch}'. {_PASS_FILE}")
+        return self.build(n_classes)
+
+    def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
+        """How the network's configuration turns an image into its input; None if unknown."""
+        return None
+
+    def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
+        """The names of the classes in the order of the logits; empty if unknown."""
+        return ()
+
+
+class _Package(NetworkKind):
+    """The networks of this package."""
+
+    form = "resnet18_32x32, resnet_embedded or vit_embedded"
+    by_name = True
+
+    @classmethod
+    def matches(cls, arch: str) -> bool:
+        return arch in _NETWORKS
+
+    def build(self, n_classes: int) -> nn.Module:
+        return _NETWORKS[self.arch](n_classes)
+
+    def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
+        from nac_openood.sources.sets import BENCHMARKS
+
+        return BENCHMARKS["embedded"].transform() if self.arch.endswith("_embedded") else None
+
+
+class _Timm(NetworkKind):
+    form, prefix = "timm:NAME", "timm:"
+    by_name = True
+    benchmarks = ("imagenet", "imagenet200")
+
+    def __init__(self, arch: str) -> None:
+        super().__init__(arch)
+        self.timm = _library("timm", arch, "timm")
+        if not self.timm.is_model(self.name):
+            raise NACError(
+                f"timm has no model '{self.name}'. See timm.list_models('*{self.name[:6]}*')."
+            )
+
+    def build(self, n_classes: int) -> nn.Module:
+        return self.timm.create_model(self.name, pretrained=False, num_classes=n_classes)
+
+    def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
+        if weights is not None or not self.timm.is_model_pretrained(self.name):
+            what = weights or "weights"
+            raise NACError(f"timm publishes no {what} of '{self.name}'. {_PASS_FILE}")
+        return _downloaded(self.arch, lambda: self.timm.create_model(self.name, pretrained=True))
+
+    def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
+        data, config = self.timm.data, self.timm.get_pretrained_cfg(self.name)
+        found = data.resolve_data_config({}, pretrained_cfg=config.to_dict() if config else {})
+        return data.create_transform(**found, is_training=False)
+
+
+class _Torchvision(NetworkKind):
+    form = "a torchvision classifier (resnet50, vit_b_16, swin_t, ...)"
+    by_name = True
+    benchmarks = ("imagenet",)
+
+    @classmethod
+    def matches(cls, arch: str) -> bool:
+        return arch in torchvision.models.list_models(module=torchvision.models)
+
+    def build(self, n_classes: int) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of GoogLeNet and Inception, about random weights
+            return torchvision.models.get_model(self.arch, weights=None, num_classes=n_classes)
+
+    def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
+        name, published = (weights or "").removeprefix(PUBLISHED), list(self._published())
+        if name not in published:
+            raise NACError(
+                f"torchvision publishes the weights {published} of {self.arch}; got "
+                f"'{name or 'none'}'. Pass a checkpoint file, or e.g. "
+                f"'{PUBLISHED}{(published or ['NAME'])[0]}'."
+            )
+        if n_classes != 1000:
+            raise NACError(f"{weights} has 1000 classes, not {n_classes}. {_PASS_FILE}")
+        return _downloaded(self.arch, lambda: torchvision.models.get_model(self.arch, weights=name))
+
+    def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
+        """The transform of the published weights, of version 1 for a checkpoint file."""
+        is_published = weights is not None and weights.startswith(PUBLISHED)
+        name = str(weights).removeprefix(PUBLISHED) if is_published else "IMAGENET1K_V1"
+        entry = self._published().get(name)
+        return None if entry is None else entry.transforms()
+
+    def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
+        entry = self._published().get((weights or "").removeprefix(PUBLISHED))
+        return () if entry is None else tuple(entry.meta["categories"])
+
+    def _published(self) -> Mapping[str, Any]:
+        """The published weights by name."""
+        return torchvision.models.get_model_weights(self.arch).__members__
+
+
+class _HuggingFace(NetworkKind):
+    """Classifiers of images or texts in a folder or on the Hugging Face Hub."""
+
+    form, prefix = "hf:NAME-OR-FOLDER of a Hugging Face classifier", "hf:"
+    has_weights = True
+    benchmarks = ("cifar10", "cifar100", "imagenet200", "imagenet", "embedded")
+
+    def build(self, n_classes: int) -> nn.Module:
+        task = "SequenceClassification" if self._takes_text() else "ImageClassification"
+        return self._load(f"AutoModelFor{task}")
+
+    def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
+        """The image processor or the tokenizer that was saved with the network."""
+        if self._takes_text():
+            return Tokenizer(self._load("AutoTokenizer"), self._load("AutoConfig"))
+        return Processor(self._load("AutoImageProcessor"))
+
+    def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
+        names = self._load("AutoConfig").id2label
+        found = tuple(str(names[number]) for number in sorted(names))
+        return () if found == tuple(f"LABEL_{n}" for n in range(len(found))) else found
+
+    def _takes_text(self) -> bool:
+        config = self._load("AutoConfig")
+        if config.architectures:
+            return any(name.endswith("ForSequenceClassification") for name in config.architectures)
+        import transformers
+
+        return type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    def _load(self, auto_class: str) -> Any:
+        transformers = _library("transformers", self.arch, "hf")
+        try:
+            return getattr(transformers, auto_class).from_pretrained(self.name)
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise NACError(
+                f"{auto_class}.from_pretrained('{self.name}') of transformers failed: "
+                f"{reason[:400]} Expected a folder written by save_pretrained (of the network, and "
+                "of its image processor or tokenizer), or a name on the Hugging Face Hub, which "
+                "needs internet access."
+            ) from error
+
+
+class Processor:
+    """A Hugging Face image processor as a transform of one image."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """The `pixel_values` of an image, `[channels, height, width]`."""
+        return self.processor(image, return_tensors="pt")["pixel_values"][0]
+
+    def __repr__(self) -> str:
+        settings = json.loads(self.processor.to_json_string())
+        return f"{type(self.processor).__name__}({json.dumps(settings, sort_keys=True)})"
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer as a transform of one text.
+
+    Texts are padded and truncated to the longest input of the network, at most 512 tokens. Batches
+    are then cut to the longest of their texts (`samples.without_padding`).
+    """
+
+    takes_text = True
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        longest = getattr(config, "max_position_embeddings", _MAX_TOKENS)
+        self.tokenizer = tokenizer
+        self.length = min(_MAX_TOKENS, tokenizer.model_max_length, longest)
+
+    def __call__(self, text: Any) -> Any:
+        """The network's inputs by name, `[length]` each."""
+        made = self.tokenizer(
+            text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
+        )
+        return {name: tensor[0] for name, tensor in made.items()}
+
+    def __repr__(self) -> str:
+        words = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return f"{type(self.tokenizer).__name__}(length={self.length}, vocabulary={digest})"
+
+
+class _Program(NetworkKind):
+    """Programs of torch.export, and TorchScript."""
+
+    form = "a program FILE.pt2 of torch.export, or FILE.pt of TorchScript"
+
+    @classmethod
+    def matches(cls, arch: str) -> bool:
+        suffix = Path(arch).suffix
+        return suffix == ".pt2" or (suffix in _SCRIPTS and is_file(arch))
+
+    def build(self, n_classes: int) -> nn.Module:
+        raise NACError(f"the program {self.arch} has its weights in it: leave out the checkpoint.")
+
+    def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
+        return load_program(self.arch) if weights is None else self.build(n_classes)
+
+
+class _UserCode(NetworkKind):
+    form = "your own code, package.module:factory or path/to/file.py:factory"
+    has_weights = True
+
+    @classmethod
+    def matches(cls, arch: str) -> bool:
+        return is_code(arch)
+
+    def build(self, n_classes: int) -> nn.Module:
+        """Call the factory, with the number of classes if it takes it."""
+        found = load_code(self.arch, "`arch`")
+        if callable(found) and not isinstance(found, nn.Module):
+            offered = {"n_classes": n_classes, "num_classes": n_classes}
+            found = call_code(found, self.arch, "`arch`", offered)
+        if not isinstance(found, nn.Module):
+            raise NACError(
+                f"`arch`: {self.arch} is or returns a {type(found).__name__}, expected a network "
+                "(torch.nn.Module), or a function or class that makes one."
+            )
+        return found
+
+
+#: The first that matches is taken: `timm:resnet18` also has the form of code.
+_KINDS = (_Package, _Timm, _HuggingFace, _Program, _UserCode, _Torchvision)
+
+
+def _library(name: str, arch: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise NACError(
+            f"'{arch}' needs {name}, which is not installed: pip install 'nac-openood[{extra}]'."
+        ) from None
+
+
+def _downloaded(arch: str, download: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return download()
+    except Exception as error:  # a download has many ways to fail
+        raise NACError(
+            f"the weights of {arch} cannot be downloaded ({type(error).__name__}: "
+            f"{first_line(error)}). Download them on a machine with internet access and pass the "
+            "file."
+        ) from error
+
+
+# ---- small networks for 32x32 images
 
 
 class ResidualBlock(nn.Module):
@@ -89,361 +423,14 @@ class SmallResNet(CifarResNet18):
 
 def small_vit(n_classes: int = 8) -> nn.Module:
     """A small torchvision transformer: 16 patches, four blocks of width 64."""
-    from torchvision.models import VisionTransformer
-
-    return VisionTransformer(
-        image_size=32,
-        patch_size=8,
-        num_layers=4,
-        num_heads=4,
-        hidden_dim=64,
-        mlp_dim=128,
-        num_classes=n_classes,
+    sizes: Any = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "mlp_dim": 128}
+    return torchvision.models.VisionTransformer(
+        **sizes, num_layers=4, num_heads=4, num_classes=n_classes
     )
 
 
-_PACKAGE: dict[str, Callable[[int], nn.Module]] = {
+_NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {
     "resnet18_32x32": CifarResNet18,
     "resnet_embedded": SmallResNet,
     "vit_embedded": small_vit,
 }
-_MAX_TOKENS = 512
-#: The usual suffixes of TorchScript files.
-_SCRIPTS = (".pt", ".pth", ".ts", ".torchscript", ".jit")
-_PASS_FILE = "Pass a checkpoint file."
-
-
-class NetworkKind:
-    """Loads networks of one form; `prefix` is what `arch` begins with, where it has one.
-
-    Attributes:
-        form: how `arch` is spelled, for errors.
-        has_weights: whether `build` returns a network that already has its weights.
-        by_name: whether `arch` alone defines the network, without code or files of the user.
-        benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
-    """
-
-    form = prefix = ""
-    by_name = has_weights = False
-    benchmarks: tuple[str, ...] = ()
-
-    def matches(self, arch: str) -> bool:
-        """Whether `arch` has this form."""
-        return arch.startswith(self.prefix)
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        """Make the network, for weights to be loaded into."""
-        raise NotImplementedError
-
-    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        """Make the network with published weights; None takes its own, if it comes with any."""
-        if weights is not None or not self.has_weights:
-            raise NACError(f"there are no published weights of '{arch}'. {_PASS_FILE}")
-        return self.build(arch, n_classes)
-
-    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
-        """How the network's configuration turns an image into its input; None if unknown."""
-        return None
-
-    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
-        """The names of the classes in the order of the logits; empty if unknown."""
-        return ()
-
-
-class _PackageNetworks(NetworkKind):
-    """The networks of this package."""
-
-    form = " or ".join(_PACKAGE)
-    by_name = True
-
-    def matches(self, arch: str) -> bool:
-        return arch in _PACKAGE
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        return _PACKAGE[arch](n_classes)
-
-    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
-        from nac_openood.sources.sets import BENCHMARKS
-
-        return BENCHMARKS["embedded"].transform() if arch.endswith("_embedded") else None
-
-
-class _TimmNetworks(NetworkKind):
-    """Networks of timm."""
-
-    form, prefix = "timm:NAME", "timm:"
-    by_name = True
-    benchmarks = ("imagenet", "imagenet200")
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        timm, name = self._timm(arch)
-        return timm.create_model(name, pretrained=False, num_classes=n_classes)
-
-    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        timm, name = self._timm(arch)
-        if weights is not None or not timm.is_model_pretrained(name):
-            raise NACError(f"timm publishes no {weights or 'weights'} of '{name}'. {_PASS_FILE}")
-        return _downloaded(arch, lambda: timm.create_model(name, pretrained=True))
-
-    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
-        timm, name = self._timm(arch)
-        config = timm.get_pretrained_cfg(name)
-        settings = timm.data.resolve_data_config(
-            {}, pretrained_cfg=config.to_dict() if config else {}
-        )
-        return timm.data.create_transform(**settings, is_training=False)
-
-    def _timm(self, arch: str) -> tuple[Any, str]:
-        """The module timm and the name of the model."""
-        timm, name = _library("timm", arch, "timm"), arch[len(self.prefix) :]
-        if not timm.is_model(name):
-            raise NACError(f"timm has no model '{name}'. See timm.list_models('*{name[:6]}*').")
-        return timm, name
-
-
-class _TorchvisionNetworks(NetworkKind):
-    """Classifiers of torchvision."""
-
-    form = "a torchvision classifier (resnet50, vit_b_16, swin_t, ...)"
-    by_name = True
-    benchmarks = ("imagenet",)
-
-    def matches(self, arch: str) -> bool:
-        import torchvision
-
-        return arch in torchvision.models.list_models(module=torchvision.models)
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        import torchvision
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of GoogLeNet and Inception, about random weights
-            return torchvision.models.get_model(arch, weights=None, num_classes=n_classes)
-
-    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        import torchvision
-
-        name = (weights or "").removeprefix(PUBLISHED)
-        published = [entry.name for entry in torchvision.models.get_model_weights(arch)]
-        if name not in published:
-            raise NACError(
-                f"torchvision publishes the weights {published} of {arch}; got '{name or 'none'}'. "
-                f"Pass a checkpoint file, or e.g. '{PUBLISHED}{(published or ['NAME'])[0]}'."
-            )
-        net = _downloaded(arch, lambda: torchvision.models.get_model(arch, weights=name))
-        if n_classes != 1000:
-            raise NACError(f"{weights} has 1000 classes, not {n_classes}. {_PASS_FILE}")
-        return net
-
-    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
-        """The transform of the published weights, of version 1 for a checkpoint file."""
-        entry = self._entry(arch, weights)
-        return None if entry is None else entry.transforms()
-
-    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
-        entry = self._entry(arch, weights) if (weights or "").startswith(PUBLISHED) else None
-        return () if entry is None else tuple(entry.meta["categories"])
-
-    def _entry(self, arch: str, weights: Optional[str]) -> Any:
-        import torchvision
-
-        is_published = weights is not None and weights.startswith(PUBLISHED)
-        name = str(weights)[len(PUBLISHED) :] if is_published else "IMAGENET1K_V1"
-        return getattr(torchvision.models.get_model_weights(arch), name, None)
-
-
-class _HuggingFace(NetworkKind):
-    """Classifiers of images or texts in a folder or on the Hugging Face Hub."""
-
-    form, prefix = "hf:NAME-OR-FOLDER of a Hugging Face classifier", "hf:"
-    has_weights = True
-    benchmarks = ("cifar10", "cifar100", "imagenet200", "imagenet", "embedded")
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        task = "SequenceClassification" if self._takes_text(arch) else "ImageClassification"
-        return self._load(arch, f"AutoModelFor{task}")
-
-    def transform(self, arch: str, weights: Optional[str]) -> Optional[Transform]:
-        """The image processor or the tokenizer that was saved with the network."""
-        if self._takes_text(arch):
-            return Tokenizer(self._load(arch, "AutoTokenizer"), self._load(arch, "AutoConfig"))
-        return Processor(self._load(arch, "AutoImageProcessor"))
-
-    def classes(self, arch: str, weights: Optional[str]) -> tuple[str, ...]:
-        names = self._load(arch, "AutoConfig").id2label
-        found = tuple(str(names[number]) for number in sorted(names))
-        return () if found == tuple(f"LABEL_{n}" for n in range(len(found))) else found
-
-    def _takes_text(self, arch: str) -> bool:
-        config = self._load(arch, "AutoConfig")
-        if config.architectures:
-            return any(name.endswith("ForSequenceClassification") for name in config.architectures)
-        import transformers
-
-        return type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-
-    def _load(self, arch: str, auto_class: str) -> Any:
-        transformers, name = _library("transformers", arch, "hf"), arch[len(self.prefix) :]
-        try:
-            return getattr(transformers, auto_class).from_pretrained(name)
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise NACError(
-                f"{auto_class}.from_pretrained('{name}') of transformers failed: {reason[:400]} "
-                "Expected a folder written by save_pretrained (of the network, and of its image "
-                "processor or tokenizer), or a name on the Hugging Face Hub, which needs internet "
-                "access."
-            ) from error
-
-
-class Processor:
-    """A Hugging Face image processor as a transform of one image."""
-
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """The `pixel_values` of an image, `[channels, height, width]`."""
-        return self.processor(image, return_tensors="pt")["pixel_values"][0]
-
-    def __repr__(self) -> str:
-        settings = json.loads(self.processor.to_json_string())
-        return f"{type(self.processor).__name__}({json.dumps(settings, sort_keys=True)})"
-
-
-class Tokenizer:
-    """A Hugging Face tokenizer as a transform of one text.
-
-    Texts are padded and truncated to the longest input of the network, at most 512 tokens. Batches
-    are then cut to the longest of their texts (`samples.without_padding`).
-    """
-
-    takes_text = True
-
-    def __init__(self, tokenizer: Any, config: Any) -> None:
-        longest = getattr(config, "max_position_embeddings", _MAX_TOKENS)
-        self.tokenizer = tokenizer
-        self.length = min(_MAX_TOKENS, tokenizer.model_max_length, longest)
-
-    def __call__(self, text: Any) -> Any:
-        """The network's inputs by name, `[length]` each."""
-        made = self.tokenizer(
-            text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
-        )
-        return {name: tensor[0] for name, tensor in made.items()}
-
-    def __repr__(self) -> str:
-        words = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
-        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
-        return f"{type(self.tokenizer).__name__}(length={self.length}, vocabulary={digest})"
-
-
-class _Programs(NetworkKind):
-    """Programs of torch.export, and TorchScript."""
-
-    form = "a program FILE.pt2 of torch.export, or FILE.pt of TorchScript"
-
-    def matches(self, arch: str) -> bool:
-        suffix = Path(arch).suffix
-        return suffix == ".pt2" or (suffix in _SCRIPTS and is_file(arch))
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        raise NACError(f"the program {arch} has its weights in it: leave out the checkpoint.")
-
-    def pretrained(self, arch: str, n_classes: int, weights: Optional[str]) -> nn.Module:
-        return load_program(arch) if weights is None else self.build(arch, n_classes)
-
-
-class _UserNetworks(NetworkKind):
-    """Networks that the user's code makes."""
-
-    form = "your own code, package.module:factory or path/to/file.py:factory"
-    has_weights = True
-
-    def matches(self, arch: str) -> bool:
-        return is_code(arch)
-
-    def build(self, arch: str, n_classes: int) -> nn.Module:
-        """Call the factory, with the number of classes if it takes it."""
-        found = load_code(arch, "`arch`")
-        if callable(found) and not isinstance(found, nn.Module):
-            offered = {"n_classes": n_classes, "num_classes": n_classes}
-            found = call_code(found, arch, "`arch`", offered)
-        if not isinstance(found, nn.Module):
-            raise NACError(
-                f"`arch`: {arch} is or returns a {type(found).__name__}, expected a network "
-                "(torch.nn.Module), or a function or class that makes one."
-            )
-        return found
-
-
-#: The first that matches is taken: `timm:resnet18` also has the form of code.
-_KINDS: tuple[NetworkKind, ...] = (
-    _PackageNetworks(), _TimmNetworks(), _HuggingFace(), _Programs(), _UserNetworks(),
-    _TorchvisionNetworks(),
-)  # fmt: skip
-
-
-def kind_of(arch: str) -> NetworkKind:
-    """The kind of network that `arch` describes.
-
-    Args:
-        arch: `resnet18_32x32` (OpenOOD's for CIFAR), `resnet_embedded` or `vit_embedded` (small
-            ones for the embedded benchmark), a torchvision classifier such as `resnet50`,
-            `timm:NAME`, `hf:NAME-OR-FOLDER`, `FILE.pt2` of torch.export, or the user's code,
-            `package.module:factory` or `path/to/file.py:factory`, which is run.
-    """
-    for kind in _KINDS:
-        if kind.matches(arch):
-            return kind
-    forms = "; ".join(kind.form for kind in _KINDS)
-    raise NACError(
-        f"unknown architecture '{arch}'. Expected one of: {forms}. "
-        "torchvision.models.list_models() names all of torchvision's."
-    )
-
-
-def build(arch: str, n_classes: int) -> nn.Module:
-    """Make a network in evaluation mode; its weights are random unless it comes with some.
-
-    Args:
-        arch: as in `kind_of`.
-        n_classes: number of classes.
-    """
-    return kind_of(arch).build(arch, n_classes).eval()
-
-
-def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.Module:
-    """Make a network with weights, in evaluation mode.
-
-    Args:
-        arch: as in `kind_of`.
-        n_classes: number of classes. Networks that come with weights keep their own number.
-        weights: a checkpoint file, or `torchvision:NAME` for published ones; None takes those that
-            the network comes with.
-    """
-    if weights is not None and not weights.startswith(PUBLISHED):
-        return load_checkpoint(build(arch, n_classes), weights)
-    kind = kind_of(arch)
-    net = kind.pretrained(arch, n_classes, weights)
-    return net if isinstance(kind, _Programs) else net.eval()  # programs have no other mode
-
-
-def _library(name: str, arch: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise NACError(
-            f"'{arch}' needs {name}, which is not installed: pip install 'nac-openood[{extra}]'."
-        ) from None
-
-
-def _downloaded(arch: str, download: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        return download()
-    except Exception as error:  # a download has many ways to fail
-        raise NACError(
-            f"the weights of {arch} cannot be downloaded ({type(error).__name__}: "
-            f"{first_line(error)}). Download them on a machine with internet access and pass the "
-            "file."
-        ) from error

@@ -12,11 +12,10 @@ import operator
 import os
 import pickle
 import warnings
-import zipfile
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
@@ -48,10 +47,15 @@ def load_program(path: str) -> nn.Module:
     """
     if not is_file(path):
         raise NACError(f"there is no program {path}.")
-    check_archive(path)
+    parts = check_archive(path)
     if Path(path).suffix != ".pt2":
+        if not any(name.endswith("/constants.pkl") for name in parts):
+            raise NACError(
+                f"{path} holds weights, not a network. Pass it as the checkpoint, and say with "
+                "`arch` which network it belongs to."
+            )
         return _load_torchscript(path)
-    code = [name for name in _parts(path) if any(part in name for part in _CODE)]
+    code = [name for name in parts if any(part in name for part in _CODE)]
     if code:
         raise NACError(
             f"{path} holds compiled code or pickled objects ('{code[0]}') and is not loaded, "
@@ -61,25 +65,13 @@ def load_program(path: str) -> nn.Module:
         with _tensors_only():
             program = torch.export.load(path)
             net: nn.Module = torch.export.unflatten(program)
-    except pickle.UnpicklingError as error:  # its own message advises to run the code
-        raise NACError(
-            f"{path} holds more than tensors and is not loaded, because it could run code. "
-            f"{_HOW_TO_EXPORT}"
-        ) from error
     except Exception as error:  # a damaged file fails in many ways
-        raise NACError(
-            f"{path} is damaged or not a program ({type(error).__name__}: {first_line(error)}). "
-            f"{_HOW_TO_EXPORT}"
-        ) from error
+        reason = f"is damaged or not a program ({type(error).__name__}: {first_line(error)})"
+        if isinstance(error, pickle.UnpicklingError):  # its own message advises to run the code
+            reason = "holds more than tensors and is not loaded, because it could run code"
+        raise NACError(f"{path} {reason}. {_HOW_TO_EXPORT}") from error
     _check_batch_size(path, program)
     return net
-
-
-def _parts(path: str) -> list[str]:
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.namelist()
 
 
 @contextmanager
@@ -156,11 +148,6 @@ class OperationNetwork(nn.Module):
 
 def _load_torchscript(path: str) -> nn.Module:
     """Convert TorchScript to a network of operations, and check that it computes the same."""
-    if not any(name.endswith("/constants.pkl") for name in _parts(path)):
-        raise NACError(
-            f"{path} holds weights, not a network. Pass it as the checkpoint, and say with `arch` "
-            "which network it belongs to."
-        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         try:
@@ -169,33 +156,26 @@ def _load_torchscript(path: str) -> nn.Module:
             raise NACError(
                 f"{path} is damaged or not TorchScript ({first_line(error)}). {_HOW_TO_EXPORT}"
             ) from error
-        example = _example_images(script)
-        if example is None:
+        for shape in product((3, 1), _SIDES):
+            images = torch.randn(3, shape[0], shape[1], shape[1])
+            # TorchScript raises many kinds of errors, e.g. for images of another size
+            with suppress(Exception), torch.no_grad():
+                expected = script(images)
+                break
+        else:
             raise NACError(
                 f"{path} is TorchScript that does not take images of a usual size (3 or 1 "
                 f"channels, {min(_SIDES)} to {max(_SIDES)} pixels). {_HOW_TO_EXPORT}"
             )
-        # another number of images, because a conversion may have fixed it
-        images = torch.randn(3, *example.shape[1:])
-        with suppress(Exception):  # unknown operations, or a PyTorch without the converter
+        with suppress(Exception), torch.no_grad():  # e.g. operations that it cannot convert
             from torch._export.converter import TS2EPConverter
 
-            program = TS2EPConverter(script, (example,)).convert()
+            # two images, because a conversion may fix their number
+            program = TS2EPConverter(script, (torch.zeros_like(images[:2]),)).convert()
             net = OperationNetwork(program.module()).eval()
-            with torch.no_grad():
-                if torch.allclose(script(images), net(images), rtol=1e-4, atol=1e-5):
-                    return net
+            if torch.allclose(expected, net(images), rtol=1e-4, atol=1e-5):
+                return net
     raise NACError(
         f"{path} is TorchScript, which runs outside of Python, and PyTorch cannot turn it into a "
         f"graph of operations whose outputs can be read. {_HOW_TO_EXPORT}"
     )
-
-
-def _example_images(script: nn.Module) -> Optional[Tensor]:
-    """Images of a size that the script takes."""
-    for channels, side in product((3, 1), _SIDES):
-        x = torch.zeros(2, channels, side, side)
-        with suppress(Exception), torch.no_grad():  # TorchScript raises many kinds of errors
-            script(x)
-            return x
-    return None

@@ -45,31 +45,26 @@ def labelled_samples(
         NACError: there are no samples, or a label is not in `classes`.
     """
     data, labels = _read(Path(path), transform, labelled=True)
-    found = tuple(sorted(set(labels)))
-    is_numbers = _is_csv(path) and all(re.fullmatch("-?[0-9]{1,18}", label) for label in found)
-    if classes is None and (is_numbers or set(found) <= set(network_classes)):
+    unknown: list[Any]
+    found = sorted(set(labels))
+    are_numbers = _is_csv(path) and all(re.fullmatch("-?[0-9]{1,18}", label) for label in found)
+    if classes is None and (are_numbers or set(found) <= set(network_classes)):
         classes = tuple(network_classes) or None
-    if is_numbers and not set(found) <= set(classes or ()):
-        numbers = [int(label) for label in labels]
-        count = len(classes) if classes else min(max(numbers) + 1, _MOST_CLASSES)
-        wrong = [number for number in numbers if not 0 <= number < count]
-        if wrong:
-            raise NACError(
-                f"{path}: label {wrong[0]} is not one of the {count} classes: expected 0 to "
-                f"{count - 1}."
-            )
-        names = tuple(classes or map(str, range(count)))
+    if are_numbers and not set(found) <= set(classes or ()):
+        numbers = list(map(int, labels))
+        names = classes or list(map(str, range(min(max(numbers) + 1, _MOST_CLASSES))))
+        unknown = [number for number in sorted(set(numbers)) if not 0 <= number < len(names)]
     else:
-        names = tuple(classes or found)
-        unknown = [name for name in found if name not in set(names)]
-        if unknown:
-            raise NACError(
-                f"{path} has samples of class {some(unknown)}, which is not one of the "
-                f"{len(names)} classes: {some(names)}. Remove them, or rename the class."
-            )
+        names = classes or found
         index = {name: number for number, name in enumerate(names)}
-        numbers = [index[label] for label in labels]
-    data.labels, data.classes = np.array(numbers, dtype=np.int64), names
+        numbers = [index.get(label, -1) for label in labels]
+        unknown = [label for label in found if label not in index]
+    if unknown:
+        raise NACError(
+            f"{path} has samples of class {some(unknown)}, which is not one of the {len(names)} "
+            f"classes: {some(names)}. Remove them, or rename the class."
+        )
+    data.labels, data.classes = np.array(numbers, dtype=np.int64), tuple(names)
     return data
 
 
@@ -88,13 +83,11 @@ def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleLi
     """
     if not is_file(list_file):
         others = ", ".join(sorted(path.stem for path in list_file.parent.glob("*.txt")))
-        hint = (
-            f"The lists in that folder are {others}. For a folder of images write NAME=FOLDER."
-            if others
-            else "Expected OpenOOD's layout: a `data_root` with benchmark_imglist/ and the images. "
-            "OpenOOD's scripts/download fetches both."
+        raise NACError(
+            f"there is no list {list_file}; the lists in that folder are: {others or 'none'}. "
+            "Expected OpenOOD's layout: a `data_root` with benchmark_imglist/ and the images; for "
+            "a folder of images write NAME=FOLDER."
         )
-        raise NACError(f"there is no list {list_file}. {hint}")
     names, labels = [], []
     lines = read_text(list_file, f"the list {list_file}").splitlines()
     for number, line in enumerate(map(str.strip, lines), start=1):
@@ -134,38 +127,32 @@ def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, li
 def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header, *lines = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    except FileNotFoundError:
-        raise NACError(f"there is no list {path}.") from None
+            reader = csv.DictReader(file, strict=True)
+            lines = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
-    names = header[1]
+    names = list(reader.fieldnames or ())
     is_text = "text" in names and "path" not in names
     columns = ["text" if is_text else "path", *(["label"] if labelled else [])]
-    if any(names.count(name) != 1 for name in columns):
+    if not set(columns) <= set(names):
         got = ", ".join(names) or "nothing"
         raise NACError(f"{path}: expected a first line with {' and '.join(columns)}, got {got}.")
     if is_text and not takes_text(transform):
-        raise NACError(
-            f"{path} holds texts, but the network takes images. Expected a column 'path' with "
-            "paths of images, or a network of texts such as hf:NAME-OR-FOLDER."
-        )
-    rows = []
+        raise NACError(f"{path} holds texts, but the network takes images: expected paths.")
     for number, line in lines:
-        if len(line) != len(names):
+        if None in line or None in line.values():  # too many or too few
             raise NACError(
-                f"{path}, line {number}: expected {len(names)} entries, got {len(line)}. Put "
-                "entries that have commas in double quotes."
+                f"{path}, line {number}: expected {len(names)} entries. Put entries that have "
+                "commas in double quotes."
             )
-        rows.append([line[names.index(name)].strip() for name in columns])
-        if not all(rows[-1]):
+        if not all(line[name].strip() for name in columns):
             raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")
-    if not rows:
+    if not lines:
         raise NACError(f"the list {path} is empty.")
-    items, root = [row[0] for row in rows], None if is_text else path.parent
+    items, *labels = [[line[name].strip() for _, line in lines] for name in columns]
+    root = None if is_text else path.parent
     samples = SampleList(items, [-1] * len(items), transform, str(path), root=root)
-    return samples, [row[-1] for row in rows if labelled]
+    return samples, labels[0] if labels else []
 
 
 class DomainFolder(SampleList):
@@ -199,10 +186,7 @@ class DomainFolder(SampleList):
                 f"the domain {path} has {problem}. Every domain needs images of the same two or "
                 "more classes: add them, or leave out the class or the domain."
             )
-        order = np.argsort(data.labels, kind="stable")
-        names = [data.names[i] for i in order]
-        rest = data.transform, data.origin, data.classes, data.root
-        super().__init__(names, data.labels[order], *rest)
+        vars(self).update(vars(data))
 
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.picture(index)), int(self.labels[index])
@@ -210,21 +194,16 @@ class DomainFolder(SampleList):
 
 def domain_folders(root: PathOrText) -> dict[str, Path]:
     """The folder of each domain in a dataset such as `PACS`, sorted by name."""
-    if not is_folder(root):
-        raise NACError(f"there is no folder {root}: expected one with a subfolder per domain.")
     folders = {p.name: p for p in entries(root) if is_folder(p) and not p.name.startswith(".")}
     if not folders:
-        raise NACError(
-            f"{root} has no subfolders: expected one per domain, as in {root}/sketch/dog/1.jpg."
-        )
+        raise NACError(f"{root} has no subfolders: expected one per domain.")
     return folders
 
 
 def domain_classes(folders: Iterable[PathOrText]) -> tuple[str, ...]:
     """The names of all classes that occur in any of the domains, sorted."""
-    return tuple(
-        sorted({c for folder in folders for c in _read(Path(folder), None, labelled=True)[1]})
-    )
+    found = (_read(Path(folder), None, labelled=True)[1] for folder in folders)
+    return tuple(sorted(set().union(*found)))
 
 
 def domainbed_transform(size: int = 224) -> Transform:
@@ -257,10 +236,7 @@ def split_indices(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     held_out = int(n * _HELD_OUT)
     if not held_out:
-        raise NACError(
-            f"cannot hold out 20 % of {n} samples: expected at least 5 samples. Add some, or pass "
-            "your own validation data."
-        )
+        raise NACError(f"cannot hold out 20 % of {n} samples: add some, or pass validation data.")
     rows = np.arange(n)
     np.random.RandomState(seed).shuffle(rows)
     return rows[held_out:], rows[:held_out]

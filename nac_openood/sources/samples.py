@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -20,8 +21,6 @@ from nac_openood.errors import NACError, some
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.transforms import takes_text, transform_text
 
-Labels = Union[Sequence[int], np.ndarray]
-_MASK = "attention_mask"
 #: Batches are cut to a multiple of this many tokens; some networks reject shorter texts.
 _MULTIPLE = 8
 
@@ -190,6 +189,7 @@ def _hash(digest: Any, item: Any) -> None:
         digest.update(uuid.uuid4().bytes)
 
 
+@dataclass(eq=False)
 class SampleList(Dataset[Any]):
     """Image files or texts with labels, as readers find them.
 
@@ -198,24 +198,22 @@ class SampleList(Dataset[Any]):
 
     Args:
         items: paths relative to `root`, or texts.
-        labels: a label per sample, -1 if it has none.
+        labels: a label per sample, -1 if it has none; made an int64 array.
         transform: turns an RGB image, or a text, into tensors; see `takes_text`.
         origin: where the samples come from, for errors.
         classes: names of the classes in the order of their labels, where they are known.
         root: folder of the images; None for texts.
     """
 
-    def __init__(
-        self,
-        items: Sequence[str],
-        labels: Labels,
-        transform: Any,
-        origin: str,
-        classes: Sequence[str] = (),
-        root: Optional[Path] = None,
-    ) -> None:
-        self.items, self.transform, self.origin, self.root = list(items), transform, origin, root
-        self.labels, self.classes = np.asarray(labels, dtype=np.int64), tuple(classes)
+    items: list[str]
+    labels: Any
+    transform: Any
+    origin: str
+    classes: tuple[str, ...] = ()
+    root: Optional[Path] = None
+
+    def __post_init__(self) -> None:
+        self.labels = np.asarray(self.labels, dtype=np.int64)
         self._identity = ""
 
     def __len__(self) -> int:
@@ -241,12 +239,13 @@ class SampleList(Dataset[Any]):
         """The image in RGB; None for a text."""
         if self.root is None:
             return None
+        path = self.root / self.items[index]
         try:
-            return rgb_image(self.root / self.items[index])
+            return rgb_image(path)
         except ImageError as error:
             raise NACError(
-                f"the image {self.root / self.items[index]} cannot be read ({error}). Replace it, "
-                f"or take it out of {self.origin}; if all are missing, check `data_root`."
+                f"the image {path} cannot be read ({error}). Replace it, or take it out of "
+                f"{self.origin}; if all are missing, check `data_root`."
             ) from error
 
     def without(self, indices: Sequence[int]) -> SampleList:
@@ -282,10 +281,12 @@ def _stamp(path: Path) -> str:
 
 def common_files(one: Any, other: Any) -> int:
     """Count the files that two sets of images share; 0 if either is not a `SampleList`."""
-    if not isinstance(one, SampleList) or not isinstance(other, SampleList):
-        return 0
     # realpath, because resolve fails at a link to itself
-    return len({*map(os.path.realpath, one.paths)} & {*map(os.path.realpath, other.paths)})
+    first, second = (
+        {*map(os.path.realpath, data.paths)} if isinstance(data, SampleList) else set()
+        for data in (one, other)
+    )
+    return len(first & second)
 
 
 def bad_images(
@@ -293,22 +294,21 @@ def bad_images(
 ) -> dict[int, str]:
     """The reason for each missing or unreadable image, by index. Decodes every image once."""
     paths: Any = images.paths
-    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=_problems)
+    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=problems)
     found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
     return {index: why for index, why in enumerate(found) if why}
 
 
-def _problems(paths: Sequence[Path]) -> list[str]:
-    return [problem(path) for path in paths]
-
-
-def problem(path: Path) -> str:
-    """Why an image cannot be read; empty if it can."""
-    try:
-        rgb_image(path)
-    except ImageError as error:
-        return str(error)
-    return ""
+def problems(paths: Sequence[Path]) -> list[str]:
+    """Why images cannot be read; empty for those that can."""
+    found = []
+    for path in paths:
+        try:
+            rgb_image(path)
+            found.append("")
+        except ImageError as error:
+            found.append(str(error))
+    return found
 
 
 def bad_images_text(images: SampleList, bad: Mapping[int, str]) -> str:
@@ -332,12 +332,11 @@ def without_padding(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Args:
         batch: `[texts, tokens]` by name; tensors of another length are left unchanged.
     """
-    mask = batch.get(_MASK)
+    mask = batch.get("attention_mask")
     if mask is None:
         return dict(batch)
     n_tokens, used = mask.shape[1], mask.any(dim=0).nonzero()
-    longest = int(used[-1]) + 1 if len(used) else 1
-    kept = min(n_tokens, -(-longest // _MULTIPLE) * _MULTIPLE)
+    kept = -(-max(len(used) and int(used[-1]) + 1, 1) // _MULTIPLE) * _MULTIPLE
     return {
         name: part[:, :kept] if part.ndim > 1 and part.shape[1] == n_tokens else part
         for name, part in batch.items()

@@ -111,59 +111,53 @@ def own_sets(
         seed: random seed of the splits.
         needs_test: whether to hold out test images if `test` is None.
     """
-    data_classes: tuple[str, ...] = ()
 
-    def labelled(role: str, path: PathOrText) -> Any:
-        nonlocal data_classes
+    def labelled(role: str, path: PathOrText, known: Optional[tuple[str, ...]] = None) -> Any:
         if is_code(str(path)):
             return _run_code(role, str(path), transform)
-        data = labelled_samples(path, transform, data_classes or None, classes)
+        data = labelled_samples(path, transform, known, classes)
         if len(data.classes) < 2:
             raise NACError(f"{data.origin} has one class only: expected at least two.")
-        data_classes = data_classes or data.classes
         return data
-
-    def ood_sets(role: str, entries: Sequence[str]) -> dict[str, Any]:
-        def read(name: str, path: str) -> Any:
-            if not path:
-                raise NACError(f"expected NAME=FOLDER for your own set of images, got '{name}'.")
-            if is_code(path):
-                return _run_code(role, path, transform)
-            return unlabelled_samples(path, transform)
-
-        return named_sets(entries, read)
 
     made = labelled("train", train)
     found = dict(made) if isinstance(made, Mapping) else {"train": made}
     refuse_unknown(found, _ROLES, "set of images")
     if "train" not in found:
         raise NACError(f"`train`: {train} returned {sorted(found)} without 'train'.")
-    data_classes = classes_of(found["train"])
-    for role, path in (("val", val), ("test", test)):
+    names, n_classes = classes_of(found["train"]) or None, _count_classes(found["train"])
+    for number, (role, path) in enumerate((("val", val), ("test", test))):
         if path is not None:
-            found[role] = labelled(role, path)
-    for number, role in enumerate(("val", "test")):
-        if role not in found and (role == "val" or needs_test):
+            found[role] = labelled(role, path, names)
+            names = names or classes_of(found[role]) or None
+        elif role not in found and (role == "val" or needs_test):
             found["train"], found[role] = _split(found["train"], seed + number)
     if ood_val not in (None, NO_OOD):
-        (found["ood_val"],) = ood_sets("ood_val", [str(ood_val)]).values()
+        (found["ood_val"],) = _ood_sets("ood_val", [str(ood_val)], transform).values()
     return Datasets(
-        _title(str(train)), _count_classes(found["train"]), found["train"], found["val"],
+        _title(str(train)), n_classes, found["train"], found["val"],
         found.get("test"), found.get("ood_val"),
-        {**found.get("near", {}), **ood_sets("near", near)},
-        {**found.get("far", {}), **ood_sets("far", far)},
+        {**found.get("near", {}), **_ood_sets("near", near, transform)},
+        {**found.get("far", {}), **_ood_sets("far", far, transform)},
     )  # fmt: skip
 
 
-def named_sets(entries: Sequence[str], read: Callable[[str, str], Any]) -> dict[str, Any]:
-    """Read OOD sets that are written as `NAME` or `NAME=FOLDER`; `read` gets name and folder."""
+def _ood_sets(
+    role: str, entries: Sequence[str], transform: Any, listed: Optional[Callable[..., Any]] = None
+) -> dict[str, Any]:
+    """Read OOD sets that are written as `NAME=FOLDER`, or as `NAME` if `listed` reads such sets."""
+    paths = dict(entry.partition("=")[::2] for entry in entries)
+    check_names([entry.partition("=")[0] for entry in entries])
     found: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, path = entry.partition("=")
-        if not is_file_name(name) or (equals and not path):
-            raise NACError(f"expected NAME or NAME=FOLDER for an OOD set, got '{entry}'.")
-        check_names([*found, name])
-        found[name] = read(name, path)
+    for name, path in paths.items():
+        if is_code(path):
+            found[name] = _run_code(role, path, transform)
+        elif path:
+            found[name] = unlabelled_samples(path, transform)
+        elif listed is not None:
+            found[name] = listed(name)
+        else:
+            raise NACError(f"expected NAME=FOLDER for your own set of images, got '{name}'.")
     return found
 
 
@@ -215,10 +209,7 @@ def _count_classes(train: Any) -> int:
         return len(names)
     labels = Samples("train", train).labels
     if labels is None:
-        raise NACError(
-            "the training data has no labels: let the dataset yield (x, y) or {'data': x, "
-            "'label': y}."
-        )
+        raise NACError("the training data has no labels: let the dataset yield (x, y).")
     return int(labels.max()) + 1
 
 
@@ -229,32 +220,27 @@ def check_names(names: Sequence[str]) -> None:
     if wrong:
         raise NACError(
             f"expected a different name for each OOD set, and none of {', '.join(RESERVED)}; got "
-            f"{', '.join(wrong)}. Name a folder differently: NAME=FOLDER."
+            f"{', '.join(wrong)}."
         )
 
 
 def check_mapping(role: str, value: Any, what: str, example: str) -> None:
     """Check that an argument is a mapping, of datasets by name."""
     if not isinstance(value, Mapping):
+        got = type(value).__name__
         raise NACError(
-            f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}; got "
-            f"{type(value).__name__}."
+            f"`{role}` must map {what} to datasets: {{'{example}': dataset}}; got {got}."
         )
 
 
 def check_file_names(what: str, names: Iterable[str]) -> None:
     """Check that files can have these names on all systems."""
     for name in names:
-        if not is_file_name(name):
+        if not isinstance(name, str) or not re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name):
             raise NACError(
                 f"the name of {what} must not be empty, contain a slash or begin with a '.', "
                 f"and must be UTF-8, because files are named after it; got {name!r}."
             )
-
-
-def is_file_name(name: Any) -> bool:
-    """Whether a file can have this name on all systems."""
-    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name) is not None
 
 
 @dataclass(frozen=True)
@@ -379,21 +365,18 @@ def listed_sets(
     def listed(part: str) -> SampleList:
         return benchmark.images(data_root, part, transform)
 
-    def ood_sets(prefix: str, entries: Sequence[str]) -> dict[str, Any]:
-        def read(name: str, folder: str) -> Any:
-            return unlabelled_samples(folder, transform) if folder else listed(f"{prefix}_{name}")
+    def ood_sets(part: str, entries: Sequence[str]) -> dict[str, Any]:
+        return _ood_sets(part, entries, transform, lambda name: listed(f"{part}_{name}"))
 
-        return named_sets(entries, read)
-
-    near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
-    ood_val = ood_val or benchmark.ood_val
+    name, ood_val = benchmark.name, ood_val or benchmark.ood_val
     validation = {} if ood_val == NO_OOD else ood_sets("val", [ood_val])
+    near, far = (benchmark.near if near is None else near), (benchmark.far if far is None else far)
     return Datasets(
-        benchmark.name,
+        name,
         benchmark.n_classes,
-        train=listed(f"train_{benchmark.name}"),
-        id_val=listed(f"val_{benchmark.name}"),
-        test=listed(f"test_{benchmark.name}") if needs_test else None,
+        train=listed(f"train_{name}"),
+        id_val=listed(f"val_{name}"),
+        test=listed(f"test_{name}") if needs_test else None,
         ood_val=next(iter(validation.values()), None),
         near=ood_sets("test", near) if needs_test else {},
         far=ood_sets("test", far) if needs_test else {},

@@ -17,7 +17,7 @@ from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError, why_unreadable
 from nac_openood.files import is_file, read_text
 from nac_openood.records import from_values, parse_yaml
-from nac_openood.sources.code import is_code, load_code, user_code
+from nac_openood.sources.code import accepts, is_code, load_code, user_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.networks import kind_of
 
@@ -56,21 +56,16 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         channels = 1 if self.gray else 3
-        for name, value in (("mean", self.mean), ("std", self.std)):
-            values = [value] if isinstance(value, (int, float)) else list(value or ())
-            if len(values) not in (0, 1, channels):
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            values = (value,) * channels if isinstance(value, (int, float)) else value
+            if values is not None and len(values) != channels:
                 raise NACError(
                     f"'{name}' must be {channels} numbers, one per channel, got {value}."
                 )
-            full = tuple(map(float, values)) * (channels // max(len(values), 1))
-            object.__setattr__(self, name, full or None)
-        for name, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None and min([size] if isinstance(size, int) else size) < 1:
-                raise NACError(f"'{name}' must be positive, got {size!r}.")
+            object.__setattr__(self, name, values and tuple(map(float, values)))
         if (self.mean is None) != (self.std is None):
             raise NACError("expected both 'mean' and 'std' or neither of them.")
-        if isinstance(self.std, tuple) and min(self.std) <= 0:
-            raise NACError(f"'std' must be above 0, got {list(self.std)}.")
         if self.interpolation not in _INTERPOLATIONS:
             raise NACError(
                 f"'interpolation' must be one of {', '.join(_INTERPOLATIONS)}, got "
@@ -212,7 +207,7 @@ def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> P
 def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]) -> Preprocessing:
     kind = kind_of(arch)
     if benchmark is None or benchmark.name in kind.benchmarks:
-        transform = kind.transform(arch, weights)
+        transform = kind.transform(weights)
         if transform is not None:
             return Preprocessing(transform, AUTO)
     if benchmark is not None:
@@ -232,7 +227,7 @@ def user_transform(text: str) -> Transform:
             image. A class, or a function that needs none, is called and returns the transform.
     """
     found = load_code(text, "`transform`")
-    if inspect.isclass(found) or (inspect.isroutine(found) and _needs_nothing(found)):
+    if inspect.isclass(found) or (inspect.isroutine(found) and accepts(found)):
         with user_code(text, "`transform`"):
             found = found()
     if not callable(found):
@@ -241,14 +236,6 @@ def user_transform(text: str) -> Transform:
             "of an image that returns a tensor."
         )
     return _UserTransform(found, text)
-
-
-def _needs_nothing(function: Any) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError):  # ValueError: no signature, as for some functions in C
-        return False
-    return True
 
 
 class _UserTransform:
