@@ -6,8 +6,7 @@ from torch.utils.data import DataLoader, Subset
 from nac_openood.detector.batches import balanced_indices, dataset_labels
 from nac_openood.detector.readings import Readings
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import read
+from nac_openood.network.probe import PassPlan, read
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import CifarResNet18
 from nac_openood.sources.sets import BENCHMARKS

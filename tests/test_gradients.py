@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nac_openood import ProbeError
 from nac_openood.network.architectures import find_layer
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import read
+from nac_openood.network.probe import PassPlan, read
 
 
 class Operations(TorchDispatchMode):
@@ -82,16 +81,13 @@ def test_the_graph_starts_at_the_first_layer_with_a_gradient(small_net, images):
 def test_parameters_made_in_inference_mode(images):
     with torch.inference_mode():
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 3))
+        inside = read(net, images, layers(net, ["0"]), gradients=False)
     for plan in (None, PassPlan(net, images), PassPlan(net, images, fast=True)):
-        probed = read(net, images, layers(net, ["0", "3"]), plan, gradients=False)
-        assert probed["0"].activation.shape == (24, 4)
+        probed = read(net, images, layers(net, ["0"]), plan, gradients=False)
         assert not probed.logits.is_inference() and not probed["0"].activation.is_inference()
-    with torch.inference_mode():
-        again = read(net, images, layers(net, ["0", "3"]), gradients=False)
-    assert torch.equal(again.logits, read(net, images, layers(net, ["0"]), gradients=False).logits)
-    assert not again.logits.is_inference()
-    with pytest.raises(ProbeError, match=r"made inside torch.inference_mode"):
-        read(net, images, layers(net, ["0", "3"]), gradients=["3"])
+        torch.testing.assert_close(probed.logits, inside.logits)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        read(net, images, layers(net, ["0"]))
 
 
 class Detaches(nn.Module):
@@ -121,19 +117,3 @@ def test_networks_that_turn_gradients_off(mode):
     else:
         with pytest.raises((ProbeError, RuntimeError), match="no gradient reaches|[Ii]nference"):
             read(net, x, layers(net, ["first"]))
-
-
-def test_integers_have_activations_but_no_gradients():
-    net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
-    net.insert(0, nn.Identity())
-    x = torch.arange(6).reshape(2, 3)
-    probed = read(net, x, layers(net, ["0", "3"]), gradients=["3"])
-    assert probed["0"].activation.tolist() == x.tolist()
-    with pytest.raises(ProbeError, match="outputs torch.int64, which has no gradient"):
-        read(net, x, layers(net, ["0", "3"]))
-
-
-@pytest.mark.parametrize("gradients", [["layer9"], "layer1"])
-def test_gradients_of_layers_that_are_not_read(small_net, images, gradients):
-    with pytest.raises(ProbeError, match=r"names of the layers to read, \['layer2'\]; got .*layer"):
-        read(small_net, images, layers(small_net, ["layer2"]), gradients=gradients)

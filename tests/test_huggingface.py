@@ -5,8 +5,8 @@ import torch
 
 from nac_openood import NACDetector
 from nac_openood.network.architectures import Layer, find_layer
-from nac_openood.network.auto import auto_layers, with_layouts
-from nac_openood.network.probe import read
+from nac_openood.network.auto import auto_layers
+from nac_openood.network.probe import read, with_layouts
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,8 +13,7 @@ from test_probe import NAMES, equal, layers, snapshot
 
 from nac_openood import NACDetector
 from nac_openood.network.head import with_features
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import classify, read
+from nac_openood.network.probe import PassPlan, classify, read
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread(),

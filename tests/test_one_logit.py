@@ -9,8 +9,7 @@ from nac_openood import LayerConfig, NACDetector
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.head import Head, head_of, with_features
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import classify, read
+from nac_openood.network.probe import PassPlan, classify, read
 from nac_openood.search.advise import energy, msp
 
 

@@ -5,13 +5,12 @@ from conftest import SmallNet
 from test_probe import NAMES, expected_readings, layers, same
 from torch import nn
 
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import classify, read
+from nac_openood.network.probe import PassPlan, classify, read
 
 
 def test_the_same_numbers_up_to_rounding(small_net, images):
     fast = PassPlan(small_net, images, fast=True)
-    assert len(fast.pairs) == 3
+    assert len(fast.foldable) == 3
     same(read(small_net, images, layers(small_net), fast), expected_readings(small_net, images))
 
 
@@ -19,7 +18,7 @@ def test_every_batchnorm_of_a_resnet_is_folded():
     torch.manual_seed(0)
     net, x = torchvision.models.resnet18().double().eval(), torch.randn(2, 3, 64, 64)
     fast = PassPlan(net, x, fast=True)
-    assert len(fast.pairs) == 20
+    assert len(fast.foldable) == 20
     plain, folded = (read(net, x, layers(net), f) for f in (None, fast))
     for name in NAMES:  # in double precision rounding is all that could differ
         for a, b in zip(plain[name], folded[name]):
@@ -53,7 +52,7 @@ def test_only_what_is_safe_is_folded():
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2)
     fast = PassPlan(net, x, fast=True)
-    assert fast.pairs == [(net.folds, net.d)]
+    assert [pair[:2] for pair in fast.foldable] == [(net.folds, net.d)]
     names = ["a", "folds", "fc"]
     plain = read(net, x, layers(net, names))
     folded = read(net, x, layers(net, names), fast)  # a probed convolution is not folded either
@@ -62,7 +61,7 @@ def test_only_what_is_safe_is_folded():
 
 
 def test_large_batches_run_in_parts(small_net, images, monkeypatch):
-    monkeypatch.setattr("nac_openood.network.plan._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
+    monkeypatch.setattr("nac_openood.network.probe._LARGEST_BLOCK", 5 * 6 * 9 * 9 * 4)
     plan = PassPlan(small_net, images)
     assert [len(part) for part in plan.parts(images)] == [5, 5, 5, 5, 4]
     expected = expected_readings(small_net, images)
@@ -104,7 +103,7 @@ class Functional(nn.Module):
 def test_functional_call(wide, images):
     net, plain = Functional(wide), wide(images.double())
     plan = PassPlan(net, images, fast=True)
-    assert len(plan.pairs) == 3
+    assert len(plan.foldable) == 3
     assert_fast_is_exact(net, images, ["net.layer1", "net.layer3", "net.avgpool"], plan)
     assert not torch.equal(classify(net, images), plain)  # those weights do matter
     assert torch.equal(wide(images.double()), plain)
@@ -135,7 +134,7 @@ def test_modules_replaced_after_the_first_pass(wide, images, change):
         wide.layer1.forward = lambda x: wide.layer1[2](wide.layer1[1](wide.layer1[0](x).tanh()))
     assert_fast_is_exact(wide, images, plan=plan)
     folded = {"norm": 3, "conv": 3, "statistics": 3}.get(change, 2)
-    assert len(plan.pairs) == folded
+    assert len(plan.foldable) == folded
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -185,7 +184,7 @@ class Exposed(nn.Module):
 
 def test_blocks_that_show_the_convolution(images):
     net = Exposed().double().eval()
-    assert len(PassPlan(net, images, fast=True).pairs) == 1
+    assert len(PassPlan(net, images, fast=True).foldable) == 1
     assert_fast_is_exact(net, images, ["block", "norm"])
     net.block.register_forward_hook(lambda m, i, o: o * 2)
     assert_fast_is_exact(net, images, ["norm"])

@@ -31,7 +31,7 @@ def raw(x):
         (lambda d, x: d.score(x[0]), r"batch has shape \[3, 9, 9\].*" + ONE_IMAGE),
         (lambda d, x: new(d).fit([x[0]]), r"batch has shape \[3, 9, 9\].*" + ONE_IMAGE),
         (lambda d, x: new(d, "auto", rule="nac_plus").fit([x[0]]), ONE_IMAGE),
-        (lambda d, x: d.score({"image": x[0]}), r"shapes {image: \[3, 9, 9\]}.*" + ONE_IMAGE),
+        (lambda d, x: d.score({"image": x[0]}), r"dict of image: shape \[3, 9, 9\].*" + ONE_IMAGE),
         (lambda d, x: new(d).fit(DataLoader(list(x), batch_size=None)), ONE_IMAGE),
         (lambda d, x: d.score(raw(x)), "dtype torch.uint8. Networks take images as floating-point"),
         (lambda d, x: new(d).fit([raw(x)]), r"pass x.float\(\) / 255, normalized as in training"),
@@ -125,8 +125,8 @@ def test_sizes_that_are(small_net, images, labels, n):
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 3, 9, 9)), r"got ndarray. Convert it: torch.from_numpy\(x\).float\(\)"),
-        ("cat.png", "got str. Load and transform the file"),
+        (np.zeros((2, 3, 9, 9)), "got ndarray"),
+        ("cat.png", "got str"),
         (torch.zeros(0, 3, 9, 9), r"at least one sample, got shape \[0, 3, 9, 9\]"),
         (torch.tensor(1.0), r"at least one sample, got shape \[\]"),
         (None, "got NoneType"),

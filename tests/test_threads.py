@@ -11,8 +11,7 @@ from torch import nn
 
 from nac_openood import NACDetector
 from nac_openood.network.head import with_features
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import classify, read
+from nac_openood.network.probe import PassPlan, classify, read
 
 SECONDS = 2.0
 #: How often every thread runs at least, however busy the machine is.

@@ -262,7 +262,7 @@ def test_features_are_needed():
     with pytest.raises(NACError, match="expected `features` in the outputs"):
         CORAL()(Outputs(torch.zeros(2, 2), torch.zeros(2), torch.zeros(2)))
     net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
-    with pytest.raises(NACError, match="something comes after its linear layer"):
+    with pytest.raises(NACError, match="expected Sequential to end in one nn.Linear"):
         train(net, loaders(), algorithm=CORAL(), steps=1, progress=False)
 
 

@@ -20,11 +20,9 @@ from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike, damage
 from nac_openood.network.architectures import Layer
-from nac_openood.network.auto import with_layouts
 from nac_openood.network.fingerprint import identity
 from nac_openood.network.inputs import autocast_to, device_of, mapped
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.probe import read
+from nac_openood.network.probe import PassPlan, read, with_layouts
 from nac_openood.records import checked
 
 _T = TypeVar("_T")

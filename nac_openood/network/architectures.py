@@ -198,7 +198,13 @@ def find_layer(net: nn.Module, name: str) -> Layer:
     for prefix in _prefixes(modules):
         if name and prefix + name in modules:
             return Layer(name, prefix + name, layouts.get(prefix + name))
-    raise ProbeError(_unknown_layer(net, name))
+    aliases = [layer.alias for layer in rows]
+    close = difflib.get_close_matches(name, [*aliases, *modules], n=3)
+    hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+    known = f"Its known layers are {aliases}. " if aliases else ""
+    raise ProbeError(
+        f"{type(net).__name__} has no layer '{name}'. {hint}{known}{_by_path(net, close)}"
+    )
 
 
 def describe(net: nn.Module) -> str:
@@ -209,20 +215,11 @@ def describe(net: nn.Module) -> str:
     )
 
 
-def _unknown_layer(net: nn.Module, name: str) -> str:
-    aliases = [layer.alias for layer in table_layers(net)]
-    paths = [path for path, _ in net.named_modules() if path]
-    close = difflib.get_close_matches(name, [*aliases, *paths], n=3)
-    hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
-    known = f"Its known layers are {aliases}. " if aliases else ""
-    return f"{type(net).__name__} has no layer '{name}'. {hint}{known}{_by_path(net, close)}"
-
-
 def _by_path(net: nn.Module, close: Sequence[str] = ()) -> str:
     """How to name layers by module path; the example is the first of `close`, if any."""
-    shallow = [path for path, _ in net.named_modules() if path and path.count(".") <= 1]
-    example = [*close, *shallow[-2:], "layer4"][0]
-    shown = ", ".join(shallow[:24]) + (", ..." if len(shallow) > 24 else "")
+    paths = [path for path, _ in net.named_modules() if path and path.count(".") <= 1]
+    example = [*close, *paths[-2:], "layer4"][0]
+    shown = ", ".join(paths[:24]) + (", ..." if len(paths) > 24 else "")
     return (
         f"Name layers by module path, e.g. layers={{'{example}': LayerConfig(...)}}. "
         f"Its modules: {shown}."

@@ -2,39 +2,35 @@
 
 In a ResNet these are avgpool, which is the input of its head, and the ends of its stages: layer1 to
 layer3, the early ones, and layer4, the last. No knowledge of the architecture is used: `flow.py`
-records what is computed from what, `stages.py` finds the blocks and where their size changes.
+records what is computed from what.
+
+A node of the recording is a *cut* if every path to the logits passes through it: the sum that ends
+a residual block is one, the convolutions inside are not. A *block* is a module with branches inside
+that ends in a cut. The last block before each change of resolution or width ends a stage. In a
+network without branches, the layers between two products with weights take the place of a block.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import zip_longest
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, table_layers
-from nac_openood.network.flow import Call, Traced, record
-from nac_openood.network.inputs import (
-    Inputs,
-    logits_of,
-    prepare,
-    returned_logits,
-    rows,
-    sample_count,
-    token_mask,
-)
-from nac_openood.network.replica import kept_random_state, run, unwrap
-from nac_openood.network.stages import Block, Structure, layout_of
+from nac_openood.network.flow import Call, Node, Recorder, Size, Traced, record
+from nac_openood.network.inputs import logits_of, prepare, returned_logits, rows, sample_count
+from nac_openood.network.probe import token_layouts
+from nac_openood.network.replica import unwrap
 
 #: How many samples are passed: three, because windows and heads come in twos and fours.
 _SAMPLES = 3
-#: A class token and, in distilled networks, a second one beside it.
-_CLASS_TOKENS = 2
+#: With more stages than this, the width grows from block to block and is ignored.
+_MOST_STAGES = 8
 
 
 @dataclass(frozen=True)
@@ -79,143 +75,278 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
         x = prepare(inner, x)
         few = rows(x, torch.arange(_SAMPLES) % sample_count(x))
     recorded = record(inner, few)
-    batch = logits_of(recorded.output, few).shape[0]
-    returned = returned_logits(recorded.output)
-    logits = None if returned is None else recorded.value(returned)
-    if logits is None:
-        raise _nothing_found(net, "its logits do not depend on its input", recorded.calls)
-    structure = Structure(recorded, logits.node, batch)
-    cuts = [call for call in structure.readable if call.outputs[0].node in structure.cuts]
-    nothing_found = partial(_nothing_found, net, calls=cuts or structure.readable)
-    if not structure.products:
-        raise nothing_found("no layer with weights is applied to its input")
+    logits_of(recorded.output, few)  # refuses what is not logits
+    structure = Structure(recorded)
     operand = structure.head_operand()
-    near = None if operand is None else structure.nearest(operand.node)
-    if operand is None or near is None:
-        raise nothing_found("no module returns what its head is applied to")
+    nearest = None if operand is None else structure.nearest(operand.node)
+    if operand is None or nearest is None:
+        raise _nothing_found(net, structure)
 
-    prefix = next(path for path, module in net.named_modules() if module is inner)
-    prefix = f"{prefix}." if prefix else ""
+    prefix = next(f"{path}." if path else "" for path, m in net.named_modules() if m is inner)
     calls = {call.path: call for call in recorded.calls}
-    known = [row for row in table_layers(inner) if row.path in calls]
+    table = [row for row in table_layers(inner) if row.path in calls]
 
     def layer(block: Block, inside: bool) -> Layer:
         """The layer of a block, as in the table if that has the module or one inside it."""
         path = block.reader.path
-        for row in known:
+        for row in table:
             same = calls[row.path].outputs[0].node == block.node
             if same or (inside and row.path.startswith(f"{path}.")):
                 return replace(row, path=prefix + row.path)
-        return Layer(path, prefix + path, layout_of(block.reader.outputs[0]))
+        return Layer(path, prefix + path, block.reader.outputs[0].layout)
 
-    exact = [call for call in structure.readable if call.outputs[0].node == operand.node]
-    head_input = _head_input(exact[0] if exact else near, operand if exact else None, batch)
+    output = nearest.outputs[0]
+    is_flat = output.node == operand.node and operand.shape[1:] == (math.prod(output.shape[1:]),)
+    head_input = Layer(nearest.path, nearest.path, "flat" if is_flat else output.layout)
     for row in table_layers(inner)[:1]:
-        if row in known and structure.is_after_products(calls[row.path], operand.node):
+        if row in table and structure.is_after_products(calls[row.path], operand.node):
             head_input = row
     head_input = replace(head_input, path=prefix + head_input.path)
     if head_input.layout == "tokens":
         # the code between a layer and the head may take some of its tokens
-        module = {"": net.get_submodule(head_input.path)}
-        layout = token_layouts(inner, few, module).get("")
-        head_input = replace(head_input, layout=layout or "tokens")
+        layouts = token_layouts(inner, few, {"": net.get_submodule(head_input.path)})
+        head_input = replace(head_input, layout=layouts.get("") or "tokens")
     blocks, last = structure.stages(operand.node)
     early = tuple(layer(block, inside=last is None) for block in blocks)
     return AutoLayers(head_input, early or (head_input,), last and layer(last, inside=False))
 
 
-def _head_input(call: Call, operand: Optional[Traced], batch: int) -> Layer:
-    """The layer of the head's input; `operand` is None unless the module returns it."""
-    output = call.outputs[0]
-    if operand is not None and operand.shape == (batch, math.prod(output.shape) // batch):
-        return Layer(call.path, call.path, "flat")
-    return Layer(call.path, call.path, layout_of(output))
-
-
-def _nothing_found(net: nn.Module, why: str, calls: Iterable[Call]) -> ProbeError:
-    shown = [f"{call.path} {list(call.outputs[0].shape)}" for call in calls if call.readable][:24]
-    example = shown[0].split()[0] if shown else "layer3"
+def _nothing_found(net: nn.Module, structure: Structure) -> ProbeError:
+    cuts = [call for call in structure.readable if call.outputs[0].node in structure.cuts]
+    calls = (cuts or structure.readable)[:24]
+    shown = ", ".join(f"{call.path} {list(call.outputs[0].shape)}" for call in calls)
+    example = calls[0].path if calls else "layer3"
     return ProbeError(
-        f"no layers could be chosen in {type(net).__name__} by running it: {why}. Name layers by "
-        f"module path, e.g. `layers=['{example}']`. Modules that return one tensor: "
-        f"{', '.join(shown) or 'none'}."
+        f"no layers could be chosen in {type(net).__name__} by running it: no module returns what "
+        f"its head is applied to. Name layers by module path, e.g. `layers=['{example}']`. Modules "
+        f"that return one tensor: {shown or 'none'}."
     )
 
 
-def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optional[dict[str, Layer]]:
-    """Add layouts to layers that have none and return tokens `[batch, tokens, width]`.
+class Block(NamedTuple):
+    """A module that ends in a cut: its call, the node of the cut, and the module to read there."""
+
+    call: Call
+    node: int
+    reader: Call
+
+    @property
+    def size(self) -> Size:
+        """The size of what is read."""
+        return self.reader.outputs[0].size
+
+    def is_inside(self, other: Block) -> bool:
+        """Whether it is a smaller part of the other."""
+        inner, outer = self.call.nodes, other.call.nodes
+        return outer.start <= inner.start and inner.stop <= outer.stop and len(inner) < len(outer)
+
+
+class Structure:
+    """The structure of a network between its main input and its logits.
 
     Args:
-        net: the network.
-        x: a batch for it; three samples are used.
-        layers: by name.
+        recorded: from `record`.
 
-    Returns:
-        The layers; None if all sequences of the batch have a single token, which is ambiguous.
+    Attributes:
+        cuts: the nodes that every path to the logits passes through.
+        products: the nodes that multiply by weights.
+        readable: calls of modules that return one tensor with a row for each sample.
     """
-    unknown = {n: net.get_submodule(layer.path) for n, layer in layers.items() if not layer.layout}
-    if not unknown:
-        return dict(layers)
-    inner = unwrap(net)
-    found = token_layouts(inner, rows(prepare(inner, x), slice(_SAMPLES)), unknown)
-    if None in found.values():
-        return None
-    named = {name: replace(layers[name], layout=layout) for name, layout in found.items()}
-    return {**layers, **named}
 
+    def __init__(self, recorded: Recorder) -> None:
+        self.nodes, self.calls = recorded.nodes, recorded.calls
+        returned = returned_logits(recorded.output)
+        logits = None if returned is None else recorded.value(returned)
+        end = -1 if logits is None else logits.node
+        inputs = [n for n in range(end + 1) if not self.nodes[n].parents]
+        # masks are inputs, too, but fewer weights are applied to them
+        ways = [_way(self.nodes, source, end) for source in inputs]
+        self._way = max(ways, key=lambda way: len(self._products(way)), default={})
+        self.products = self._products(self._way)
+        self.cuts = {node for node, is_cut in self._way.items() if is_cut}
+        self.readable = [
+            call
+            for call in self.calls
+            if call.readable and _has_rows(call.outputs[0]) and call.outputs[0].layout
+        ]
 
-def token_layouts(
-    net: nn.Module, x: Inputs, modules: Mapping[str, nn.Module]
-) -> dict[str, Optional[str]]:
-    """Find the layouts of modules that return tokens, by name; None where it is ambiguous.
+    def _products(self, way: Iterable[int]) -> list[int]:
+        return [node for node in way if self.nodes[node].operand is not None]
 
-    Args:
-        net: the network, without wrappers.
-        x: a batch as it takes it.
-        modules: of `net`, by name.
-    """
-    batch, mask = sample_count(x), token_mask(net, x)
-    seen: dict[str, Tensor] = {}
+    # -- the head --------------------------------------------------------------------------
 
-    def observe(name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
-        is_tokens = isinstance(output, Tensor) and output.ndim == 3 and output.is_floating_point()
-        if not is_tokens or output.shape[0] != batch:
+    def head_operand(self) -> Optional[Traced]:
+        """What the last product is applied to; for several heads, what they have in common."""
+        if not self.products:
             return None
-        seen[name] = output if output.requires_grad else output.detach().requires_grad_()
-        return seen[name].clone()  # an operation in place must not change what was seen
+        last = self.products[-1]
+        if last in self.cuts:
+            return self.nodes[last].operand
+        return self.nodes[max(self.cuts.intersection(range(last)).difference(self.products))].value
 
-    observers = [(module, partial(observe, name)) for name, module in modules.items()]
-    gradients: Sequence[Optional[Tensor]] = ()
-    with kept_random_state(), torch.inference_mode(False), torch.enable_grad():
-        try:
-            logits = returned_logits(run(net, x, on_output=observers))
-            if seen and logits is not None and logits.requires_grad:
-                # different weights, so that gradients do not cancel
-                by = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
-                total = (logits.float() * by).sum()
-                gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
-        except RuntimeError:  # no gradient can be computed: then all tokens count
-            gradients = ()
-    return {
-        name: "tokens" if gradient is None else _layout((gradient != 0).any(dim=2), mask)
-        for name, gradient in zip_longest(seen, gradients)
-    }
+    def nearest(self, node: int) -> Optional[Call]:
+        """The last module at or before a node, with no product between them."""
+        calls = [c for c in self.readable if self.is_after_products(c, node)]
+        cuts = [c for c in calls if c.outputs[0].node in self.cuts]
+        return max(cuts, key=lambda call: call.outputs[0].node, default=None)
+
+    def is_after_products(self, call: Call, node: int) -> bool:
+        """Whether a module ends at or before a node, with no product between them."""
+        product = max((n for n in self.products if n <= node), default=0)
+        return product <= call.outputs[0].node <= node
+
+    # -- stages ----------------------------------------------------------------------------
+
+    def stages(self, end: int) -> tuple[list[Block], Optional[Block]]:
+        """The ends of the stages up to the node `end`, in forward order, and the last end.
+
+        The latter is None if all blocks have one size.
+        """
+        products = [n for n in self.products if n <= end]
+        modules = [b for b in map(self._block, self.calls) if b is not None and b.node <= end]
+        blocks = self._blocks(modules, end)
+        inside = [n for n in products if any(n in block.call.nodes for block in blocks)]
+        is_chain = 2 * len(self.cuts.intersection(products)) >= len(products)
+        is_chain &= not blocks or 2 * len(inside) < len(products)
+        if is_chain:
+            # fully connected layers on top of feature maps belong to the head
+            links = self._links(modules, end)
+            blocks = [link for link in links if link.size.positions > 1] or links
+        runs = _runs(blocks)
+        if len(runs) < 2:
+            return _quarters(blocks if is_chain else _most_frequent_kind(blocks)), None
+        if len(runs) == 2 and not is_chain:
+            # stages without branches between the stem and the first block
+            known = (self.nodes[self.products[0]].value.size, blocks[0].size)
+            links = self._links(modules, min(block.call.nodes.start for block in blocks) - 1)
+            before = _grouped(links, Size.same_resolution)
+            runs[:0] = [r for r in before if not any(map(r[0].size.same_resolution, known))]
+        *early, last = self._outermost([run[-1] for run in runs])
+        return early, None if is_chain and last.node == end else last
+
+    def _outermost(self, blocks: Sequence[Block]) -> list[Block]:
+        """Blocks read at the largest module that ends there and begins in the same stage."""
+        found, before = [], self.products[0]
+        for block in blocks:
+            calls = [c for c in self.readable if c.outputs[0].node == block.node]
+            stage = next((c for c in calls if c.nodes.start > before), block.reader)
+            found.append(block._replace(reader=stage))
+            before = block.node
+        return found
+
+    def _block(self, call: Call) -> Optional[Block]:
+        """A module that ends in a cut, if it can be read there."""
+        ends = [v for v in call.outputs if v.node in call.nodes and v.node in self.cuts]
+        if not ends:
+            return None
+        end = max(ends, key=lambda value: value.node)
+        if call.readable:
+            return Block(call, end.node, call) if call in self.readable else None
+        # it returns a tuple: the next module with a tensor like the one in it is read
+        alike = [c for c in self.readable if c.outputs[0].shape == end.shape]
+        reader = next((c for c in alike if c.outputs[0].node >= end.node), None)
+        return reader and Block(call, end.node, reader)
+
+    def _blocks(self, modules: Sequence[Block], end: int) -> list[Block]:
+        """The blocks up to the node `end`, in forward order."""
+        nodes = [n for n in self._way if n <= end]
+        joins = [b for a, b in zip(nodes, nodes[1:]) if b in self.cuts and a not in self.cuts]
+        products = [n for n in self.products if n in self.cuts]
+        ends = [value for value in (self.nodes[n].value for n in joins) if _has_rows(value)]
+
+        def has_branches(block: Block) -> bool:
+            nodes = block.call.nodes
+            sizes = [value.size for value in ends if value.node in nodes]
+            if not sizes or not all(map(block.size.same_resolution, sizes)):
+                return False
+            # a part of the network that holds several stages is no block
+            steps = [self.nodes[n].value.size for n in products if n in nodes]
+            return sum(not a.same_resolution(b) for a, b in zip(steps, steps[1:])) < 2
+
+        blocks = _not_inside_others([b for b in modules if has_branches(b)])
+        # one without branches, because it changes the width, is known by its class
+        kinds = {type(block.call.module) for block in blocks} - {nn.Sequential}
+        alike = [b for b in modules if type(b.call.module) in kinds]
+        both = {block.call.path: block for block in [*blocks, *alike]}
+        blocks = self._without_stem(_not_inside_others(list(both.values())))
+        return sorted(blocks, key=lambda block: (block.node, block.call.nodes.start))
+
+    def _without_stem(self, blocks: list[Block]) -> list[Block]:
+        """Without blocks of one size in a stem: it has the first weights and changes the shape."""
+        shape = self.nodes[next(iter(self._way))].value.shape
+        for call in self.calls:
+            if self.products[0] in call.nodes and call.outputs[0].shape != shape:
+                inner = [block for block in blocks if block.node in call.nodes]
+                if len(_runs(inner)) == 1 and len(inner) < len(blocks):
+                    return [block for block in blocks if block not in inner]
+        return blocks
+
+    def _links(self, modules: Sequence[Block], end: int) -> list[Block]:
+        """In a chain of products: the last module after each that keeps its size."""
+        links = []
+        for start, stop in zip(self.products, [*self.products[1:], end + 1]):
+            size = self.nodes[start].value.size
+            alike = [b for b in modules if start <= b.node < min(stop, end + 1) and b.size == size]
+            links.extend(sorted(alike, key=lambda block: block.node)[-1:])
+        return links
 
 
-def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
-    """The layout, given which tokens the logits read, bool `[batch, tokens]`; None if unclear."""
-    if mask is None or mask.shape != read.shape:
-        mask = torch.ones_like(read)
-    read, mask = read.cpu(), mask.cpu()
-    longer = mask.sum(dim=1) > 1
-    if not longer.any():
-        return None
-    read, mask = (read & mask)[longer], mask[longer]
-    positions = torch.arange(read.shape[1])
-    last = (mask * positions).amax(dim=1, keepdim=True)
-    if bool((read == (positions == last)).all()):
-        return "last_token"
-    # in short sequences, two tokens may be all there are
-    classes = _CLASS_TOKENS if int(mask.sum(dim=1).max()) > _CLASS_TOKENS + 1 else 1
-    is_class = bool(read[:, 0].all()) and not bool(read[:, classes:].any())
-    return "class_token" if is_class else "tokens"
+def _has_rows(value: Traced) -> bool:
+    return len(value.shape) > 1 and value.shape[0] == _SAMPLES
+
+
+def _way(nodes: Sequence[Node], source: int, sink: int) -> dict[int, bool]:
+    """The nodes on paths between two, in order: whether all paths pass through each."""
+    reached = {source}
+    for node in range(source + 1, sink + 1):
+        if not reached.isdisjoint(nodes[node].parents):
+            reached.add(node)
+    last_reader = {sink: sink}
+    for node in range(sink, source, -1):
+        if node in reached and node in last_reader:
+            for parent in reached.intersection(nodes[node].parents):
+                last_reader.setdefault(parent, node)
+    way, furthest = {}, source
+    for node in sorted(last_reader):
+        way[node] = furthest <= node
+        furthest = max(furthest, last_reader[node])
+    return way if sink in reached else {}
+
+
+def _not_inside_others(blocks: list[Block]) -> list[Block]:
+    """Without what lies inside a block of another size."""
+    return [
+        b for b in blocks if not any(b.is_inside(c) and not b.size.same(c.size) for c in blocks)
+    ]
+
+
+def _runs(blocks: Sequence[Block]) -> list[list[Block]]:
+    """Neighbors of one size; of one resolution, if the width changes too often."""
+    runs = _grouped(blocks, Size.same)
+    return runs if len(runs) <= _MOST_STAGES else _grouped(blocks, Size.same_resolution)
+
+
+def _grouped(blocks: Sequence[Block], same: Callable[[Size, Size], bool]) -> list[list[Block]]:
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and same(runs[-1][-1].size, block.size):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+def _most_frequent_kind(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks of one class; if two are equally frequent, of the one around the other."""
+    counts = Counter(kind for kind, _ in {(type(b.call.module), b.node) for b in blocks})
+    lengths: Counter[type] = Counter()
+    for block in blocks:
+        lengths[type(block.call.module)] += len(block.call.nodes)
+    kind = max(counts, key=lambda k: (counts[k], lengths[k]), default=None)
+    return list({b.node: b for b in blocks if type(b.call.module) is kind}.values())
+
+
+def _quarters(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks at a quarter, half and three quarters of the depth."""
+    indices = {math.ceil(len(blocks) * quarter / 4) - 1 for quarter in (1, 2, 3)}
+    return [blocks[i] for i in sorted(indices) if i >= 0]

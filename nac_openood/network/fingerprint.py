@@ -27,11 +27,9 @@ from nac_openood.errors import NACError
 from nac_openood.network.replica import unwrap
 from nac_openood.tensor_files import raw_bytes
 
-#: The prefixes of settings in a fingerprint. Early fingerprints lack the second kind.
-_SETTING, _OF_CLASS = "setting ", "class setting "
+_SETTING = "setting "
 #: Source is compared within a version of Python only: `ast.unparse` differs between versions.
 _FORWARD = f"forward {sys.version_info[0]}.{sys.version_info[1]}"
-_SHORT = 16
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
 _IDLE = re.compile("Identity|.*Dropout.*|DropPath|StochasticDepth|DropBlock.*")
 #: Attributes that make no difference in evaluation mode, or that say how a network is run.
@@ -43,7 +41,6 @@ _IGNORED = frozenset(
 )  # fmt: skip
 #: The same, by parts of the names in modules that are not torch's.
 _OF_THE_MACHINE = re.compile("cuda|device|gpu|path|file|folder|log|debug|verbose|name|cfg|config")
-_LONGEST = 64
 
 
 def fingerprint(net: nn.Module) -> dict[str, str]:
@@ -52,20 +49,20 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
     Returns:
         `structure`: names, shapes and precision of parameters and buffers. `weights`: their
         values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: what
-        modules compute by, such as stride and eps. `class setting CLASS.NAME`: the same of
-        attributes of the user's own classes. `forward VERSION`: the user's own `forward` methods.
+        modules compute by, such as stride and eps. `forward VERSION`: the user's own `forward`
+        methods.
     """
     inner = unwrap(net)
+    modules = _modules(inner)
     settings: dict[str, list[str]] = {}
-    for name, module in _modules(inner):
-        for kind, values in ((_SETTING, vars(module)), (_OF_CLASS, _class_attributes(module))):
-            for attribute, text in _settings(module, values):
-                key = f"{kind}{_class(module)}.{attribute}"
-                settings.setdefault(key, []).append(f"{name} {text}")
+    for name, module in modules:
+        for attribute, text in _settings(module):
+            key = f"{_SETTING}{_class(module)}.{attribute}"
+            settings.setdefault(key, []).append(f"{name} {text}")
     return {
         **_tensors(inner),
-        "modules": _hash(f"{name} {_class(module)}" for name, module in _modules(inner)),
-        **{key: _hash(lines)[:_SHORT] for key, lines in settings.items()},
+        "modules": _hash(f"{name} {_class(module)}" for name, module in modules),
+        **{key: _hash(lines)[:16] for key, lines in settings.items()},
         _FORWARD: _hash(_forward_code(inner)),
     }
 
@@ -113,12 +110,14 @@ def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def _modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _modules(net: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules by name, without idle ones and without the wrappers of torch.compile."""
-    for name, module in net.named_modules():
-        compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)
-        if not compiled and not _IDLE.fullmatch(type(module).__name__):
-            yield ".".join(part for part in name.split(".") if part != "_orig_mod"), module
+    return [
+        (".".join(part for part in name.split(".") if part != "_orig_mod"), module)
+        for name, module in net.named_modules()
+        if not isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        if not _IDLE.fullmatch(type(module).__name__)
+    ]
 
 
 def _class(module: nn.Module) -> str:
@@ -145,65 +144,39 @@ def _is_library(module: Optional[str]) -> bool:
 # -- settings --------------------------------------------------------------------------------------
 
 
-def _class_attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes of the user's own classes that their methods read, as the module has them."""
-    own = [kind for kind in reversed(type(module).__mro__) if not _is_library(kind.__module__)]
-    found = {name: value for kind in own for name, value in vars(kind).items()}
-    codes = [v.__code__ for v in found.values() if isinstance(v, types.FunctionType)]
-    read = set().union(*map(_names, codes))
-    return {
-        name: vars(module).get(name, getattr(value, "__func__", value))  # of a static method
-        for name, value in found.items()
-        if name in read and not isinstance(value, (types.FunctionType, property, classmethod))
-    }
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Names that code uses, also in functions inside it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _settings(module: nn.Module, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
     if isinstance(module, torch.jit.ScriptModule):
         return
     kind: Any = type(module)
-    changing = _assigned(kind)
     is_torchs = kind.__module__.startswith("torch.")
     of_library = not is_torchs and _is_library(kind.__module__)
-    for name, value in sorted(values.items()):
-        if name.startswith("_") or name in _IGNORED or name in changing:
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or name in _IGNORED or name in _assigned(kind):
             continue
         if not is_torchs and _OF_THE_MACHINE.search(name):
             continue
         each = value if isinstance(value, (tuple, list)) else [value]
         if of_library and any(type(v) not in (int, float) for v in each):
             continue  # booleans and strings of libraries often depend on the machine
-        text = _setting(value)
+        text = _text(value)
         if text is not None:
             yield name, text
 
 
-def _setting(value: Any) -> Optional[str]:
-    """A setting as text; None if the value is not a setting."""
-    if isinstance(value, str) and (len(value) > _LONGEST or "/" in value or "\\" in value):
-        return None  # probably a path
+def _text(value: Any) -> Optional[str]:
+    """A setting as text: numbers, strings, functions and collections; None for anything else."""
     if isinstance(value, partial):
-        return f"{_setting(value.func)} {_simple(value.args)} {_simple(value.keywords)}"
+        return f"{_text(value.func)} {_text(value.args)} {_text(value.keywords)}"
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return f"function {value.__name__}"
-    return _simple(value)
-
-
-def _simple(value: Any, depth: int = 0) -> Optional[str]:
-    """Numbers, strings and collections of them as text; None for anything else."""
     if type(value) is dict:
-        value, depth = [[k, v] for k, v in value.items()], depth + 1
-    if isinstance(value, torch.Size) or type(value) in (tuple, list):
-        parts = [_simple(each, depth + 1) for each in value] if depth < 5 else [None]
+        value = [[k, v] for k, v in value.items()]
+    if type(value) in (tuple, list, torch.Size):
+        parts = [_text(each) for each in value]
         return None if None in parts else f"({', '.join(map(str, parts))})"
-    simple = (bool, int, float, complex, str, bytes, type(None))
-    return repr(value) if isinstance(value, torch.dtype) or type(value) in simple else None
+    is_path = isinstance(value, str) and (len(value) > 64 or "/" in value or "\\" in value)
+    simple = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
+    return repr(value) if type(value) in simple and not is_path else None
 
 
 @cache

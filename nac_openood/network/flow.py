@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nac_openood.network.inputs import Inputs
+from nac_openood.network.inputs import Inputs, tensors_in
 from nac_openood.network.replica import kept_random_state, run
 
 #: In place of a node: a tensor made of weights and constants alone, and integers made from the
@@ -36,15 +35,60 @@ _PRODUCTS = {
     **dict.fromkeys(("linear", "mkldnn_linear", "addmm", "mm", "bmm", "baddbmm"), -1),
     **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"), -1),
 }
-_REDUCTIONS = ("mean", "sum", "amax", "amin", "max", "min", "var", "logsumexp")
+
+
+class Size(NamedTuple):
+    """How many positions a sample of a tensor has, and how many neurons at each."""
+
+    positions: int
+    width: int
+
+    def same_resolution(self, other: Size) -> bool:
+        """Nearly as many positions: unpadded convolutions crop, and class tokens are added."""
+        few, many = sorted((self.positions, other.positions))
+        return many <= 1.75 * few
+
+    def same(self, other: Size) -> bool:
+        """The same width and resolution."""
+        return self.width == other.width and self.same_resolution(other)
 
 
 class Traced(NamedTuple):
-    """A tensor that comes from the input: its node and shape, and the axis of its neurons."""
+    """A tensor `[batch, ...]` that comes from the input.
+
+    Args:
+        node: what made it.
+        shape: its shape.
+        axis: the dimension of its neurons; None if the pass did not show it.
+    """
 
     node: int
     shape: tuple[int, ...]
     axis: Optional[int]
+
+    def _neurons(self) -> int:
+        """The dimension of the neurons; a guess by the shape where it is unknown."""
+        shape, dims = self.shape, len(self.shape)
+        if self.axis:
+            return self.axis
+        is_square_before_last = dims > 3 and shape[1] == shape[2] != shape[-1]
+        return dims - 1 if dims == 3 or is_square_before_last else 1
+
+    @property
+    def size(self) -> Size:
+        """The size of one sample."""
+        width = self.shape[self._neurons()]
+        return Size(math.prod(self.shape[1:]) // max(width, 1), width)
+
+    @property
+    def layout(self) -> Optional[str]:
+        """One of `LAYOUTS`; None where the neurons lie on a dimension in the middle."""
+        dims, axis = len(self.shape), self._neurons()
+        if dims == 2 or axis == 1:
+            return "flat" if dims == 2 else "maps"
+        if axis == dims - 1:
+            return "tokens" if dims == 3 else "maps_last"
+        return None
 
 
 class Node(NamedTuple):
@@ -91,13 +135,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        read = [(t, self._node_of(t)) for t in _tensors((args, kwargs))]
+        read = [(t, self._node_of(t)) for t in tensors_in((args, kwargs))]
         addresses = {_address(t) for t, _ in read}
         read = [(t, node) for t, node in read if node != _STATIC]
         values = [self._value(t, node) for t, node in read if node >= 0]
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        for made in _tensors(result):
+        for made in tensors_in(result):
             is_view = _address(made) in addresses and not func._schema.is_mutable
             if is_view and values:
                 self._axes[made] = _axis_after(name, args, values, made.shape)
@@ -108,11 +152,13 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _add(self, name: str, args: Sequence[Any], values: list[Traced], made: Tensor) -> None:
-        if not made.is_floating_point() and not made.is_complex():
+        if made.is_floating_point() or made.is_complex():
+            self._axes[made] = _axis_after(name, args, values, made.shape)
+            self._set_node(made, len(self.nodes))
+        else:
             self._set_node(made, _INTEGERS)
-            return
-        self._axes[made] = _axis_after(name, args, values, made.shape)
-        self._set_node(made, len(self.nodes))
+            if not values:
+                return
         # a product of two activations, as in attention, has no weights
         operand = values[0] if name in _PRODUCTS and len(values) == 1 else None
         parents = tuple(sorted({value.node for value in values}))
@@ -152,7 +198,7 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
 
     def after(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         nodes = range(starts[path], len(recorder.nodes))
-        found = tuple(filter(None, map(recorder.value, _tensors(output))))
+        found = tuple(filter(None, map(recorder.value, tensors_in(output))))
         readable = bool(found) and isinstance(output, Tensor)
         calls[path][-1] = Call(path, module, nodes, found, readable)
 
@@ -170,6 +216,43 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
     return recorder
 
 
+class Foldable(NamedTuple):
+    """A convolution whose output goes into a BatchNorm and nowhere else.
+
+    `between` are the modules that return that output or take it, these two among them.
+    """
+
+    conv: nn.Module
+    norm: nn.Module
+    between: frozenset[nn.Module]
+
+
+def foldable(net: nn.Module, x: Inputs) -> list[Foldable]:
+    """The BatchNorms that can be folded into convolutions, found by running `net`.
+
+    In evaluation mode a BatchNorm is a multiplication and an addition per channel, which the
+    convolution before it can do on the way.
+
+    Args:
+        net: the network, without wrappers.
+        x: one sample, as a batch.
+    """
+    recorded, found = record(net, x), []
+    calls = [call for call in recorded.calls if "forward" not in vars(call.module)]
+    norms = {n: call for call in calls if type(call.module) is nn.BatchNorm2d for n in call.nodes}
+    for call in calls:
+        if type(call.module) is not nn.Conv2d:
+            continue
+        made = call.outputs[0].node
+        readers = [n for n, node in enumerate(recorded.nodes) if made in node.parents]
+        norm = norms.get(readers[0]) if readers else None
+        if norm is None or readers[-1] not in norm.nodes or norm.module.running_mean is None:
+            continue
+        between = {c.module for c in recorded.calls if (made in c.nodes) != (readers[0] in c.nodes)}
+        found.append(Foldable(call.module, norm.module, frozenset(between)))
+    return found
+
+
 def _axis_after(
     name: str, args: Sequence[Any], values: list[Traced], shape: Sequence[int]
 ) -> Optional[int]:
@@ -179,13 +262,9 @@ def _axis_after(
     if name == "embedding":
         return len(shape) - 1
     # in a sum of branches the one that began first is the residual stream
-    for value in sorted(values, key=lambda value: value.node):
-        axis = _moved(name, args, value, shape)
-        if axis is not None:
-            return axis
-    if name.endswith("layer_norm"):
-        return len(shape) - 1
-    return 1 if "batch_norm" in name else None
+    ordered = sorted(values, key=lambda value: value.node)
+    axes = (_moved(name, args, value, shape) for value in ordered)
+    return next((axis for axis in axes if axis is not None), None)
 
 
 def _moved(name: str, args: Sequence[Any], value: Traced, shape: Sequence[int]) -> Optional[int]:
@@ -195,13 +274,9 @@ def _moved(name: str, args: Sequence[Any], value: Traced, shape: Sequence[int]) 
         return None
     if name == "permute":
         return [d % dims for d in args[1]].index(axis)
-    if name in ("transpose", "t"):
-        first, second = (d % dims for d in args[1:3]) if name == "transpose" else (0, dims - 1)
+    if name == "transpose":
+        first, second = (d % dims for d in args[1:3])
         return {first: second, second: first}.get(axis, axis)
-    if name in ("select", *_REDUCTIONS) and len(shape) < dims:
-        gone = args[1] if len(args) > 1 and args[1] is not None else range(dims)
-        gone = {d % dims for d in ([gone] if isinstance(gone, int) else gone)}
-        return None if axis in gone else axis - sum(d < axis for d in gone)
     if math.prod(shape) == math.prod(value.shape):  # reshapes, operations on each element
         before, width = math.prod(value.shape[:axis]), value.shape[axis]
         axes = [i for i, n in enumerate(shape) if n == width and math.prod(shape[:i]) == before]
@@ -215,10 +290,6 @@ def _layer_by_layer(replicas: Mapping[nn.Module, nn.Module]) -> None:
     for replica in replicas.values():
         if isinstance(replica, nn.TransformerEncoderLayer):
             replica.activation_relu_or_gelu = 0
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:

@@ -25,13 +25,6 @@ class Featured(NamedTuple):
     features: Tensor
 
 
-class _Call(NamedTuple):
-    path: str
-    layer: nn.Linear
-    features: Tensor
-    output: Tensor
-
-
 class Head(nn.Module):
     """A classifier's linear layer, in place of the network for methods that work on features.
 
@@ -83,8 +76,7 @@ def head_of(net: nn.Module, sample: Any) -> tuple[str, nn.Linear]:
     Raises:
         NACError: the logits are not the output of a linear layer.
     """
-    found = _run(net, sample)[1]
-    return found.path, found.layer
+    return _run(net, sample)[1:]
 
 
 def with_features(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> Featured:
@@ -95,36 +87,42 @@ def with_features(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> F
         x: a batch for it.
         head: from `head_of`; None looks for it in this pass.
     """
-    logits, call = _run(net, x, head)
-    return Featured(logits, call.features)
+    return _run(net, x, head)[0]
 
 
-def _run(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> tuple[Tensor, _Call]:
+def _run(
+    net: nn.Module, x: Any, head: Optional[nn.Linear] = None
+) -> tuple[Featured, str, nn.Linear]:
+    """One pass, and the head with its path."""
     inner = unwrap(net)
-    paths = {
+    linear = {
         layer: path
         for path, layer in inner.named_modules()
         if isinstance(layer, nn.Linear) and (head is None or layer is head)
     }
-    calls: list[_Call] = []
+    calls: list[tuple[Any, Tensor, Tensor]] = []
 
     def observe(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         # not tokens and maps, which are no logits and would take memory
-        features = inputs[0] if inputs else None
-        if isinstance(layer, nn.Linear) and isinstance(features, Tensor) and features.ndim == 2:
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim == 2:
             # copies: an operation in place may rewrite the originals
-            calls.append(_Call(paths[layer], layer, features.clone(), output.clone()))
+            calls.append((layer, inputs[0].clone(), output.clone()))
 
     x = prepare(inner, x)
-    on_output = [(layer, observe) for layer in paths]
+    on_output = [(layer, observe) for layer in linear]
     logits = logits_of(run_without_grad(inner, x, on_output=on_output), x)
-    for call in reversed(calls):
-        if call.output.shape == logits.shape and _same(call.output, logits):
-            return logits, call
+    for layer, features, output in reversed(calls):
         # `logits_of` turns a single logit into two
-        if call.output.shape == (len(logits), 1) and _same(call.output, logits[:, 1:]):
-            return logits, call
-    raise _no_head(inner, logits, calls)
+        same = logits[:, 1:] if output.shape[1] == 1 else logits
+        if output.shape == same.shape and torch.allclose(output, same, 0, 0, equal_nan=True):
+            return Featured(logits, features), linear[layer], layer
+    alike = [linear[layer] for layer, _, output in calls if output.shape == logits.shape]
+    raise NACError(
+        f"expected {type(inner).__name__} to end in one nn.Linear whose output is the logits "
+        f"{list(logits.shape)}. Linear layers with outputs of that shape: "
+        f"{', '.join(alike) or 'none'}. Methods that work on penultimate features need such a "
+        "head: leave them out, or wrap the network so that it returns that layer's output."
+    )
 
 
 def _of_two_classes(layer: nn.Linear) -> nn.Linear:
@@ -133,22 +131,3 @@ def _of_two_classes(layer: nn.Linear) -> nn.Linear:
         for new, old in zip(two.parameters(), layer.parameters()):
             new.copy_(torch.cat([torch.zeros_like(old), old]))
     return two
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
-
-
-def _no_head(net: nn.Module, logits: Tensor, calls: list[_Call]) -> NACError:
-    alike = [call.path for call in calls if call.output.shape == logits.shape]
-    if len(alike) > 1:
-        why = f"its linear layers {alike} have outputs of that shape, combined in some way"
-    elif alike:
-        why = f"something comes after its linear layer '{alike[0]}'"
-    else:
-        why = "none of its linear layers has an output of that shape"
-    return NACError(
-        f"expected {type(net).__name__} to end in one nn.Linear whose output is the logits "
-        f"{list(logits.shape)}, but {why}. Methods that work on penultimate features need such a "
-        "head: leave them out, or wrap the network so that it returns that layer's output."
-    )

@@ -11,10 +11,9 @@ import warnings
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Iterator, Mapping, Optional, Sequence, Union
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from nac_openood.errors import NACError, ProbeError, first_line
 
@@ -47,28 +46,22 @@ def as_inputs(value: Any) -> Inputs:
     """
     if isinstance(value, Tensor):
         return value
+    found: Any = ()
     if isinstance(value, Mapping):
-        entries = {str(name): _entry(name, part) for name, part in value.items()}
-        kept = {n: part for n, part in entries.items() if part is not None and n not in LABELS}
-        if tensors_in(kept):
-            return kept
+        entries = {str(n): _entry(n, part) for n, part in value.items() if n not in LABELS}
+        found = {name: part for name, part in entries.items() if part is not None}
     elif isinstance(value, _SEQUENCES) and tensors_in(value):
-        return tuple(_entry(index, part) for index, part in enumerate(value))
-    hint = ""
-    if isinstance(value, np.ndarray):
-        hint = " Convert it: torch.from_numpy(x).float()."
-    elif isinstance(value, (str, bytes)):
-        hint = " Load and transform the file, or tokenize the text, first."
-    raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.{hint}")
+        found = tuple(_entry(index, part) for index, part in enumerate(value))
+    if not tensors_in(found):
+        raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.")
+    return found
 
 
 def _entry(name: Any, part: Any) -> Any:
     """One of several inputs; None if no network takes it."""
-    if name in LABELS or part is None or isinstance(part, (str, bytes)):
-        return None
-    if isinstance(part, Tensor):
-        return part
-    if isinstance(part, Mapping) and tensors_in(part):
+    if part is None or isinstance(part, (Tensor, str, bytes)):
+        return part if isinstance(part, Tensor) else None
+    if isinstance(part, Mapping) and tensors_in(dict(part)):
         return {key: _entry(key, value) for key, value in part.items()}
     if isinstance(part, _SEQUENCES) and all(isinstance(value, Tensor) for value in part):
         return tuple(part)
@@ -84,7 +77,7 @@ def _entry(name: Any, part: Any) -> Any:
 def describe_value(value: Any) -> str:
     """Describe a value for an error message: the shapes of tensors, the types of all else."""
     if isinstance(value, Tensor):
-        return str(list(value.shape))
+        return f"shape {list(value.shape)}"
     kind = type(value).__name__
     if isinstance(value, Mapping):
         parts = [f"{name}: {describe_value(part)}" for name, part in value.items()]
@@ -99,10 +92,7 @@ def describe_value(value: Any) -> str:
 
 def tensors_in(x: Any) -> list[Tensor]:
     """All tensors of a batch, in order."""
-    if isinstance(x, Tensor):
-        return [x]
-    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, _SEQUENCES) else ()
-    return [tensor for part in parts for tensor in tensors_in(part)]
+    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
 
 
 def mapped(x: Inputs, change: Callable[[Tensor], Tensor]) -> Any:
@@ -116,24 +106,13 @@ def sample_count(x: Inputs) -> int:
     Raises:
         ProbeError: the tensors have different numbers of rows.
     """
-    if isinstance(x, Tensor):
-        return x.shape[0] if x.ndim else 0
-    sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors_in(x)}
-    if len(sizes) > 1 or None in sizes:
+    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors_in(x)}
+    if len(sizes) > 1:
         raise ProbeError(
-            f"expected tensors with one row per sample, got {shapes(x)}. Every input of a batch "
-            "needs the same first dimension."
+            f"expected tensors with one row per sample, got {describe_value(x)}. Every input of a "
+            "batch needs the same first dimension."
         )
-    return int(sizes.pop() or 0) if sizes else 0
-
-
-def shapes(x: Inputs) -> str:
-    """The shapes in a batch, for errors."""
-    if isinstance(x, Tensor):
-        return f"shape {list(x.shape)}"
-    named = x.items() if isinstance(x, Mapping) else enumerate(x)
-    parts = [f"{n}: {', '.join(str(list(t.shape)) for t in tensors_in(part))}" for n, part in named]
-    return f"shapes {{{', '.join(parts)}}}"
+    return max(sizes, default=0)
 
 
 def rows(x: Inputs, index: Union[slice, Tensor]) -> Any:
@@ -175,7 +154,7 @@ def prepare(net: nn.Module, x: Any) -> Any:
     if not isinstance(x, Tensor):
         x = _accepted(net, as_inputs(x))
     if not sample_count(x):
-        raise ProbeError(f"expected a batch of at least one sample, got {shapes(x)}.")
+        raise ProbeError(f"expected a batch of at least one sample, got {describe_value(x)}.")
     weights = next((p for p in net.parameters() if p.is_floating_point()), None)
 
     def move(tensor: Tensor) -> Tensor:
@@ -260,20 +239,20 @@ def explained(x: Any) -> Iterator[None]:
 
 def _common_mistake(x: Any) -> Optional[str]:
     tensors = tensors_in(x)
+    found = f"The batch has {describe_value(x)}"
     if isinstance(x, _SEQUENCES) and len(tensors) > 1 and len({t.shape for t in tensors}) == 1:
         return (
-            f"The batch has {shapes(tuple(x))}. A tuple or list holds the inputs of a network with "
-            "several, `net(*x)`: samples of one input are joined with torch.stack(x)."
+            f"{found}. A tuple or list holds the inputs of a network with several, `net(*x)`: "
+            "samples of one input are joined with torch.stack(x)."
         )
     for tensor in tensors:
-        found = f"The batch has {shapes(x)} and dtype {tensor.dtype}."
         if tensor.ndim > 2 and not tensor.is_floating_point():
             return (
-                f"{found} Networks take images as floating-point numbers: pass x.float() / 255, "
-                "normalized as in training."
+                f"{found} and dtype {tensor.dtype}. Networks take images as floating-point "
+                "numbers: pass x.float() / 255, normalized as in training."
             )
         if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
-            return f"{found} {_NO_BATCH}"
+            return f"{found}. {_NO_BATCH}"
     return None
 
 
@@ -305,7 +284,7 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
     if unbatched or found.shape[0] != sample_count(x):
         raise ProbeError(
             f"the network returned logits for {found.shape[0]} samples, given input of "
-            f"{shapes(x)}. {_NO_BATCH}"
+            f"{describe_value(x)}. {_NO_BATCH}"
         )
     return found
 

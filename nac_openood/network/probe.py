@@ -8,45 +8,44 @@ gradient is kept, and a pass without gradients has no graph and no backward at a
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Union
+from itertools import zip_longest
+from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
 from nac_openood.core.reading import BatchReadings, Pool, Reading, pooling_for
 from nac_openood.errors import ProbeError
+from nac_openood.network import inputs, replica
 from nac_openood.network.architectures import Layer
-from nac_openood.network.inputs import (
-    Inputs,
-    explained,
-    joined_inputs,
-    logits_of,
-    prepare,
-    rows,
-    sample_count,
-    token_mask,
-)
-from nac_openood.network.plan import PassPlan
-from nac_openood.network.replica import Replica, add_hooks, run, run_without_grad, unwrap
+from nac_openood.network.flow import Foldable, foldable
+from nac_openood.network.inputs import Inputs, logits_of
+from nac_openood.network.replica import unwrap
 
 #: Gradients of float16 layers are computed this much larger, or the small ones become zero.
 _FLOAT16_SCALE = 1024.0
+#: glibc maps larger blocks anew every time, with a page fault for every page.
+_LARGEST_BLOCK = 32 * 2**20
+#: A class token and, in distilled networks, a second one beside it.
+_CLASS_TOKENS = 2
 
 
 def classify(net: nn.Module, x: Any) -> Tensor:
     """The logits `[batch, classes]` of a batch, in evaluation mode and without gradients."""
-    with explained(x):
-        x = prepare(unwrap(net), x)
-        return logits_of(run_without_grad(net, x), x)
+    with inputs.explained(x):
+        x = inputs.prepare(unwrap(net), x)
+        return logits_of(replica.run_without_grad(net, x), x)
 
 
 def count_classes(net: nn.Module, x: Any) -> int:
     """The number of classes of a network, found by running it on the first sample of a batch."""
-    with explained(x):
-        first = rows(prepare(unwrap(net), x), slice(1))
-        return logits_of(run_without_grad(net, first), first).shape[1]
+    with inputs.explained(x):
+        first = inputs.rows(inputs.prepare(unwrap(net), x), slice(1))
+        return logits_of(replica.run_without_grad(net, first), first).shape[1]
 
 
 def read(
@@ -74,27 +73,121 @@ def read(
         mean: whether to average over positions instead of summing, which NAC's settings assume.
     """
     wanted = list(layers if gradients is True else gradients or ())
-    if isinstance(gradients, str) or not layers.keys() >= set(wanted):
-        raise ProbeError(
-            f"`gradients` must be True, False or a collection of names of the layers to read, "
-            f"{list(layers)}; got {gradients!r}."
-        )
     inner = unwrap(net)
-    if wanted and any(parameter.is_inference() for parameter in inner.parameters()):
-        raise ProbeError(
-            "the network's parameters were made inside torch.inference_mode(), where no gradient "
-            "can ever be computed. Build or load the network outside of it."
-        )
     modules = {name: net.get_submodule(layer.path) for name, layer in layers.items()}
-
-    with explained(x):
-        x = prepare(inner, x)
+    with inputs.explained(x):
+        x = inputs.prepare(inner, x)
         parts = [x] if plan is None else plan.parts(x)
         found = [Taps(layers, wanted, mean=mean).run(inner, part, modules, plan) for part in parts]
     if len(found) == 1:
         return found[0]
-    by_layer = joined_inputs([dict(part) for part in found])
+    by_layer = inputs.joined_inputs([dict(part) for part in found])
     return BatchReadings(torch.cat([part.logits for part in found]), by_layer)
+
+
+# -- how to run a pass fast ------------------------------------------------------------------
+
+
+class PassPlan:
+    """How best to run a network, found by running it on one sample.
+
+    On CPUs a large batch runs in parts small enough that the allocator reuses memory instead of
+    asking the system for it again and again, as with a smaller batch size.
+
+    A fast plan also changes the rounding: BatchNorms are folded into the convolutions before them,
+    and on CPUs the pass runs channels-last, in which convolutions need no reordering. Only replicas
+    are folded. Threads can share a plan, and it notices when modules of the network are replaced.
+
+    Args:
+        net: the network.
+        x: a batch of the kind that will be passed.
+        fast: also use what changes the rounding.
+
+    Attributes:
+        replicas: replicas of the network, for passes by this plan.
+        foldable: what a fast pass folds, unless hooks or readings prevent it.
+    """
+
+    def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
+        net = unwrap(net)
+        batch, x = x, inputs.rows(inputs.prepare(net, x), slice(1))
+        self._fast, self._largest = fast, 1
+        self._on_cpu = inputs.tensors_in(x)[0].device.type == "cpu"
+        self._modules = _modules_and_forwards(net.modules())
+        self.replicas = replica.ReplicaCache()
+        self.foldable: list[Foldable] = []
+        convolutions = [module for module in net.modules() if type(module) is nn.Conv2d]
+        with replica.kept_random_state(), inputs.explained(batch):
+            before = replica.torch_states()
+            measured = [(module, self._measure) for module in convolutions]
+            replica.run_without_grad(net, x, on_output=measured)
+            self._draws = not all(map(torch.equal, before, replica.torch_states()))
+            if fast:
+                self.foldable = foldable(net, x)
+
+    def _measure(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self._largest = max(self._largest, output.nbytes)
+
+    def parts(self, x: Inputs) -> list[Any]:
+        """The batch in the pieces and the memory layout that run fastest."""
+        if not self._on_cpu:
+            return [x]
+        n = inputs.sample_count(x)
+        # even pieces: a small last one would cost a whole pass of overhead
+        size = math.ceil(n / math.ceil(n / max(1, _LARGEST_BLOCK // self._largest)))
+        starts = range(0, n, size)
+        pieces = [x] if size >= n else [inputs.rows(x, slice(i, i + size)) for i in starts]
+        return [inputs.mapped(piece, _channels_last) for piece in pieces] if self._fast else pieces
+
+    def options(self, net: nn.Module, x: Inputs, read: Collection[nn.Module]) -> dict[str, Any]:
+        """Options of `nac_openood.network.replica.run` for a pass that reads some modules."""
+        return {"adapt": partial(self._fold, net, x, read), "cache": self.replicas}
+
+    def around_pass(self) -> Any:
+        """A context that keeps the random state if the network draws even in evaluation mode."""
+        return replica.kept_random_state() if self._draws else nullcontext()
+
+    def _fold(
+        self,
+        net: nn.Module,
+        x: Inputs,
+        read: Collection[nn.Module],
+        replicas: Mapping[nn.Module, nn.Module],
+    ) -> None:
+        """Fold replicas, given by their originals, if the plan is fast."""
+        if not self._fast:
+            return
+        modules = _modules_and_forwards(replicas)
+        if modules != self._modules:
+            self.foldable, self._modules = foldable(net, inputs.rows(x, slice(1))), modules
+        for conv, norm, between in self.foldable:
+            hooked = any(map(replica.has_hooks, between))
+            if between.isdisjoint(read) and not hooked and norm.running_mean is not None:
+                folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
+                vars(replicas[conv])["forward"] = folded
+                vars(replicas[norm])["forward"] = lambda input: input
+
+
+def _modules_and_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
+    """What can be folded depends on: modules, and `forward`s set on them."""
+    return [(module, vars(module).get("forward")) for module in modules]
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach()
+    shift = -norm.running_mean if conv.bias is None else conv.bias.detach() - norm.running_mean
+    bias = shift * scale if norm.bias is None else norm.bias.detach() + shift * scale
+    weight = conv.weight.detach() * scale[:, None, None, None]
+    return conv._conv_forward(input, weight, bias)
+
+
+# -- taps ------------------------------------------------------------------------------------
 
 
 class _Tap(torch.autograd.Function):
@@ -145,33 +238,39 @@ class Taps:
     ) -> BatchReadings:
         """One pass over a batch."""
         observers = [(module, partial(self.observe, name)) for name, module in modules.items()]
-        planned: Mapping[str, Any] = {}
-        if plan is not None:
-            adapt = partial(plan.adapt, net, x, modules.values())
-            planned = {"adapt": adapt, "cache": plan.replicas}
-        around = nullcontext() if plan is None else plan.around_pass()
+        options = {} if plan is None else plan.options(net, x, modules.values())
         autocast_cache = torch.is_autocast_cache_enabled()
+        around = nullcontext() if plan is None else plan.around_pass()
         # in C, unlike torch.no_grad, so that an interrupt cannot leave it half done
         with around, torch._C._InferenceMode(False):
-            self._mask = token_mask(net, x)
+            self._mask = inputs.token_mask(net, x)
             try:
                 torch._C._set_grad_enabled(False)
                 # weights cast without a graph must not stay in the caller's autocast cache
                 torch.set_autocast_cache_enabled(False)
-                logits = logits_of(run(net, x, on_output=observers, **planned), x)
+                logits = logits_of(replica.run(net, x, on_output=observers, **options), x)
                 if self._wanted:
                     self._backward(logits)
             finally:
                 torch.set_autocast_cache_enabled(autocast_cache)
             logits = logits.clone() if logits.is_inference() else logits.detach()
-        return BatchReadings(logits, self.readings(sample_count(x)))
+        return BatchReadings(logits, self.readings(inputs.sample_count(x)))
 
     def observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
         """Read the output of layer `name`; see `nac_openood.network.replica.run`."""
-        self._check(name, module, output)
-        pool = pooling_for(
-            self._layers[name].layout, output.shape, name, mean=self._mean, mask=self._mask
-        )
+        layer = self._layers[name]
+        if name in self._activations:
+            raise ProbeError(
+                f"layer '{name}' (module '{layer.path}') ran more than once in one forward pass, "
+                "so it has no single output. Choose a module that runs once, e.g. the block around "
+                "it."
+            )
+        if not isinstance(output, Tensor):
+            raise ProbeError(
+                f"layer '{name}' (module '{layer.path}', {type(module).__name__}) returns "
+                f"{type(output).__name__}, expected one tensor. Choose a module inside or after it."
+            )
+        pool = pooling_for(layer.layout, output.shape, name, mean=self._mean, mask=self._mask)
         self._activations[name] = pool(output.detach())
         if name not in self._wanted:
             return None
@@ -185,40 +284,19 @@ class Taps:
     def _receive(self, name: str, pool: Pool, gradient: Tensor) -> None:
         self._gradients[name] = pool(gradient) / self._scale
 
-    def _check(self, name: str, module: nn.Module, output: Any) -> None:
-        path = self._layers[name].path
-        if name in self._activations:
-            raise ProbeError(
-                f"layer '{name}' (module '{path}') ran more than once in one forward pass, so it "
-                "has no single output. Choose a module that runs once, e.g. the block around it."
-            )
-        if not isinstance(output, Tensor):
-            raise ProbeError(
-                f"layer '{name}' (module '{path}', {type(module).__name__}) returns "
-                f"{type(output).__name__}, expected one tensor. Choose a module inside or after it."
-            )
-        if name in self._wanted and not output.is_floating_point():
-            raise ProbeError(
-                f"layer '{name}' (module '{path}') outputs {output.dtype}, which has no gradient. "
-                "Choose a module with floating-point outputs."
-            )
-
     def _backward(self, logits: Tensor) -> None:
         """Compute the gradients of KL(uniform || softmax) at all layers at once."""
-        if not logits.requires_grad:
-            raise ProbeError(
-                f"the logits do not depend on layer {_quoted(self._wanted)}, or the network's "
-                "forward turns gradients off (torch.no_grad, .detach()): no gradient reaches them."
-            )
-        torch.set_grad_enabled(True)  # a forward under torch.no_grad has turned it off again
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        loss = -wide.log_softmax(dim=-1).mean(dim=-1).sum() * self._scale
-        torch.autograd.grad(loss, self._anchor, allow_unused=True)
+        if logits.requires_grad:
+            torch.set_grad_enabled(True)  # a forward under torch.no_grad has turned it off again
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            loss = -wide.log_softmax(dim=-1).mean(dim=-1).sum() * self._scale
+            torch.autograd.grad(loss, self._anchor, allow_unused=True)
         unreached = [n for n in self._wanted if n in self._activations and n not in self._gradients]
         if unreached:
             raise ProbeError(
-                f"the logits do not depend on the output of layer {_quoted(unreached)}: no "
-                "gradient reaches it. Choose a module between the input and the logits."
+                f"no gradient reaches layer {_quoted(unreached)}: the logits do not depend on its "
+                "output, or the network's forward turns gradients off (torch.no_grad, .detach()). "
+                "Choose a module between the input and the logits."
             )
 
     def readings(self, batch: int) -> dict[str, Reading]:
@@ -239,6 +317,10 @@ class Taps:
         return {n: Reading(self._activations[n], self._gradients.get(n)) for n in self._layers}
 
 
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
 class ReadNetwork(nn.Module):
     """A network and its readings as one module, for tracers such as `torch.export`.
 
@@ -253,13 +335,13 @@ class ReadNetwork(nn.Module):
 
     def __init__(self, net: nn.Module, layers: Mapping[str, Layer], *, mean: bool) -> None:
         super().__init__()
-        self._layers, self._mean = dict(layers), mean
-        self._taps = Taps(self._layers, (), mean=mean)
+        self._new_taps = partial(Taps, dict(layers), (), mean=mean)
+        self._taps = self._new_taps()
         inner = unwrap(net)
-        replicas = Replica(inner, frozen=True).modules
+        replicas = replica.Replica(inner, frozen=True).modules
         paths = {name: layer.path for name, layer in layers.items()}
         observers = [(net.get_submodule(p), partial(self._observe, n)) for n, p in paths.items()]
-        add_hooks(replicas, "_forward_hooks", observers)
+        replica.add_hooks(replicas, "_forward_hooks", observers)
         self.net = replicas[inner]
 
     def _observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -267,10 +349,85 @@ class ReadNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> BatchReadings:
         """Logits and readings of a batch `[batch, ...]`."""
-        self._taps = Taps(self._layers, (), mean=self._mean)
+        self._taps = self._new_taps()
         logits = logits_of(self.net(x), x)
         return BatchReadings(logits, self._taps.readings(x.shape[0]))
 
 
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+# -- which tokens the logits depend on -------------------------------------------------------
+
+
+def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optional[dict[str, Layer]]:
+    """Add layouts to layers that have none and return tokens `[batch, tokens, width]`.
+
+    Args:
+        net: the network.
+        x: a batch for it; three samples are used.
+        layers: by name.
+
+    Returns:
+        The layers; None if all sequences of the batch have a single token, which is ambiguous.
+    """
+    inner = unwrap(net)
+    unknown = {n: net.get_submodule(layer.path) for n, layer in layers.items() if not layer.layout}
+    found = token_layouts(inner, inputs.rows(inputs.prepare(inner, x), slice(3)), unknown)
+    if None in found.values():
+        return None
+    return {n: replace(layer, layout=found.get(n, layer.layout)) for n, layer in layers.items()}
+
+
+def token_layouts(
+    net: nn.Module, x: Inputs, modules: Mapping[str, nn.Module]
+) -> dict[str, Optional[str]]:
+    """Find the layouts of modules that return tokens, by name; None where it is ambiguous.
+
+    Args:
+        net: the network, without wrappers.
+        x: a batch as it takes it.
+        modules: of `net`, by name.
+    """
+    batch, mask = inputs.sample_count(x), inputs.token_mask(net, x)
+    seen: dict[str, Tensor] = {}
+
+    def observe(name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
+        is_tokens = isinstance(output, Tensor) and output.ndim == 3 and output.is_floating_point()
+        if not is_tokens or output.shape[0] != batch:
+            return None
+        seen[name] = output if output.requires_grad else output.detach().requires_grad_()
+        return seen[name].clone()  # an operation in place must not change what was seen
+
+    observers = [(module, partial(observe, name)) for name, module in modules.items()]
+    gradients: Sequence[Optional[Tensor]] = ()
+    with replica.kept_random_state(), torch.inference_mode(False), torch.enable_grad():
+        try:
+            logits = inputs.returned_logits(replica.run(net, x, on_output=observers))
+            if seen and logits is not None and logits.requires_grad:
+                # different weights, so that gradients do not cancel
+                by = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
+                total = (logits.float() * by).sum()
+                gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
+        except RuntimeError:  # no gradient can be computed: then all tokens count
+            gradients = ()
+    return {
+        name: "tokens" if gradient is None else _layout((gradient != 0).any(dim=2), mask)
+        for name, gradient in zip_longest(seen, gradients)
+    }
+
+
+def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
+    """The layout, given which tokens the logits read, bool `[batch, tokens]`; None if unclear."""
+    if mask is None or mask.shape != read.shape:
+        mask = torch.ones_like(read)
+    read, mask = read.cpu(), mask.cpu()
+    longer = mask.sum(dim=1) > 1
+    if not longer.any():
+        return None
+    read, mask = (read & mask)[longer], mask[longer]
+    positions = torch.arange(read.shape[1])
+    last = (mask * positions).amax(dim=1, keepdim=True)
+    if bool((read == (positions == last)).all()):
+        return "last_token"
+    # in short sequences, two tokens may be all there are
+    classes = _CLASS_TOKENS if int(mask.sum(dim=1).max()) > _CLASS_TOKENS + 1 else 1
+    is_class = bool(read[:, 0].all()) and not bool(read[:, classes:].any())
+    return "class_token" if is_class else "tokens"

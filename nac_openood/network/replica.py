@@ -16,9 +16,8 @@ import copy
 import random
 import threading
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from operator import is_not
 from types import CellType, FunctionType, MethodType
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional
@@ -27,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.parameter import is_lazy
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.inputs import Inputs, call, mapped
@@ -88,13 +86,11 @@ class ReplicaCache:
     def take(self, net: nn.Module, read: Iterable[nn.Module], adapt: Optional[Adapt]) -> Replica:
         """A replica of `net`, adapted to the modules that are read; made if none is free."""
         state = [*map(id, read), *_identities(net.modules())]
-        while self._free:
-            try:
+        with suppress(IndexError):  # none is left
+            while True:
                 replica = self._free.pop()
-            except IndexError:  # another thread was faster
-                break
-            if replica.original == state:
-                return replica
+                if replica.original == state:
+                    return replica
         replica = Replica(net)
         if adapt is not None:
             adapt(replica.modules)
@@ -250,11 +246,6 @@ def _blank(module: nn.Module) -> nn.Module:
 def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
-    if any(map(is_lazy, chain(state["_parameters"].values(), state["_buffers"].values()))):
-        raise ProbeError(
-            f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
-            "once on a batch, which initializes them."
-        )
     shared = True
     for name, value in state.items():
         if name in ("_modules", "_parameters"):
@@ -264,7 +255,7 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
             shared &= not any(map(is_not, state[name].values(), value.values()))
         elif name in _REGISTRIES:
             state[name] = value.copy()
-        elif type(value) not in _SIMPLE:
+        else:
             state[name] = _rebound(value, new)
             shared &= state[name] is value
     state["training"] = False
@@ -312,15 +303,11 @@ def _rebound(value: Any, new: dict[int, Any]) -> Any:
     if kind in (list, tuple, set, frozenset) and len(value) <= _LONGEST:
         parts = list(value)
     elif kind in (dict, OrderedDict) and len(value) <= _LONGEST:
-        parts = [*value, *value.values()]
-        make = partial(_mapping, kind)
+        parts, make = [*value, *value.values()], lambda p: kind(zip(p, p[len(value) :]))
     elif kind is MethodType:
         parts, make = [value.__func__, value.__self__], lambda p: MethodType(*p)
     elif kind is partial:
-        parts, make = (
-            [value.func, value.args, value.keywords],
-            lambda p: partial(p[0], *p[1], **p[2]),
-        )
+        parts, make = [value.func, value.args, value.keywords], lambda p: kind(p[0], *p[1], **p[2])
     elif kind is FunctionType and hasattr(value, "_torchdynamo_orig_callable"):
         # eagerly: compiled code skips hooks
         parts, make = [value, value._torchdynamo_orig_callable], lambda p: p[1]
@@ -332,11 +319,6 @@ def _rebound(value: Any, new: dict[int, Any]) -> Any:
     if any(map(is_not, copies, parts)):
         new[id(value)] = make(copies)
     return new[id(value)]
-
-
-def _mapping(kind: type, parts: list[Any]) -> Any:
-    half = len(parts) // 2
-    return kind(zip(parts[:half], parts[half:]))
 
 
 def _function(old: FunctionType, contents: list[Any]) -> FunctionType:
@@ -372,7 +354,9 @@ def kept_random_state(seed: Optional[int] = None) -> Iterator[None]:
             seed_all(seed)
         yield
     finally:
-        if seed is not None or not _other_threads():
+        here = threading.current_thread()
+        others = any(t is not here and not t.daemon for t in threading.enumerate())
+        if seed is not None or not others:
             torch.set_rng_state(saved[0])
             if len(saved) > 1:
                 torch.cuda.set_rng_state_all(saved[1:])
@@ -391,8 +375,3 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _other_threads() -> bool:
-    here = threading.current_thread()
-    return any(thread is not here and not thread.daemon for thread in threading.enumerate())

@@ -30,7 +30,7 @@ from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.architectures import Layer
 from nac_openood.network.auto import AutoLayers, auto_layers
-from nac_openood.network.inputs import Inputs, rows, shapes
+from nac_openood.network.inputs import Inputs, describe_value, rows
 from nac_openood.network.probe import read
 from nac_openood.network.replica import kept_random_state
 from nac_openood.search.loaders import SurrogateLoader, can_distort, few_of
@@ -164,8 +164,8 @@ def advise(
         if ood_val is None and not can_distort(sample):
             note = (
                 f"{title} was not compared with other methods: surrogates can only be made from "
-                f"square images, not from batches of {shapes(sample)}. To compare it, pass OOD "
-                "validation data (`ood_val`)"
+                f"square images, not from batches of {describe_value(sample)}. To compare it, pass "
+                "OOD validation data (`ood_val`)"
             )
             wrong = tuple(rule.saturated().values())
             return Advice(title, "nothing", warnings=wrong, notes=(note,))
