@@ -8,8 +8,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence
 import numpy as np
 from templates import rendered
 
-from nac_openood.benchmark.paper.generalization import published_choice
-from nac_openood.benchmark.paper.published import PrintedValue, table
+from nac_openood.benchmark.paper.published import PrintedValue, published_choice, table
 from nac_openood.evaluation.ranking import CRITERIA, standard_error
 
 Figures = Mapping[str, Any]

@@ -18,7 +18,7 @@ from nac_openood.benchmark.run.results import (
     SetInfo,
     ood_metrics,
 )
-from nac_openood.benchmark.run.store import method_folder, write_scores
+from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.detector.outcomes import Scores
 
 #: name -> (title, how far ID and OOD lie apart, ms per image).
@@ -80,7 +80,7 @@ def _row(folder, sets, method, run, scores):
         scored[info.name] = _scored(draw, method, info, shift, 1 + len(method))
         if scores:
             path = method_folder(folder, run, method) / f"{info.name}.safetensors"
-            write_scores(path, scored[info.name], {})
+            write_scores(path, StoredScores(scored[info.name]))
     inside = np.concatenate([scored[s.name].score for s in sets if s.role in ("id", "csid")])
     for role, group in (("near", NEAR), ("far", FAR)):
         names = [s.name for s in sets if s.role == role]

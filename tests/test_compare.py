@@ -19,9 +19,8 @@ from sklearn.metrics import roc_auc_score
 from nac_openood import NACDetector, NACError, tensor_files
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.benchmark.run import cost, store
-from nac_openood.benchmark.run.compare import run_study
+from nac_openood.benchmark.run.compare import run_study, tabulate
 from nac_openood.benchmark.run.results import Results
-from nac_openood.benchmark.run.tabulate import tabulate
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.detector.batches import batches
 from nac_openood.network.head import with_features
@@ -340,11 +339,11 @@ def test_the_device_is_the_one_that_ran(data, tmp_path, monkeypatch):
     run_study(asked)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    assert tabulate(asked, {("s0", "toy")}).machine["device"] == "CPU"
+    assert tabulate(asked, {}, {("s0", "toy"): None}).machine["device"] == "CPU"
     note = tmp_path / "runs/s0/toy/setup.json"
     content = store.read_note(note)
     store.write_note(note, {**content, "made_with": {**content["made_with"], "device": "cuda"}})
-    assert tabulate(asked, {("s0", "toy")}).machine["device"] == "Some GPU"
+    assert tabulate(asked, {}, {("s0", "toy"): None}).machine["device"] == "Some GPU"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()])

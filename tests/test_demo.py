@@ -17,7 +17,7 @@ from compare_toy import plain
 from processes import run
 
 from nac_openood import tensor_files
-from nac_openood.benchmark.methods.table import METHODS, NAC
+from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
 from nac_openood.demo import embedded
@@ -28,7 +28,7 @@ from nac_openood.report import drawing
 pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
-BASELINES = [name for name, method in METHODS.items() if method.pytorch_ood]
+BASELINES = [name for name, method in METHODS.items() if PYTORCH_OOD in method.backends]
 OURS = [name for name, method in METHODS.items() if method.rule is not None]
 SLOW = [name for name, method in METHODS.items() if method.slow]
 DEMO = ("demo", "--backend", "pytorch-ood")
@@ -205,14 +205,14 @@ def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatc
 #: A real signal, where Python cannot drop it: it would, inside a finalizer.
 INTERRUPTED = """
 import os, signal
-from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
-setup, calls = PytorchOODScorer.setup, []
+from nac_openood.benchmark.methods.scorer import FunctionScorer
+setup, calls = FunctionScorer.setup, []
 def interrupted(*given, **options):
     calls.append(None)
     if len(calls) == 4:
         os.kill(os.getpid(), signal.SIGINT)
     return setup(*given, **options)
-PytorchOODScorer.setup = interrupted
+FunctionScorer.setup = interrupted
 """
 
 

@@ -5,12 +5,12 @@ from statistics import fmean
 import pytest
 
 from nac_openood import NACError
-from nac_openood.benchmark.paper.generalization import (
+from nac_openood.benchmark.paper.published import (
     GENERALIZATION_TABLES,
     against_choice,
     published_choice,
+    table,
 )
-from nac_openood.benchmark.paper.published import table
 from nac_openood.evaluation.rank import SPACES
 
 ARCHITECTURES = ("resnet18", "resnet50", "vit_t_16", "vit_b_16")

@@ -98,7 +98,8 @@ WRITERS = {
     "detector": lambda folder, n: NACDetector(net(n), ["avgpool"]).fit([pictures(n)]).save(folder / "x"),
     "set of readings": lambda folder, n: ReadingSet(*(readings(n) for _ in range(3))).save(folder),
     "scores": lambda folder, n: store.write_scores(
-        folder / "x", Scores(np.full(9, float(n)), np.arange(9), np.arange(9)), {"n": n}
+        folder / "x",
+        store.StoredScores(Scores(np.full(9, float(n)), np.arange(9), np.arange(9)), {"n": n}),
     ),
     "note": lambda folder, n: store.write_note(folder / "x.json", {"n": [n] * 99}),
     "results": lambda folder, n: results(folder, n).save(),

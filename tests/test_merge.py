@@ -12,8 +12,7 @@ from own_project import copied
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
-from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo
-from nac_openood.benchmark.run.tabulate import merge_results
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row, SetInfo, merge_results
 from nac_openood.cli import main
 from nac_openood.detector.checked_fit import ShardNotes, fit_checked, merge_shards, write_shard
 from nac_openood.distributed import as_shard

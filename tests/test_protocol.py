@@ -119,7 +119,7 @@ def test_methods_are_chosen_by_name():
 
 def test_every_row_says_who_implements_it():
     for method in METHODS.values():
-        assert method.rule or method.openood or method.pytorch_ood, method.name
+        assert method.rule or method.backends, method.name
         assert method.needs in ("features", "network")
         assert set(method.sweep) in (set(), set(method.defaults))
     assert METHODS[NAC].rule == "nac"

@@ -15,7 +15,6 @@ from nac_openood.benchmark.paper.published import (
     PrintedTable,
     benchmarks,
     published,
-    read_table,
     table,
     tables,
 )
@@ -127,6 +126,9 @@ def test_full_tables_have_all_methods_and_sets() -> None:
     for name in ("Table 15", "Table 20", "Table 21", "Table 22"):
         assert [row[0] for row in table(name).rows] == list(PRINTED_METHODS)
     assert list(tables()) == [f"Table {n}" for n in range(1, 27)]
+    for each in tables().values():
+        assert {len(row) for row in each.rows} == {len(each.row_axes)}
+        assert {len(values) for values in each.rows.values()} == {len(each.columns)}
     for benchmark, architecture in benchmarks():
         results = published(benchmark, architecture)
         assert list(results) == list(PRINTED_METHODS)
@@ -265,22 +267,6 @@ def test_unknown_names_are_told_what_there_is() -> None:
         published("imagenet", "average")
     with pytest.raises(NACError, match="one cell of Table 1; .* fit 20.*'benchmark'"):
         table("Table 1").value(method="nac")
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("columns: {metric: [a, b]}\nrows: [method]\nvalues: {nac: [1]}", "row 'nac' does not fit"),
-        ("columns: {metric: [a]}\nrows: [x, y]\nvalues: {nac: [1]}", "row 'nac' does not fit"),
-        ("columns: {metric: [a]}\nrows: [method]\nvalues: {nac: [one]}", "could not convert"),
-        ("rows: [method]", "columns"),
-    ],
-)
-def test_a_file_that_is_no_table_is_named(tmp_path, text: str, what: str) -> None:
-    path = tmp_path / "table_99.yml"
-    path.write_text(f"name: Table 99\ntitle: t\n{text}\n")
-    with pytest.raises(NACError, match=f"table_99.yml is not a table.*{what}"):
-        read_table(path)
 
 
 def test_claims_that_hold_with_exceptions() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchvision.models import VisionTransformer
 
 from nac_openood.benchmark.methods import table
-from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
+from nac_openood.benchmark.methods.pytorch_ood import pytorch_ood_scorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.core.metrics import auroc
@@ -22,7 +22,7 @@ from nac_openood.search.run import grid_points
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 
-METHODS = {name: row for name, row in table.METHODS.items() if row.pytorch_ood}
+METHODS = {name: row for name, row in table.METHODS.items() if "pytorch-ood" in row.backends}
 NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
 WIDE, CLASSES = 300, 4
 
@@ -37,7 +37,7 @@ class ToyNet(SmallNet):
 
 
 def make(method):
-    return PytorchOODScorer(METHODS[method])
+    return pytorch_ood_scorer(METHODS[method])
 
 
 def images_of(n, seed, shift=0.0):
@@ -233,7 +233,7 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
     given, _ = given_for("gram", toy)
     monkeypatch.setattr(
-        "nac_openood.benchmark.methods.pytorch_ood_network._TrainingParts.__len__",
+        "nac_openood.benchmark.methods.pytorch_ood._TrainingParts.__len__",
         lambda self: 10**9,
     )
     with pytest.raises(NACError, match="GB; this machine has"):

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 import nac_openood.report
 from nac_openood import NACError
 from nac_openood.benchmark.run.results import FAR, METRICS, NEAR, Results, Row, SetInfo
-from nac_openood.benchmark.run.store import method_folder, write_scores
+from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report.blocks import Picture
@@ -343,7 +343,7 @@ def test_constant_scores_and_scores_that_are_no_numbers(tmp_path, value):
         same = np.full(info.images, value)
         scored = Scores(same, np.zeros(len(same)), np.zeros(len(same)), {"avgpool": same.copy()})
         path = method_folder(tmp_path, "s0", "nac") / f"{info.name}.safetensors"
-        write_scores(path, scored, {})
+        write_scores(path, StoredScores(scored))
     check_page(page(found))
 
 

@@ -14,9 +14,7 @@ from nac_openood.analysis.scoring import TestScores
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
-from nac_openood.benchmark.run.compare import checked_scores
-from nac_openood.benchmark.run.cost import Timing
-from nac_openood.benchmark.run.network import FeatureBatches, Features
+from nac_openood.benchmark.run.network import FeatureBatches, Features, checked_scores
 from nac_openood.benchmark.run.results import NEAR, metrics_by_set
 from nac_openood.detector.batches import bar
 from nac_openood.detector.readings import Readings
@@ -122,5 +120,5 @@ def _scores(
 def _batches(data: AnalysisData, readings: Readings) -> FeatureBatches:
     """The head's inputs as a loader."""
     feature = readings[data.head_input].activation
-    kept = Features(feature, readings.prediction, readings.label, Timing())
+    kept = Features(feature, readings.prediction, readings.label)
     return FeatureBatches(lambda: kept, readings.n_samples, data.run.study.batch_size)

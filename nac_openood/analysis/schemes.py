@@ -129,7 +129,7 @@ class NativeScorer(OpenOODScorer):
     """A scheme's own detector, which runs on the scheme's network only."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(Method(name, SCHEMES[name], needs="network", openood=True))
+        super().__init__(Method(name, SCHEMES[name], needs="network"))
 
     def _wrapped(self, inputs: MethodInputs) -> nn.Module:
         return inputs.net

@@ -74,8 +74,7 @@ def _tables(paths: list[Path], out: str | None) -> int:
 
 
 def _comparisons(paths: list[Path], out: str | None) -> int:
-    from nac_openood.benchmark.run.results import RESULTS_FILE, Results
-    from nac_openood.benchmark.run.tabulate import merge_results
+    from nac_openood.benchmark.run.results import RESULTS_FILE, Results, merge_results
     from nac_openood.cli.compare import publish_results
 
     if out is None:

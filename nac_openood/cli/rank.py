@@ -137,7 +137,7 @@ def _transform(args: argparse.Namespace) -> Any:
 
 def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
     """Arguments that both ways of ranking share."""
-    from nac_openood.benchmark.paper.generalization import published_choice
+    from nac_openood.benchmark.paper.published import published_choice
     from nac_openood.evaluation.rank import space_named
 
     if args.against:  # raises early if the paper has no numbers
@@ -160,7 +160,7 @@ def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
     """Add what a reader needs to judge and repeat the numbers."""
     from dataclasses import asdict, replace
 
-    from nac_openood.benchmark.paper.generalization import against_choice, printed_architecture
+    from nac_openood.benchmark.paper.published import against_choice, printed_architecture
 
     dataset, notes, paper = _dataset(args), ranked.notes, []
     if args.against and ranked.has_test:

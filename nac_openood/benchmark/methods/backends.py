@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood.__about__ import __version__
+from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
-from nac_openood.benchmark.methods.table import (
-    AUTO_BACKEND,
-    BACKENDS,
-    OPENOOD,
-    PYTORCH_OOD,
-    Absent,
-    Method,
-)
+from nac_openood.benchmark.methods.table import OPENOOD, PYTORCH_OOD, Absent, Method
 from nac_openood.core.rule import rule_named
 from nac_openood.detector.batches import Say
 from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
-from nac_openood.files import digest_of, is_file
+from nac_openood.files import digest_of
 from nac_openood.search import SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
 from nac_openood.sources.checkpoints import Checkpoint
@@ -80,24 +74,22 @@ class NACScorer:
             strategy=self.strategy, seed=inputs.seed, progress=inputs.progress,
         )  # fmt: skip
         layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
-        report = None
-        if found is not None:
-            report = {
-                "strategy": found.strategy,
-                "objective": found.objective,
-                "auroc": found.best.auroc,
-                "fpr95": found.best.fpr95,
-                "fpr95_in": found.best.fpr95_in,
-                "guard": found.best.guard,
+        report = (
+            None
+            if found is None
+            else {
+                **{name: getattr(found, name) for name in ("strategy", "objective", "surrogate")},
+                **{
+                    name: getattr(found.best, name)
+                    for name in ("auroc", "fpr95", "fpr95_in", "guard")
+                },
                 "guard_threshold": found.guard_limit,
-                "surrogate": found.surrogate,
                 "points": found.evaluated,
                 "seconds": round(found.seconds, 3),
             }
-        used = {"layers": layers, "n_samples": config.n_samples}
-        if advice is None:
-            return MethodSetup(used, report)
-        return MethodSetup(used, report, advice.to_dict(), advice.seconds)
+        )
+        advised = () if advice is None else (advice.to_dict(), advice.seconds)
+        return MethodSetup({"layers": layers, "n_samples": config.n_samples}, report, *advised)
 
     def score(self, loader: Iterable[Any]) -> Scores:
         """Score a dataset, with scores by layer; see `Scorer`."""
@@ -143,20 +135,20 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
     from nac_openood.benchmark.methods.pytorch_ood import detectors
     from nac_openood.plugin.source import has_openood, openood_ready
 
-    if name not in BACKENDS:
-        raise NACError(f"`backend` must be one of {', '.join(BACKENDS)}; got {name!r}.")
+    if name not in table.BACKENDS:
+        raise NACError(f"`backend` must be one of {', '.join(table.BACKENDS)}; got {name!r}.")
     if name == OPENOOD:
         with openood_ready():
             return (OPENOOD,)
-    found = (OPENOOD, PYTORCH_OOD) if name == AUTO_BACKEND and has_openood() else (PYTORCH_OOD,)
+    if name == table.AUTO_BACKEND and has_openood():
+        return (OPENOOD, PYTORCH_OOD)
     try:
         detectors()
     except Absent as error:
-        if name != AUTO_BACKEND:
+        if name != table.AUTO_BACKEND:
             raise
-        if OPENOOD not in found:
-            say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")
-    return found
+        say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")
+    return (PYTORCH_OOD,)
 
 
 def scorers(
@@ -185,36 +177,24 @@ def scorers(
             return method.scorer()
         if method.rule is not None:
             return nac(method)
-        implements = {OPENOOD: method.openood, PYTORCH_OOD: method.pytorch_ood}
-        usable = [name for name in backends if implements[name]]
-        if not usable:
-            raise _not_implemented(method, backends)
-        if usable[0] == PYTORCH_OOD:
-            from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
+        usable = next((name for name in backends if name in method.backends), None)
+        if usable is None:
+            if not method.backends:
+                raise NACError(f"{method.title} is not implemented: pass `scorer` to its `Method`.")
+            other, titles = method.backends[0], {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
+            raise Absent(
+                f"{method.title} is not in {' or '.join(titles[name] for name in backends)}, only "
+                f"in {titles[other]}: pass `backend={other!r}`."
+            )
+        if usable == PYTORCH_OOD:
+            from nac_openood.benchmark.methods.pytorch_ood import pytorch_ood_scorer
 
-            return PytorchOODScorer(method)
+            return pytorch_ood_scorer(method)
         from nac_openood.benchmark.methods.openood import OpenGANScorer, OpenOODScorer
 
         if method.name != "opengan":
             return OpenOODScorer(method)
-        discriminator = Path(opengan or Path(checkpoint.path).parent / "best_DNet.ckpt")
-        if not is_file(discriminator):
-            raise Absent(
-                f"OpenGAN needs a discriminator trained by OpenOOD, and there is no "
-                f"{discriminator}. Train one with OpenOOD's main.py (pipeline train_opengan) and "
-                "pass it as `opengan`."
-            )
-        return OpenGANScorer(discriminator)
+        beside = Path(checkpoint.path).parent / "best_DNet.ckpt"
+        return OpenGANScorer(method, Path(opengan or beside))
 
     return make
-
-
-def _not_implemented(method: Method, backends: Sequence[str]) -> NACError:
-    if not method.openood and not method.pytorch_ood:
-        return NACError(f"{method.title} has no implementation: pass `scorer` to its `Method`.")
-    titles = {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
-    other = OPENOOD if method.openood else PYTORCH_OOD
-    return Absent(
-        f"{method.title} is not in {' or '.join(titles[name] for name in backends)}, only in "
-        f"{titles[other]}: pass `backend={other!r}`."
-    )

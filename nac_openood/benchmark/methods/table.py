@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 NAC = "nac"
 #: Libraries that run the baselines; "auto" takes OpenOOD if it is installed, else pytorch-ood.
-AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
-BACKENDS = (AUTO_BACKEND, OPENOOD, PYTORCH_OOD)
+BACKENDS = AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
 #: Packages offer methods in this group of entry points, each under the method's name.
 _GROUP = "nac_openood.methods"
 
@@ -38,9 +37,8 @@ class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to i
         uses_train: whether it uses training data.
         slow: whether the quick demo leaves it out.
         rule: name of a rule in `nac_openood.core.RULES`, if this package implements the method.
-        openood: whether OpenOOD implements it, under the same name.
-        pytorch_ood: whether pytorch-ood implements it. Its adapter is the function `fit_NAME` in
-            `pytorch_ood.py` or, if it needs the network, in `pytorch_ood_network.py`.
+        backends: the libraries that implement it: OpenOOD under the same name, pytorch-ood by the
+            function `fit_NAME` in `pytorch_ood.py`.
         defaults: hyperparameters of pytorch-ood's implementation without a search.
         sweep: the values that a search tries, in OpenOOD's order.
         scorer: makes your own scorer, for a method that is not in the table.
@@ -53,16 +51,15 @@ class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to i
     uses_train: bool = True
     slow: bool = False
     rule: Optional[str] = None
-    openood: bool = False
-    pytorch_ood: bool = False
+    backends: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}
     sweep: Mapping[str, Sequence[Any]] = {}
     scorer: Optional[Callable[[], Scorer]] = None
 
 
-def _baseline(name: str, title: str, *, pytorch_ood: bool = True, **more: Any) -> Method:
-    """A baseline of the paper's tables, all of which OpenOOD has."""
-    return Method(name, title, paper=title, openood=True, pytorch_ood=pytorch_ood, **more)
+def _baseline(name: str, title: str, **more: Any) -> Method:
+    """A baseline of the paper's tables."""
+    return Method(name, title, title, **{"backends": (OPENOOD, PYTORCH_OOD), **more})
 
 
 # In the paper's order. Defaults and sweeps are those of OpenOOD's configs/postprocessors/*.yml.
@@ -81,7 +78,7 @@ _BASELINES = (
     _baseline("gram", "Gram", needs="network", slow=True, defaults={"powers": [1, 2, 3, 4, 5]}),
     _baseline("ebo", "EBO", uses_train=False, defaults={"temperature": 1}),
     # slow: its discriminator has to be trained first
-    _baseline("opengan", "OpenGAN", pytorch_ood=False, uses_train=False, slow=True),
+    _baseline("opengan", "OpenGAN", backends=(OPENOOD,), uses_train=False, slow=True),
     _baseline("gradnorm", "GradNorm", uses_train=False),
     _baseline(
         "react", "ReAct", uses_train=False,
@@ -161,8 +158,6 @@ def register_method(
     needs = needs or getattr(scorer, "needs", "network")
     if needs not in ("features", "network"):
         raise NACError(f"`needs` must be 'features' or 'network', got {needs!r}.")
-    if not callable(scorer):
-        raise NACError(f"`scorer` must be a class or function that makes a scorer, got {scorer!r}.")
     shown = title or str(getattr(scorer, "title", name))
     METHODS[name] = Method(name, shown, needs=needs, uses_train=uses_train, scorer=scorer)
     return METHODS[name]

@@ -1,8 +1,8 @@
 """The numbers that the NAC paper prints, read from `tables/*.yml`, and measured ones beside them.
 
 They are percent unless the metric has a unit (`..._seconds`). Tables are numbered as LaTeX
-numbers them. `published` is about OOD detection; for the tables on OOD generalization (8, 9, 13,
-18, 23 to 26) see `generalization.py`.
+numbers them. `published` is about OOD detection, `published_choice` about choosing checkpoints
+(NAC-ME).
 
 A file is laid out like its table. Every cell has coordinates on named axes (benchmark,
 architecture, method, dataset, metric, ...): some from its row, some from its column, and some
@@ -81,6 +81,10 @@ def with_printed(
     return mean, spread, printed.mean, printed.std, difference
 
 
+#: Printed values by three of their coordinates.
+Published = dict[str, dict[str, dict[str, PrintedValue]]]
+
+
 class PrintedCell(NamedTuple):
     """A value and its coordinates by axis."""
 
@@ -96,8 +100,7 @@ class PrintedTable:
         name: as printed, e.g. `Table 20`.
         title: what it shows.
         row_axes: the axes of its rows.
-        column_axes: the axes of its columns.
-        columns: coordinates on `column_axes`, one tuple per column.
+        columns: the coordinates of every column.
         rows: a value per column by coordinates on `row_axes`, None where nothing is printed.
         fixed: coordinates that all cells share.
         default: the settings with which the paper compares a method to others: coordinates on
@@ -107,64 +110,49 @@ class PrintedTable:
 
     name: str
     title: str
-    row_axes: tuple[str, ...]
-    column_axes: tuple[str, ...]
-    columns: tuple[tuple[str, ...], ...]
-    rows: Mapping[tuple[str, ...], tuple[Optional[PrintedValue], ...]]
+    row_axes: Sequence[str]
+    columns: Sequence[Mapping[str, str]]
+    rows: Mapping[tuple[str, ...], Sequence[Optional[PrintedValue]]]
     fixed: Mapping[str, str] = field(default_factory=dict)
     default: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> PrintedTable:
+        """Read one file."""
+        # numbers stay text, since 97.9 and 97.90 have different precision
+        content: dict[str, Any] = yaml.load(path.read_text("utf-8"), Loader=yaml.BaseLoader)
+        columns, values = content.pop("columns"), content.pop("values")
+        return cls(
+            row_axes=content.pop("rows"),
+            columns=[dict(zip(columns, at)) for at in zip(*columns.values())],
+            rows={tuple(at.split()): [*map(PrintedValue.parse, row)] for at, row in values.items()},
+            **content,
+        )
 
     def cells(self) -> Iterator[PrintedCell]:
         """All cells, row by row."""
         for row, values in self.rows.items():
             shared = {**self.fixed, **dict(zip(self.row_axes, row))}
             for column, value in zip(self.columns, values):
-                yield PrintedCell({**shared, **dict(zip(self.column_axes, column))}, value)
+                yield PrintedCell({**shared, **column}, value)
 
     def value(self, **at: str) -> Optional[PrintedValue]:
         """The value at these coordinates, which must identify exactly one cell."""
         found = [cell for cell in self.cells() if at.items() <= cell.at.items()]
         if len(found) != 1:
-            axes = [*self.fixed, *self.row_axes, *self.column_axes]
             raise NACError(
                 f"expected the coordinates of one cell of {self.name}; {at} fit {len(found)}. Its "
-                f"axes are {axes}."
+                f"axes are {list(next(self.cells()).at)}."
             )
         return found[0].value
-
-
-def read_table(path: Path) -> PrintedTable:
-    """Read one file.
-
-    Raises:
-        NACError: naming the file, if rows and columns do not fit together.
-    """
-    # numbers stay text, since 97.9 and 97.90 have different precision
-    document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-    try:
-        row_axes, columns = tuple(document.pop("rows")), document.pop("columns")
-        rows = {
-            tuple(key.split()): tuple(map(PrintedValue.parse, texts))
-            for key, texts in document.pop("values").items()
-        }
-        widths = {len(names) for names in columns.values()}
-        for key, values in rows.items():
-            if {len(values)} != widths or len(key) != len(row_axes):
-                raise ValueError(f"row {' '.join(key)!r} does not fit the columns or row axes")
-        return PrintedTable(
-            row_axes=row_axes, column_axes=tuple(columns), columns=tuple(zip(*columns.values())),
-            rows=rows, **document,
-        )  # fmt: skip
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise NACError(f"{path} is not a table as {__name__} describes it: {error!r}.") from error
 
 
 @functools.cache
 def tables() -> Mapping[str, PrintedTable]:
     """All tables by name, in the paper's order."""
     files = sorted(_TABLES.glob("table_*.yml"), key=lambda path: int(path.stem.split("_")[1]))
-    return {table.name: table for table in map(read_table, files)}
+    return {table.name: table for table in map(PrintedTable.read, files)}
 
 
 def table(name: str) -> PrintedTable:
@@ -180,7 +168,7 @@ def benchmarks() -> list[tuple[str, str]]:
     return sorted(pair for pair in pairs if pair[1] != _MEAN_OF_BACKBONES)
 
 
-def published(benchmark: str, architecture: str) -> dict[str, dict[str, dict[str, PrintedValue]]]:
+def published(benchmark: str, architecture: str) -> Published:
     """The paper's numbers by method, by OOD set (or `nearood` or `farood`), and by metric.
 
     Args:
@@ -196,17 +184,20 @@ def published(benchmark: str, architecture: str) -> dict[str, dict[str, dict[str
         raise NACError(
             f"the paper has no results for {benchmark} with {architecture}; it has: {known}."
         )
-    found: dict[str, dict[str, dict[str, PrintedValue]]] = {
-        method: {} for method in PRINTED_METHODS
-    }
+    found: Published = {method: {} for method in PRINTED_METHODS}
     for at, value in _results():
         if (at["benchmark"], at["architecture"]) == (benchmark, architecture):
             sets = found[at["method"]].setdefault(at["dataset"], {})
             # several tables print the same number, some without its standard deviation
             if at["metric"] not in sets or sets[at["metric"]].std is None:
                 sets[at["metric"]] = value
+    averages = [(a, n, m) for a, n in GROUPS[benchmark].items() for m in PRINTED_METRICS]
     for by_set in found.values():
-        _add_averages(by_set, GROUPS[benchmark])
+        for average, names, metric in averages:
+            parts = [by_set[name][metric] for name in names if metric in by_set.get(name, {})]
+            if len(parts) == len(names) and metric not in by_set.get(average, {}):
+                mean = statistics.fmean(value.mean for value in parts)
+                by_set.setdefault(average, {})[metric] = PrintedValue(mean, derived=True)
     return found
 
 
@@ -218,17 +209,6 @@ def _results() -> Iterator[tuple[Mapping[str, str], PrintedValue]]:
             comparable = set(_RESULT_AXES) <= set(at) and at["metric"] in PRINTED_METRICS
             if value is not None and comparable and extra == each.default:
                 yield at, value
-
-
-def _add_averages(
-    sets: dict[str, dict[str, PrintedValue]], groups: Mapping[str, tuple[str, ...]]
-) -> None:
-    for average, names in groups.items():
-        for metric in PRINTED_METRICS:
-            members = [sets[name][metric] for name in names if metric in sets.get(name, {})]
-            if len(members) == len(names) and metric not in sets.get(average, {}):
-                mean = statistics.fmean(value.mean for value in members)
-                sets.setdefault(average, {})[metric] = PrintedValue(mean, derived=True)
 
 
 @dataclass(frozen=True)
@@ -296,4 +276,99 @@ def against(
                     numbers = with_printed(mean, std, value)
                     derived = value is not None and value.derived
                     rows.append(PaperComparison(method, dataset, metric, *numbers, derived))
+    return rows
+
+
+# ---- choosing checkpoints
+
+#: The tables by dataset.
+GENERALIZATION_TABLES: Mapping[str, str] = {
+    "vlcs": "Table 23",
+    "pacs": "Table 24",
+    "officehome": "Table 25",
+    "terraincognita": "Table 26",
+}
+#: The paper's names of networks by ours.
+_ARCHITECTURES = {
+    "resnet18": "resnet18",
+    "resnet50": "resnet50",
+    "timm:vit_tiny_patch16_224": "vit_t_16",
+    "timm:vit_base_patch16_224": "vit_b_16",
+    "vit_b_16": "vit_b_16",
+}
+
+#: (mean, standard error or None) by target domain (or `average`), criterion and metric.
+MeasuredChoice = Mapping[str, Mapping[str, Mapping[str, tuple[Optional[float], Optional[float]]]]]
+
+
+@dataclass(frozen=True)
+class ChoiceComparison:
+    """One number, measured and published, times 100; None if there is none.
+
+    Args:
+        domain: the target domain, or `average`.
+        criterion: `validation`, `nac-me` or `oracle`.
+        metric: `RC` or `ACC`.
+        measured: mean over trials.
+        measured_error: its standard error.
+        published: the paper's number.
+        published_error: the paper's standard error.
+        difference: measured minus published.
+    """
+
+    domain: str
+    criterion: str
+    metric: str
+    measured: Optional[float]
+    measured_error: Optional[float]
+    published: Optional[float]
+    published_error: Optional[float]
+    difference: Optional[float]
+
+
+def published_choice(dataset: str, architecture: str) -> Published:
+    """The paper's RC and ACC by target domain (and `average`), criterion and metric.
+
+    Args:
+        dataset: `pacs`, `vlcs`, `officehome` or `terraincognita`.
+        architecture: `resnet18`, `resnet50`, `vit_t_16` or `vit_b_16`, or the `arch` of such a
+            network. Others are compared with ResNet-18, the smallest network of the paper.
+    """
+    if dataset not in GENERALIZATION_TABLES:
+        known = ", ".join(GENERALIZATION_TABLES)
+        raise NACError(f"the paper does not choose checkpoints on '{dataset}', only on {known}.")
+    wanted = printed_architecture(architecture)
+    found: Published = {}
+    for at, value in table(GENERALIZATION_TABLES[dataset]).cells():
+        if at["architecture"] == wanted and value is not None:
+            by_domain = found.setdefault(at["domain"], {})
+            by_domain.setdefault(at["criterion"], {})[at["metric"]] = value
+    return found
+
+
+def printed_architecture(architecture: str) -> str:
+    """The paper's name of the network to compare `architecture` with."""
+    names = set(_ARCHITECTURES.values())
+    return _ARCHITECTURES.get(architecture, architecture if architecture in names else "resnet18")
+
+
+def against_choice(
+    measured: MeasuredChoice, dataset: str, architecture: str
+) -> list[ChoiceComparison]:
+    """Put measured numbers beside those of the paper, in the order of `measured`.
+
+    Args:
+        measured: times 100, as the paper prints them; None where a value is undefined.
+        dataset: as in `published_choice`.
+        architecture: as in `published_choice`.
+    """
+    printed = published_choice(dataset, architecture)
+    rows = []
+    for domain, criteria in measured.items():
+        # DomainBed's folder `Real World` is `real_world` in the tables
+        values = printed.get(domain.strip().lower().replace(" ", "_"), {})
+        for criterion, metrics in criteria.items():
+            for metric, (mean, error) in metrics.items():
+                numbers = with_printed(mean, error, values.get(criterion, {}).get(metric))
+                rows.append(ChoiceComparison(domain, criterion, metric, *numbers))
     return rows

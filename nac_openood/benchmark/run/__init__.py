@@ -1,9 +1,8 @@
 """Runs a comparison.
 
-compare.py    what is compared (`Study`), and the loop over networks, methods and datasets
-network.py    one network: its loaders, what methods may use, the pass that methods share
+compare.py    what is compared (`Study`), the loop over networks and methods, and the table
+network.py    one network: what methods may use, the pass that they share, running them
 cost.py       times and memory
 store.py      the files of a comparison
-tabulate.py   from stored scores to `Results`; merging comparisons
-results.py    `Results`, whose rows are methods on networks, and the metrics
+results.py    `Results`, whose rows are methods on networks; metrics; merging comparisons
 """

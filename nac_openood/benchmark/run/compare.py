@@ -1,35 +1,50 @@
-"""The comparison itself: every method on every network and dataset, unless stored results exist."""
+"""The comparison itself: every method on every network and dataset, and the table of results."""
 
 from __future__ import annotations
 
+import datetime
+import platform
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union
 
 import numpy as np
+import torch
 from torch import nn
 
-from nac_openood.benchmark.methods.scorer import MethodSetup, Scorer
-from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.benchmark.methods.scorer import Scorer
+from nac_openood.benchmark.methods.table import NAC, Method
 from nac_openood.benchmark.run import store
-from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
-from nac_openood.benchmark.run.network import FeatureBatches, NetworkRun
-from nac_openood.benchmark.run.results import RESULTS_FILE, Results
-from nac_openood.benchmark.run.tabulate import paper_comparison, tabulate
+from nac_openood.benchmark.run.cost import Timing, is_disturbed
+from nac_openood.benchmark.run.network import Failure, NetworkRun
+from nac_openood.benchmark.run.results import (
+    RESULTS_FILE,
+    HardSample,
+    NetworkInfo,
+    Results,
+    Row,
+    SetInfo,
+    metrics_by_set,
+)
 from nac_openood.detector.batches import Say
-from nac_openood.detector.outcomes import Scores
-from nac_openood.distributed import from_main, synchronized, world
+from nac_openood.distributed import synchronized
 from nac_openood.errors import FileError, NACError, error_text
-from nac_openood.files import locked, make_folder, remove
+from nac_openood.files import locked, make_folder, remove, replacing
 from nac_openood.network.replica import kept_random_state
-from nac_openood.search.loaders import SurrogateLoader
+from nac_openood.search.loaders import SURROGATE_LABEL, SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
+from nac_openood.sources.images import small_png
 from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text
 from nac_openood.sources.sets import Datasets
+from nac_openood.tensor_files import versions
 
 #: Which datasets of image files had no unreadable images, by identity.
 _CHECKED = "images.json"
+_UNFINISHED: Failure = ("failed", "not finished: repeat the comparison to continue from here")
+#: How many of the hardest samples of the ID test set and of each OOD set are shown.
+_HARDEST_ID, _HARDEST_OOD = 8, 4
 
 
 class Surrogates:
@@ -169,8 +184,8 @@ class Study:
 def run_study(study: Study, *, paper: bool = False) -> Results:
     """Run what has no stored results yet, tabulate everything, and write `results.json`.
 
-    Each result is stored as soon as it is available. A method that fails leaves an error file, and
-    the others continue. If the study is interrupted, what is done so far is tabulated first.
+    Each result is stored as soon as it is available. A method that fails does not stop the others.
+    If the study is interrupted, what is done so far is tabulated first.
 
     Args:
         study: what to compare.
@@ -182,153 +197,191 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         loaded = [study.network(study.runs[0])]
         study = study.checked()
         remove(study.out / RESULTS_FILE)  # an old table would not match new scores
-        done: set[tuple[str, str]] = set()
+        accuracy: dict[str, float] = {}
+        done: dict[tuple[str, str], Optional[Failure]] = {}
         try:
             for checkpoint in study.runs:
-                study.say(f"{checkpoint.name}: {checkpoint.path}")
-                run = _start(study, checkpoint, loaded)
+                name = checkpoint.name
+                study.say(f"{name}: {checkpoint.path}")
+                try:
+                    with synchronized(name):
+                        net = loaded.pop() if loaded else study.network(checkpoint)
+                        run = NetworkRun(study, checkpoint, net)
+                        accuracy[name] = run.accuracy()
+                except FileError:
+                    raise
+                except Exception as error:  # users' networks may raise anything
+                    failure = _network_failed(study, name, error)
+                    done.update({(name, method.name): failure for method in study.methods})
+                    continue
+                _say_accuracy(study, name, accuracy[name])
                 for number, method in enumerate(study.methods, start=1):
-                    if run is not None:
-                        _run_method(run, method, f"[{number}/{len(study.methods)}]")
-                    done.add((checkpoint.name, method.name))
+                    step = f"[{number}/{len(study.methods)}] {method.title}"
+                    done[name, method.name] = run.run_method(method, step)
         finally:
-            results = tabulate(study, done)
-            if paper:
-                results = replace(results, paper=paper_comparison(results))
+            results = tabulate(study, accuracy, done)
+            results = results.beside_paper() if paper else results
             results.save()
         return results
 
 
-def _start(study: Study, checkpoint: Checkpoint, loaded: list[nn.Module]) -> Optional[NetworkRun]:
-    """Load a network and measure its accuracy; if that fails, store the error and return None."""
-    name, note = checkpoint.name, study.out / "runs" / checkpoint.name / "run.json"
-    remove(note)
-    try:
-        with synchronized(name):
-            net = loaded.pop() if loaded else study.network(checkpoint)
-            run = NetworkRun(study, checkpoint, net)
-            accuracy = run.accuracy()
-    except FileError:
-        raise
-    except Exception as error:
-        if len(study.runs) == 1:
-            raise NACError(
-                f"the network cannot be run on this data: {error_text(error)}. Check that the "
-                "architecture, the weights and the size of the samples fit together."
-            ) from error
-        study.say(f"{name} failed: {error_text(error)}")
-        for method in study.methods:
-            _write_error(store.method_folder(study.out, name, method.name), "failed", error)
-        return None
-    store.write_note(note, {"accuracy": accuracy})
+def _network_failed(study: Study, name: str, error: Exception) -> Failure:
+    if len(study.runs) == 1:
+        raise NACError(
+            f"the network cannot be run on this data: {error_text(error)}. Check that the "
+            "architecture, the weights and the size of the samples fit together."
+        ) from error
+    study.say(f"{name} failed: {error_text(error)}")
+    return "failed", error_text(error)
+
+
+def _say_accuracy(study: Study, name: str, accuracy: float) -> None:
     study.say(f"{name}: accuracy {accuracy:.2f} %")
     if accuracy < 2 * 100 / study.sets.n_classes:
         study.say(f"{name} is hardly better than chance: check its weights and the transform")
-    return run
 
 
-def _run_method(run: NetworkRun, method: Method, number: str) -> None:
-    folder = run.folder(method)
-    step = f"{number} {method.title}"
-    try:
-        with synchronized(method.name):  # a method that fails in one process fails in all of them
-            scorer = run.study.make(method, run.checkpoint)
-            pending, chosen = from_main("stored", lambda: _stored(run, method, scorer))
-            done = not pending and chosen is not None
-            run.study.say(f"{step} ({scorer.implementation})" + (": done before" if done else ""))
-            if not done:
-                _set_up(run, method, scorer, chosen)
-                for name in pending:
-                    _score(run, method, scorer, name)
-            remove(folder / "error.json")
-    except Absent as error:
-        run.study.say(f"{step} is absent: {error}")
-        _write_error(folder, "absent", error)
-    except FileError:  # a full disk: no other method would succeed
-        raise
-    except Exception as error:  # third-party methods may raise anything
-        run.study.say(f"{step} failed: {error_text(error)}")
-        _write_error(folder, "failed", error)
+# ---- the table
 
 
-def _write_error(folder: Path, status: str, error: Exception) -> None:
-    store.write_note(folder / "error.json", {"status": status, "error": error_text(error)})
+def tabulate(
+    study: Study,
+    accuracy: Mapping[str, float],
+    done: Mapping[tuple[str, str], Optional[Failure]],
+) -> Results:
+    """Read the stored scores of a study and compute its metrics.
 
-
-def _stored(
-    run: NetworkRun, method: Method, scorer: Scorer
-) -> tuple[list[str], Optional[Mapping[str, Any]]]:
-    """Return the test sets without stored scores, and the hyperparameters if they are stored."""
-    folder, made_with, pending = run.folder(method), run.made_with(scorer), []
-    for name, samples in run.study.scored.items():
-        found = store.read_scores(folder / f"{name}.safetensors")
-        same = {**made_with, "images": run.identity[name]}
-        if (
-            found is None
-            or found.cost is None
-            or found.made_with != same
-            or len(found.scores.score) != len(samples)
-        ):
-            pending.append(name)
-    setup = store.read_setup(folder)
-    if setup is None or setup.made_with != made_with:
-        return pending, None
-    return pending, setup.hyperparameters
-
-
-def _set_up(
-    run: NetworkRun, method: Method, scorer: Scorer, chosen: Optional[Mapping[str, Any]]
-) -> None:
-    inputs = run.inputs(method.needs)
-    if method.needs == "features":
-        # before the meter starts: time and memory of the shared pass are measured separately
-        for name in run.samples:
-            if name != "train" or method.uses_train:
-                run.features(name)
-    with Meter(run.device) as meter:
-        setup = scorer.setup(inputs, chosen) or MethodSetup()
-    if chosen is not None:
-        return  # the stored setup describes the search, which was not repeated
-    loaders = inputs.train, inputs.id_val, inputs.ood_val
-    passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
-    note = {
-        "made_with": run.made_with(scorer),
-        "hyperparameters": dict(setup.hyperparameters),
-        "search": setup.search,
-        "advice": setup.advice,
-        "seconds": max(0.0, meter.seconds - setup.advice_seconds) + sum(passes),
-        "peak_mb": meter.peak_mb,
-    }
-    store.write_note(run.folder(method) / "setup.json", note)
-
-
-def _score(run: NetworkRun, method: Method, scorer: Scorer, name: str) -> None:
-    loader, workers = run.loader(name, method.needs), run.study.workers
-    timed = TimedLoader(loader)
-    with Meter(run.device) as meter:
-        # several processes share the batches, so there is no time per batch to record
-        scores = scorer.score(timed if world().size == 1 else loader)
-        scores = checked_scores(scores, len(run.samples[name]), name)
-    own, shared = timed.timing(meter), Timing()
-    if isinstance(loader, FeatureBatches):
-        shared = loader.timing.by_workers(workers)
-    else:
-        own = own.by_workers(workers)
-    made_with = {**run.made_with(scorer), "images": run.identity[name]}
-    about = {"made_with": made_with, "cost": store.Cost(own, shared, meter.peak_mb)}
-    store.write_scores(run.folder(method) / f"{name}.safetensors", scores, about)
-
-
-def checked_scores(scores: Scores, n: int, name: str) -> Scores:
-    """Return the scores of `n` samples as floating-point numbers.
-
-    Raises:
-        NACError: there are more or fewer scores, or some are not finite.
+    Args:
+        study: what was compared.
+        accuracy: in percent, by run.
+        done: by run and method, None if its stored results are up to date, or why there are none.
+            Others count as unfinished: what is stored may be of other weights.
     """
-    if scores.score.shape != (n,):
-        raise NACError(f"expected {n} scores for {name}, got {list(scores.score.shape)}.")
-    score = scores.score if scores.score.dtype.kind == "f" else scores.score.astype(np.float64)
-    broken = int((~np.isfinite(score)).sum())
-    if broken:
-        raise NACError(f"{broken} of {n} scores of {name} are NaN or Inf.")
-    return scores._replace(score=score)
+    runs = tuple(NetworkInfo(r.name, r.path, accuracy.get(r.name)) for r in study.runs)
+    rows = tuple(
+        _row(study, run, method, done.get((run.name, method.name), _UNFINISHED))
+        for run in runs
+        for method in study.methods
+    )
+    first = runs[0].name
+    return Results(
+        folder=study.out,
+        id_name=study.sets.id_name,
+        arch=study.arch,
+        command=study.command,
+        created=_newest(study.out),
+        versions=versions(),
+        machine=_machine(study, done),
+        sets=tuple(
+            SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
+            for name, role in study.sets.roles().items()
+        ),
+        runs=runs,
+        rows=rows,
+        gallery=tuple(_hardest(study, first)) if (first, NAC) in done else (),
+        notes=tuple(_notes(study, rows)),
+        surrogates=study.surrogates,
+    )
+
+
+def _notes(study: Study, rows: Iterable[Row]) -> Iterator[str]:
+    """What a reader of the numbers should know; runs with the same warning are listed together."""
+    for name, n in study.skipped.items():
+        yield f"{n} images of {name} cannot be read and were left out"
+    if study.surrogates:
+        yield f"OOD validation: surrogates of ID validation data ({SURROGATE_LABEL})"
+    if not study.search:
+        yield "no search: all methods use their default hyperparameters"
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for text in (row.advice or {}).get("warnings", []):
+            found.setdefault((row.title, text), []).append(row.run)
+    for (title, text), runs in found.items():
+        yield f"{title} ({', '.join(runs)}): {text}"
+
+
+def _row(study: Study, run: NetworkInfo, method: Method, failure: Optional[Failure]) -> Row:
+    folder = store.method_folder(study.out, run.name, method.name)
+    setup = store.read_setup(folder)
+    read = {name: store.read_scores(folder / f"{name}.safetensors") for name in study.scored}
+    stored = {name: found for name, found in read.items() if found is not None}
+    if failure is None and (len(stored) < len(read) or setup is None):
+        failure = _UNFINISHED
+    if failure is not None or setup is None:
+        return Row(method.name, method.title, run.name, "", *(failure or _UNFINISHED))
+    peaks = [setup.peak_mb, *(found.peak_mb for found in stored.values())]
+    scores = {name: found.scores.score for name, found in stored.items()}
+    # over all test sets, since a small one has too few batches for a median
+    own = Timing.joined([found.own for found in stored.values()])
+    shared = Timing.joined([found.shared for found in stored.values()])
+    images = sum(map(len, scores.values()))
+    return Row(
+        method.name,
+        method.title,
+        run.name,
+        implementation=setup.made_with["implementation"],
+        status="ok",
+        metrics=metrics_by_set(scores, study.sets.roles(), run.accuracy),
+        setup_seconds=setup.seconds,
+        ms_per_image=1000 * (own.typical + shared.typical) / images,
+        peak_mb=max((peak for peak in peaks if peak is not None), default=None),
+        shared_pass=method.needs == "features",
+        hyperparameters=setup.hyperparameters,
+        search=setup.search,
+        advice=setup.advice,
+        disturbed=is_disturbed(own, shared),
+    )
+
+
+def _newest(out: Path) -> str:
+    """The time of the newest scores, so that equal results make equal documents."""
+    times = [p.stat().st_mtime for p in out.glob("runs/*/*/*.safetensors")]
+    moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
+    return moment.isoformat(timespec="seconds")
+
+
+def _machine(study: Study, done: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The device on which the networks ran (not necessarily the GPU), system and threads."""
+    setups = [store.read_setup(store.method_folder(study.out, *pair)) for pair in done]
+    used = {setup.made_with.get("device") for setup in setups if setup is not None}
+    on_gpu = "cuda" in used and torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    return {"device": device, "system": platform.system(), "threads": torch.get_num_threads()}
+
+
+def _hardest(study: Study, run: str) -> Iterator[HardSample]:
+    """ID samples with NAC's lowest and OOD samples with its highest scores.
+
+    Pictures of them are saved in `gallery/`, if the datasets have pictures.
+    """
+    folder = store.method_folder(study.out, run, NAC)
+    for name, role in study.sets.roles().items():
+        stored = store.read_scores(folder / f"{name}.safetensors")
+        if stored is None or role == "csid":
+            continue
+        order = np.argsort(stored.scores.score, kind="stable")
+        taken = order[:_HARDEST_ID] if role == "id" else order[::-1][:_HARDEST_OOD]
+        kind = "id-lowest" if role == "id" else "ood-highest"
+        for rank, index in enumerate(taken.tolist()):
+            layers = {layer: float(part[index]) for layer, part in stored.scores.by_layer.items()}
+            title, score = study.scored[name].sample_name(index), float(stored.scores.score[index])
+            file = _save_picture(study, name, index, rank)
+            yield HardSample(kind, name, title, score, layers, file)
+
+
+def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional[str]:
+    """Save a small picture of a sample and return its file; None if the sample has no picture."""
+    try:
+        picture = study.scored[dataset].picture(index)
+        content = None if picture is None else small_png(picture)
+    except Exception as error:  # the user's code failed, which must not cost the results
+        text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return None
+    if content is None:
+        return None
+    file = f"gallery/{dataset}_{rank}.png"
+    make_folder(study.out / "gallery")
+    with replacing(study.out / file) as temporary:
+        temporary.write_bytes(content)
+    return file

@@ -11,9 +11,6 @@ import torch
 
 from nac_openood.detector.batches import as_batch
 
-#: A measurement is disturbed if it took this many times as long as typical batches would.
-_SPREAD = 1.5
-
 
 class Timing(NamedTuple):
     """How long the batches of a dataset took.
@@ -75,8 +72,7 @@ class Timing(NamedTuple):
 
 def is_disturbed(*timings: Timing) -> bool:
     """Whether batches took such different times that other programs were probably running."""
-    measured = sum(timing.measured for timing in timings)
-    return measured > _SPREAD * sum(timing.typical for timing in timings)
+    return sum(t.measured for t in timings) > 1.5 * sum(t.typical for t in timings)
 
 
 class Meter:
@@ -95,47 +91,41 @@ class Meter:
     """
 
     def __init__(self, device: Optional[torch.device] = None, *, memory: bool = True) -> None:
-        self.device, self._memory = device or torch.device("cpu"), memory
-        self._on_gpu = self.device.type == "cuda"
-        self.seconds = 0.0
+        self._gpu = device if device is not None and device.type == "cuda" else None
+        self._memory, self.seconds = memory, 0.0
         self.peak_mb: Optional[float] = None
 
     def __enter__(self) -> Meter:
-        if self._on_gpu:
-            torch.cuda.synchronize(self.device)
+        if self._gpu:
+            torch.cuda.synchronize(self._gpu)
         self._before = self._restart_peak() if self._memory else None
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._on_gpu:
-            torch.cuda.synchronize(self.device)
+        if self._gpu:
+            torch.cuda.synchronize(self._gpu)
         self.seconds = time.perf_counter() - self._start
         if self._before is not None:
-            on_gpu = self._on_gpu
-            peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else _peak_resident()
-            self.peak_mb = max(0, (peak or 0) - self._before) / 1e6
+            self.peak_mb = max(0, self._peak() - self._before) / 1e6
 
     def _restart_peak(self) -> Optional[int]:
         """Reset the peak and return the bytes in use, None if the system does not report them."""
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            return torch.cuda.memory_allocated(self.device)
         try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            if self._gpu:
+                torch.cuda.reset_peak_memory_stats(self._gpu)
+            else:
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            return self._peak()
         except OSError:
             return None
-        return _peak_resident()
 
-
-def _peak_resident() -> Optional[int]:
-    """The peak of the process's resident memory in bytes; None if it is not reported."""
-    try:
+    def _peak(self) -> int:
+        """The peak in bytes."""
+        if self._gpu:
+            return torch.cuda.max_memory_allocated(self._gpu)
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s*(\d+) kB$", status, flags=re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024
+        return 1024 * int(re.findall(r"^VmHWM:\s*(\d+) kB$", status, flags=re.MULTILINE)[0])
 
 
 class TimedLoader:

@@ -1,4 +1,4 @@
-"""One network of a study: its loaders, what methods may use, and the pass that methods share."""
+"""One network of a study: the pass that methods share, and the methods on it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nac_openood import files, tensor_files
-from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
+from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.benchmark.run.cost import Meter, Timing
-from nac_openood.benchmark.run.store import method_folder
+from nac_openood.benchmark.run import store
+from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
+from nac_openood.benchmark.run.store import StoredScores
 from nac_openood.core.rule import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
-from nac_openood.distributed import from_main, map_shared
-from nac_openood.errors import FileError, NACError
+from nac_openood.detector.outcomes import Scores
+from nac_openood.distributed import from_main, map_shared, synchronized, world
+from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.inputs import device_of
 from nac_openood.network.probe import classify
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.tensor_files import TensorWriter, versions
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.compare import Study
 
 _KIND, _VERSION = "nac_openood features", 2
+#: Why a method has no scores: "failed" or "absent", and the error.
+Failure = tuple[str, str]
 
 
 class Features(NamedTuple):
@@ -46,7 +50,7 @@ class Features(NamedTuple):
     feature: Optional[Tensor]
     prediction: Tensor
     label: Tensor
-    timing: Timing
+    timing: Timing = Timing()
 
 
 class FeatureBatches:
@@ -58,26 +62,22 @@ class FeatureBatches:
         batch_size: samples per batch.
 
     Attributes:
+        dataset: something with as many entries as there are samples.
         timing: time of the pass over the network, once a batch was requested.
     """
 
     def __init__(self, features: Callable[[], Features], n_samples: int, batch_size: int) -> None:
-        self._features, self._n, self.batch_size = features, n_samples, batch_size
-        self.timing = Timing()
+        self._features, self.batch_size = features, batch_size
+        self.dataset, self.timing = range(n_samples), Timing()
 
     def __len__(self) -> int:
-        return math.ceil(self._n / self.batch_size)
-
-    @property
-    def dataset(self) -> range:
-        """Something with as many entries as there are samples."""
-        return range(self._n)
+        return math.ceil(len(self.dataset) / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         found = self._features()
         assert found.feature is not None
         self.timing = found.timing
-        for row in range(0, self._n, self.batch_size):
+        for row in range(0, len(self.dataset), self.batch_size):
             rows = slice(row, row + self.batch_size)
             # copies: a method may write into its input, and a mapped file is read-only
             yield {"data": found.feature[rows].clone(), "label": found.label[rows].clone()}
@@ -101,7 +101,7 @@ class NetworkRun:
         self.samples = {**study.fitting, **study.scored}
         self.identity = {n: s.identity if study.reuse else "" for n, s in self.samples.items()}
         self._base = {
-            "versions": versions(),
+            "versions": tensor_files.versions(),
             "arch": study.arch,
             "network": fingerprint(net),
             "device": self.device.type,
@@ -109,9 +109,7 @@ class NetworkRun:
         }
         self._features: dict[str, Features] = {}
 
-    def folder(self, method: Method) -> Path:
-        """The folder of the results of a method."""
-        return method_folder(self.study.out, self.checkpoint.name, method.name)
+    # -- what methods may use ------------------------------------------------------------------
 
     def made_with(self, scorer: Scorer) -> dict[str, Any]:
         """Everything that a method's setup depends on, as JSON values."""
@@ -142,10 +140,9 @@ class NetworkRun:
     def loader(self, name: str, needs: str) -> Any:
         """Batches of a dataset, or of its features."""
         samples = self.samples[name]
-        if needs == "features":
-            features = partial(self.features, name)
-            return FeatureBatches(features, len(samples), self.study.batch_size)
-        return samples.loader()
+        if needs != "features":
+            return samples.loader()
+        return FeatureBatches(partial(self.features, name), len(samples), self.study.batch_size)
 
     @property
     def head(self) -> Head:
@@ -168,6 +165,8 @@ class NetworkRun:
             return head_of(self.net, x)[1], ""
         except NACError as error:
             return None, str(error)
+
+    # -- the shared pass -----------------------------------------------------------------------
 
     def accuracy(self) -> float:
         """Accuracy in percent on the ID test set, and on the covariate-shifted ones if any."""
@@ -202,15 +201,14 @@ class NetworkRun:
             batch, loading = item
             with Meter(self.device, memory=False) as running:
                 if layer is None:
-                    logits, features = classify(self.net, batch.data), {}
+                    rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
                 else:
-                    found = with_features(self.net, batch.data, layer)
-                    logits, features = found.logits, {"feature": found.features.cpu()}
-                rows = {"prediction": logits.argmax(dim=1).cpu(), **features}
+                    logits, feature = with_features(self.net, batch.data, layer)
+                    rows = {"prediction": logits.argmax(dim=1).cpu(), "feature": feature.cpu()}
             return {**rows, "label": batch.labels()}, loading + running.seconds
 
         times = []
-        with TensorWriter(path) as writer:
+        with tensor_files.TensorWriter(path) as writer:
             for rows, seconds in map_shared(f"features {name}", self._loaded(name), work):
                 # writing is not part of the pass: a method that runs alone writes nothing
                 writer.add(rows)
@@ -230,6 +228,94 @@ class NetworkRun:
             if batch.in_shard:
                 yield batch, loading.seconds
 
+    # -- methods -------------------------------------------------------------------------------
+
+    def run_method(self, method: Method, step: str) -> Optional[Failure]:
+        """Set a method up and score the test sets, as far as there are no stored results.
+
+        Args:
+            method: a row of the method table.
+            step: its number and title, for messages.
+
+        Returns:
+            Why there are no results; None if there are.
+        """
+        try:
+            with synchronized(method.name):  # if it fails in one process, it fails in all of them
+                scorer = self.study.make(method, self.checkpoint)
+                pending, chosen = from_main("stored", lambda: self._stored(method, scorer))
+                done = ": done before" if not pending and chosen is not None else ""
+                self.study.say(f"{step} ({scorer.implementation}){done}")
+                if not done:
+                    self._set_up(method, scorer, chosen)
+                    for name in pending:
+                        self._score(method, scorer, name)
+            return None
+        except Absent as error:
+            self.study.say(f"{step} is absent: {error}")
+            return "absent", error_text(error)
+        except FileError:  # a full disk: no other method would succeed
+            raise
+        except Exception as error:  # third-party methods may raise anything
+            self.study.say(f"{step} failed: {error_text(error)}")
+            return "failed", error_text(error)
+
+    def _folder(self, method: Method) -> Path:
+        return store.method_folder(self.study.out, self.checkpoint.name, method.name)
+
+    def _stored(
+        self, method: Method, scorer: Scorer
+    ) -> tuple[list[str], Optional[Mapping[str, Any]]]:
+        """The test sets without stored scores, and the hyperparameters if they are stored."""
+        folder, made_with, pending = self._folder(method), self.made_with(scorer), []
+        for name, samples in self.study.scored.items():
+            found = store.read_scores(folder / f"{name}.safetensors")
+            same = {**made_with, "images": self.identity[name]}
+            if found is None or (found.made_with, len(found.scores.score)) != (same, len(samples)):
+                pending.append(name)
+        setup = store.read_setup(folder)
+        known = setup is not None and setup.made_with == made_with
+        return pending, setup.hyperparameters if setup is not None and known else None
+
+    def _set_up(self, method: Method, scorer: Scorer, chosen: Optional[Mapping[str, Any]]) -> None:
+        inputs = self.inputs(method.needs)
+        if method.needs == "features":
+            # before the meter starts: time and memory of the shared pass are measured separately
+            for name in self.samples:
+                if name != "train" or method.uses_train:
+                    self.features(name)
+        with Meter(self.device) as meter:
+            setup = scorer.setup(inputs, chosen) or MethodSetup()
+        if chosen is not None:
+            return  # the stored setup describes the search, which was not repeated
+        loaders = inputs.train, inputs.id_val, inputs.ood_val
+        passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
+        note = {
+            "made_with": self.made_with(scorer),
+            "hyperparameters": dict(setup.hyperparameters),
+            "search": setup.search,
+            "advice": setup.advice,
+            "seconds": max(0.0, meter.seconds - setup.advice_seconds) + sum(passes),
+            "peak_mb": meter.peak_mb,
+        }
+        store.write_note(self._folder(method) / "setup.json", note)
+
+    def _score(self, method: Method, scorer: Scorer, name: str) -> None:
+        loader, workers = self.loader(name, method.needs), self.study.workers
+        timed = TimedLoader(loader)
+        with Meter(self.device) as meter:
+            # several processes share the batches, so there is no time per batch to record
+            scores = scorer.score(timed if world().size == 1 else loader)
+            scores = checked_scores(scores, len(self.samples[name]), name)
+        own, shared = timed.timing(meter), Timing()
+        if isinstance(loader, FeatureBatches):
+            shared = loader.timing.by_workers(workers)
+        else:
+            own = own.by_workers(workers)
+        made_with = {**self.made_with(scorer), "images": self.identity[name]}
+        stored = StoredScores(scores, made_with, own, shared, meter.peak_mb)
+        store.write_scores(self._folder(method) / f"{name}.safetensors", stored)
+
 
 def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
     """The features in a file; None if it is missing, damaged, or of other data or code."""
@@ -246,3 +332,18 @@ def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> 
     same = about.get("made_with") == dict(made_with)
     whole = all(rows.shape[:1] == (n_samples,) for rows in tensors.values())
     return Features(feature, prediction, label, timing) if same and whole and usable else None
+
+
+def checked_scores(scores: Scores, n: int, name: str) -> Scores:
+    """Return the scores of `n` samples as floating-point numbers.
+
+    Raises:
+        NACError: there are more or fewer scores, or some are not finite.
+    """
+    if scores.score.shape != (n,):
+        raise NACError(f"expected {n} scores for {name}, got {list(scores.score.shape)}.")
+    score = scores.score if scores.score.dtype.kind == "f" else scores.score.astype(np.float64)
+    broken = int((~np.isfinite(score)).sum())
+    if broken:
+        raise NACError(f"{broken} of {n} scores of {name} are NaN or Inf.")
+    return scores._replace(score=score)

@@ -17,7 +17,8 @@ All but `FPR@95_IN` are computed as OpenOOD does it, with scikit-learn.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import shutil
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
@@ -25,12 +26,11 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import PaperComparison
+from nac_openood.benchmark.paper.published import PRINTED_METRICS, PaperComparison, against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
-from nac_openood.files import is_file
 from nac_openood.records import from_values
 
 RESULTS_FILE = "results.json"
@@ -228,17 +228,16 @@ class Results:
 
     def __post_init__(self) -> None:
         # values from a file may be invalid
-        for each in self.sets:
-            if each.role not in ("id", "csid", "near", "far") or each.images < 1:
-                raise NACError(f"a set has the role {each.role!r} and {each.images} images")
+        numbers = [n for row in self.rows for line in row.metrics.values() for n in line.values()]
+        if (
+            any(s.role not in ("id", "csid", "near", "far") or s.images < 1 for s in self.sets)
+            or any(row.status not in ("ok", "failed", "absent") for row in self.rows)
+            or any(n < -1e-6 or n > 100 + 1e-6 for n in numbers)  # rounded; a file has no NaN
+        ):
+            raise NACError("a role, a number of images, a status or a metric is not valid")
         for row in self.rows:
-            if row.status not in ("ok", "failed", "absent"):
-                raise NACError(f"a row has the status {row.status!r}")
             if row.advice is not None:
                 from_values(_Advice, row.advice, "advice")
-            numbers = [n for metrics in row.metrics.values() for n in metrics.values()]
-            if any(n < -1e-6 or n > 100 + 1e-6 for n in numbers):  # rounded; a file has no NaN
-                raise NACError(f"a metric of {row.method} is not a percentage")
         for number, entry in enumerate(self.paper):
             from_values(PaperComparison, entry, f"paper[{number}]")
 
@@ -299,10 +298,86 @@ class Results:
         Raises:
             FileError: there is no such file, or it is damaged or newer than this package.
         """
-        folder = Path(folder).parent if is_file(folder) else Path(folder)
+        folder = Path(folder).parent if files.is_file(folder) else Path(folder)
         path = folder / RESULTS_FILE
         return files.read_document(
             path, _FORMAT, partial(from_values, cls, folder=folder), kind=_KIND,
             again="Repeat the comparison",
             missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
         )  # fmt: skip
+
+    def beside_paper(self) -> Results:
+        """With the means over runs and the published numbers side by side."""
+        names = [*self.names("near"), NEAR, *self.names("far"), FAR]
+        measured = {
+            method: {
+                name: {
+                    metric: value
+                    for metric in PRINTED_METRICS
+                    if (value := self.value(method, name, metric)) is not None
+                }
+                for name in names
+            }
+            for method in self.methods()
+        }
+        rows = against(measured, self.id_name, self.arch, methods=list(measured))
+        return replace(self, paper=tuple(asdict(row) for row in rows))
+
+
+def merge_results(parts: Sequence[Results], out: Path) -> Results:
+    """Merge comparisons on the same data, copy their scores to a folder, and save the result.
+
+    Where a method failed or was absent in one comparison and worked in another, the latter counts.
+
+    Args:
+        parts: the comparisons. Networks of the same name must be the same.
+        out: the folder of the merged results, which must not be that of one of the comparisons.
+
+    Raises:
+        NACError: they do not fit together, or contradict each other.
+    """
+    first = parts[0]
+    runs: dict[str, tuple[NetworkInfo, Path]] = {}
+    chosen: dict[tuple[str, str], tuple[Row, Path]] = {}
+    for part in parts:
+        folder = part.folder
+        if folder.resolve() == out.resolve():
+            raise NACError(f"{out} is one of the comparisons to merge. Choose another folder.")
+        for what in ("id_name", "arch", "sets", "surrogates"):
+            here, there = getattr(part, what), getattr(first, what)
+            if here != there:
+                raise NACError(
+                    f"{folder} and {first.folder} compare different things: `{what}` is {here} and "
+                    f"{there}."
+                )
+        for run in part.runs:
+            same, other = runs.setdefault(run.name, (run, folder))
+            if same.accuracy != run.accuracy:
+                raise NACError(
+                    f"{folder} and {other} have different networks of the name {run.name}."
+                )
+        for row in part.rows:
+            before, other = chosen.setdefault((row.run, row.method), (row, folder))
+            if row.status == "ok" and before.status != "ok":
+                chosen[row.run, row.method] = row, folder
+            elif row.status == "ok" and row.metrics != before.metrics:
+                raise NACError(
+                    f"{folder} and {other} have different results of {row.title} on {row.run}. "
+                    "Leave one of them out."
+                )
+    pictured = next((part for part in parts if part.gallery), first)
+    copied = [(folder, store.method_folder(Path(), *key)) for key, (_, folder) in chosen.items()]
+    for folder, name in [*copied, (pictured.folder, Path("gallery"))]:
+        if files.is_folder(folder / name):
+            hidden = shutil.ignore_patterns(".*")  # unfinished files
+            shutil.copytree(folder / name, out / name, ignore=hidden, dirs_exist_ok=True)
+    files.make_folder(out)
+    whole = replace(
+        first, folder=out, runs=tuple(run for run, _ in runs.values()),
+        rows=tuple(row for row, _ in chosen.values()),
+        created=max(part.created for part in parts), gallery=pictured.gallery, paper=(),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )  # fmt: skip
+    whole = whole.beside_paper() if any(part.paper for part in parts) else whole
+    whole.save()
+    return whole

@@ -2,11 +2,9 @@
 
     DIR/results.json                         the tables; see `results.Results`
     DIR/images.json                          image datasets that were checked
-    DIR/runs/RUN/run.json                    accuracy of the network
     DIR/runs/RUN/features/SET.safetensors    penultimate features; see `network.Features`
     DIR/runs/RUN/METHOD/setup.json           hyperparameters, times, what they were made with
     DIR/runs/RUN/METHOD/SET.safetensors      scores, predictions, labels, scores per layer
-    DIR/runs/RUN/METHOD/error.json           why there are no scores
 
 Each file is written as a whole or not at all, and holds what it was made with (`made_with`). A
 file that is damaged, or was made with other data, settings or code, counts as missing.
@@ -26,11 +24,9 @@ from nac_openood import files, tensor_files
 from nac_openood.benchmark.run.cost import Timing
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import checked_content, with_checksum
 from nac_openood.records import from_values
 
-_KIND = "nac_openood scores"
-_VERSION = 1
+_KIND, _VERSION = "nac_openood scores", 1
 _LAYER = "layer."
 
 
@@ -55,26 +51,22 @@ class StoredSetup:
     peak_mb: Optional[float]
 
 
-class Cost(NamedTuple):
-    """Time and memory of scoring a dataset.
+class StoredScores(NamedTuple):
+    """Scores of a dataset.
 
     Args:
+        scores: the scores.
+        made_with: what they were made with.
         own: time of the method.
         shared: time of the shared pass over the network; empty without one.
         peak_mb: peak memory, or None if it is unknown.
     """
 
-    own: Timing
-    shared: Timing
-    peak_mb: Optional[float]
-
-
-class StoredScores(NamedTuple):
-    """Scores of a dataset, what they were made with, and their cost (None if damaged)."""
-
     scores: Scores
-    made_with: Any
-    cost: Optional[Cost]
+    made_with: Any = None
+    own: Timing = Timing()
+    shared: Timing = Timing()
+    peak_mb: Optional[float] = None
 
 
 def method_folder(out: Path, run: str, method: str) -> Path:
@@ -82,13 +74,15 @@ def method_folder(out: Path, run: str, method: str) -> Path:
     return out / "runs" / run / method
 
 
-def write_scores(path: Path, scores: Scores, about: Mapping[str, Any]) -> None:
-    """Write the scores of a dataset; `about` holds `made_with` and `cost` as JSON values."""
+def write_scores(path: Path, stored: StoredScores) -> None:
+    """Write the scores of a dataset."""
+    scores, made_with, *cost = stored
     files.make_folder(path.parent)
     arrays = {k: getattr(scores, k) for k in ("score", "prediction", "label")}
     arrays.update({_LAYER + name: values for name, values in scores.by_layer.items()})
     # copies, since safetensors refuses tensors that share memory
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+    about = {"made_with": made_with, "cost": cost}
     tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
 
@@ -99,7 +93,9 @@ def read_scores(path: Path) -> Optional[StoredScores]:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
         scores = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
-    except (FileError, KeyError, TypeError):  # TypeError: bfloat16, which NumPy does not have
+        own, shared, peak = about["cost"]
+        cost = Timing.read(own), Timing.read(shared), None if peak is None else float(peak)
+    except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
         return None
     kinds = {"f": (scores.score, *layers.values()), "iu": (scores.prediction, scores.label)}
     right = all(array.dtype.kind in kind for kind, arrays in kinds.items() for array in arrays)
@@ -107,12 +103,7 @@ def read_scores(path: Path) -> Optional[StoredScores]:
     whole = len(shapes) == 1 and scores.score.ndim == 1
     if not (whole and right and bool(np.isfinite(scores.score).all())):
         return None
-    try:
-        own, shared, peak = about["cost"]
-        cost = Cost(Timing.read(own), Timing.read(shared), None if peak is None else float(peak))
-    except (KeyError, TypeError, ValueError):
-        return StoredScores(scores, about.get("made_with"), None)
-    return StoredScores(scores, about.get("made_with"), cost)
+    return StoredScores(scores, about.get("made_with"), *cost)
 
 
 def read_setup(folder: Path) -> Optional[StoredSetup]:
@@ -123,30 +114,17 @@ def read_setup(folder: Path) -> Optional[StoredSetup]:
         return None
 
 
-def read_error(folder: Path) -> Optional[tuple[str, str]]:
-    """Status ("failed" or "absent") and reason in `error.json`; None if missing or damaged."""
-    note = read_note(folder / "error.json") or {}
-    status, error = note.get("status"), note.get("error")
-    return (status, error) if status in ("failed", "absent") and isinstance(error, str) else None
-
-
-def read_accuracy(out: Path, run: str) -> Optional[float]:
-    """The accuracy in a network's `run.json`; None if that is missing or damaged."""
-    accuracy = (read_note(out / "runs" / run / "run.json") or {}).get("accuracy")
-    return float(accuracy) if isinstance(accuracy, (int, float)) else None
-
-
 def write_note(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     files.make_folder(path.parent)
-    files.write_json(path, with_checksum(content))
+    files.write_json(path, files.with_checksum(content))
 
 
 def read_note(path: Path) -> Optional[dict[str, Any]]:
     """Read what `write_note` wrote; None if the file is missing or damaged."""
     try:
         content = files.read_json(path)
-        return checked_content(content) if isinstance(content, dict) else None
+        return files.checked_content(content) if isinstance(content, dict) else None
     except (OSError, FileError):
         return None
 
