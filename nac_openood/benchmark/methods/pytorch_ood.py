@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nac_openood.benchmark.methods.scorer import (
-    Fitted,
+    FittedMethod,
     FunctionScorer,
     MethodInputs,
     Outliers,
@@ -69,27 +69,27 @@ def _logits(detector: Any) -> Outliers:
     return lambda _, logits: detector.predict_logits(logits)
 
 
-def fit_msp(inputs: MethodInputs) -> Fitted:
+def fit_msp(inputs: MethodInputs) -> FittedMethod:
     """The largest softmax probability."""
     return lambda: _logits(detectors().MaxSoftmax(None))
 
 
-def fit_mls(inputs: MethodInputs) -> Fitted:
+def fit_mls(inputs: MethodInputs) -> FittedMethod:
     """The largest logit."""
     return lambda: _logits(detectors().MaxLogit(None))
 
 
-def fit_ebo(inputs: MethodInputs) -> Fitted:
+def fit_ebo(inputs: MethodInputs) -> FittedMethod:
     """Energy."""
     return lambda temperature: _logits(detectors().EnergyBased(None, t=temperature))
 
 
-def fit_gen(inputs: MethodInputs) -> Fitted:
+def fit_gen(inputs: MethodInputs) -> FittedMethod:
     """Generalized entropy; as in OpenOOD, an `M` above the number of classes means all."""
     return lambda gamma, M: _logits(detectors().GEN(None, gamma=gamma, M=M))
 
 
-def fit_temp_scaling(inputs: MethodInputs) -> Fitted:
+def fit_temp_scaling(inputs: MethodInputs) -> FittedMethod:
     """Softmax at the temperature with the lowest loss on ID validation data."""
     detector = detectors().TemperatureScaling(None)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def fit_temp_scaling(inputs: MethodInputs) -> Fitted:
     return lambda: _logits(detector)
 
 
-def fit_klm(inputs: MethodInputs) -> Fitted:
+def fit_klm(inputs: MethodInputs) -> FittedMethod:
     """Divergence from the mean posterior of each predicted class, of ID validation data.
 
     In float64, as in OpenOOD: the divergence of confident predictions is tiny.
@@ -109,7 +109,7 @@ def fit_klm(inputs: MethodInputs) -> Fitted:
     return lambda: lambda _, logits: detector.predict_logits(logits.double())
 
 
-def fit_openmax(inputs: MethodInputs) -> Fitted:
+def fit_openmax(inputs: MethodInputs) -> FittedMethod:
     """Extreme value statistics of the distances to the class centers of training logits.
 
     Weibull models of correct predictions, with OpenOOD's tail, alpha and distance.
@@ -141,7 +141,7 @@ def _features(detector: Any) -> Outliers:
     return lambda features, _: detector.predict_features(features)
 
 
-def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> Fitted:
+def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> FittedMethod:
     """A detector without hyperparameters that is fitted on training features and labels."""
     values, label = collect(inputs.net, inputs.train)
     check_classes(method, label, inputs.n_classes)
@@ -149,23 +149,23 @@ def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> Fitted
     return lambda: _features(detector)
 
 
-def fit_mds(inputs: MethodInputs) -> Fitted:
+def fit_mds(inputs: MethodInputs) -> FittedMethod:
     """Mahalanobis distance to the nearest class."""
     return _fitted_on_train("mds", inputs, detectors().Mahalanobis(None))
 
 
-def fit_rmds(inputs: MethodInputs) -> Fitted:
+def fit_rmds(inputs: MethodInputs) -> FittedMethod:
     """Mahalanobis distance to the nearest class, relative to that to all training data."""
     return _fitted_on_train("rmds", inputs, detectors().RMD(None))
 
 
-def fit_she(inputs: MethodInputs) -> Fitted:
+def fit_she(inputs: MethodInputs) -> FittedMethod:
     """Inner product with the mean of the class's correct training features."""
     # on the CPU: the detector moves all features to where its head is
     return _fitted_on_train("she", inputs, detectors().SHE(None, copy.deepcopy(inputs.net).cpu()))
 
 
-def fit_knn(inputs: MethodInputs) -> Fitted:
+def fit_knn(inputs: MethodInputs) -> FittedMethod:
     """Distance to the K-th nearest training feature; all features have unit length."""
     values, label = collect(inputs.net, inputs.train)
     F.normalize(values, dim=1, out=values)  # in place: the detector would make a copy of all
@@ -188,13 +188,13 @@ def _head_weights(net: Any) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(weight), torch.from_numpy(bias)
 
 
-def fit_vim(inputs: MethodInputs) -> Fitted:
+def fit_vim(inputs: MethodInputs) -> FittedMethod:
     """Energy minus the norm outside the principal subspace, which is fitted for every `dim`."""
     train, (w, b) = collect(inputs.net, inputs.train), _head_weights(inputs.net)
     return lambda dim: _features(detectors().ViM(None, d=dim, w=w, b=b).fit_features(*train))
 
 
-def fit_dice(inputs: MethodInputs) -> Fitted:
+def fit_dice(inputs: MethodInputs) -> FittedMethod:
     """Energy of a head without the weights that contribute least to training data."""
     weight, bias = _head_weights(inputs.net)
     total, count = torch.zeros(()), 0
@@ -213,7 +213,7 @@ def fit_dice(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_react(inputs: MethodInputs) -> Fitted:
+def fit_react(inputs: MethodInputs) -> FittedMethod:
     """Energy of features clipped at a percentile of ID validation features."""
     values = collect(inputs.net, inputs.id_val)[0]
 
@@ -225,7 +225,7 @@ def fit_react(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_ash(inputs: MethodInputs) -> Fitted:
+def fit_ash(inputs: MethodInputs) -> FittedMethod:
     """Energy of the largest features, all set to one value (ASH-B, as in OpenOOD)."""
 
     def use(percentile: float) -> Outliers:
@@ -239,7 +239,7 @@ def fit_ash(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_gradnorm(inputs: MethodInputs) -> Fitted:
+def fit_gradnorm(inputs: MethodInputs) -> FittedMethod:
     """Norm of the gradient of the head's weights; as in OpenOOD that of the bias is left out."""
     detector = detectors().GradNorm(inputs.net, param_filter=lambda name: name == "fc.weight")
     return lambda: lambda features, _: detector.predict(features)
@@ -248,7 +248,7 @@ def fit_gradnorm(inputs: MethodInputs) -> Fitted:
 # ---- methods that read layers inside the network or change its input
 
 
-def fit_odin(inputs: MethodInputs) -> Fitted:
+def fit_odin(inputs: MethodInputs) -> FittedMethod:
     """Softmax at a temperature, of an image moved towards its predicted class."""
     passes: list[Tensor] = []
 
@@ -271,7 +271,7 @@ def fit_odin(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_mds_ensemble(inputs: MethodInputs) -> Fitted:
+def fit_mds_ensemble(inputs: MethodInputs) -> FittedMethod:
     """Mahalanobis distance in an early layer, of an image moved towards its predicted class.
 
     OpenOOD's ensemble has one member, the spatial mean of the first stage's input. That is
@@ -307,7 +307,7 @@ def fit_mds_ensemble(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_rankfeat(inputs: MethodInputs) -> Fitted:
+def fit_rankfeat(inputs: MethodInputs) -> FittedMethod:
     """Energy without the largest singular value of the maps of the last two stages."""
     net = inputs.net
     stages = _stages("rankfeat", net, "layer3", "layer4")
@@ -337,7 +337,7 @@ def fit_rankfeat(inputs: MethodInputs) -> Fitted:
     return use
 
 
-def fit_gram(inputs: MethodInputs) -> Fitted:
+def fit_gram(inputs: MethodInputs) -> FittedMethod:
     """How far the Gram matrices of an image's feature maps deviate from those of its class.
 
     The maps are the outputs of all convolutions and ReLUs, as in OpenOOD.

@@ -270,7 +270,7 @@ class BatchScorer:
 
 #: Computes outlier scores `[batch]`, and what makes it of hyperparameters; see `FunctionScorer`.
 Outliers = Callable[..., Any]
-Fitted = Callable[..., Outliers]
+FittedMethod = Callable[..., Outliers]
 
 
 class FunctionScorer(BatchScorer):
@@ -289,7 +289,10 @@ class FunctionScorer(BatchScorer):
     """
 
     def __init__(
-        self, method: Method, fit_method: Callable[[MethodInputs], Fitted], implementation: str
+        self,
+        method: Method,
+        fit_method: Callable[[MethodInputs], FittedMethod],
+        implementation: str,
     ) -> None:
         sweep = {name: list(values) for name, values in method.sweep.items()}
         settings = {"defaults": dict(method.defaults), "sweep": sweep}
