@@ -106,7 +106,9 @@ def sample_count(x: Inputs) -> int:
     Raises:
         ProbeError: the tensors have different numbers of rows.
     """
-    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors_in(x)}
+    if isinstance(x, Tensor):
+        return x.shape[0] if x.ndim else 0  # a symbol where the network is traced for export
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors_in(x)}
     if len(sizes) > 1:
         raise ProbeError(
             f"expected tensors with one row per sample, got {describe_value(x)}. Every input of a "
