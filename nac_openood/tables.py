@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -37,7 +37,7 @@ class Column:
     def full_title(self) -> str:
         """All headings on one line: `Near-OOD FPR@95 (OOD found)`."""
         title, _, note = self.title.partition("\n")
-        return " ".join(part for part in (self.group, title, f"({note})" if note else "") if part)
+        return f"{self.group} {title}{note and f' ({note})'}".lstrip()
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Cell:
         """How an entry is shown."""
         if isinstance(entry, Cell):
             return entry
-        if entry is None or isinstance(entry, str):
-            return cls(NOTHING if entry is None else entry)
-        mean, std = (entry, None) if isinstance(entry, (int, float)) else entry
+        if isinstance(entry, str):
+            return cls(entry)
+        mean, std = entry if isinstance(entry, (list, tuple)) else (entry, None)
         if mean is None:
             return cls(NOTHING)
         return cls(f"{mean:.2f}", "" if std is None else f"\u00b1 {std:.2f}", float(mean), rank)
@@ -97,13 +97,9 @@ class Table:
     ours: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise NACError(f"a row of the table '{self.title}' does not have one entry per column")
         pairs = [e for row in self.rows for e in row if isinstance(e, (list, tuple))]
-        if any(len(pair) != 2 for pair in pairs):
-            raise NACError(
-                f"an entry of the table '{self.title}' is not a mean with its standard deviation"
-            )
+        if any(len(p) != 2 for p in pairs) or any(len(r) != len(self.columns) for r in self.rows):
+            raise NACError(f"a row of the table '{self.title}' does not fit its columns")
 
     @property
     def name_column(self) -> int:
@@ -120,12 +116,16 @@ class Example:
         name: the name of its file, or its number.
         shares: percent by name, shown as bars.
         image: a picture as a data URL, or None.
+        score: shown beside the name of the dataset.
+        labels: shown beside the bars in place of percent.
     """
 
     dataset: str
     name: str
     shares: Mapping[str, float]
     image: Optional[str] = None
+    score: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,15 @@ NamedRow = tuple[str, Sequence[Optional[float]]]
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What is drawn; `key` is its name in files, unique in a finding."""
+
+    type: ClassVar[str]
+    key: str
+    title: str
+
+
+@dataclass(frozen=True)
 class Series:
     """A line: points are (x, y, standard deviation or None); `printed` marks the paper's."""
 
@@ -150,54 +159,62 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use.
+class Lines(Figure):
+    """Lines over an axis; `mark` is an x to mark, e.g. the settings in use, and `level` a y.
 
-    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn. The `key` of
-    a figure is its name in files, unique in a finding.
+    With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
     """
 
-    type: ClassVar[str] = "lines"
-    key: str
-    title: str
+    type = "lines"
     x_label: str
     y_label: str
     series: Sequence[Series]
     log_x: bool = False
     mark: Optional[float] = None
     diagonal: bool = False
+    level: Optional[float] = None
 
 
 @dataclass(frozen=True)
-class BarGroups:
+class BarGroups(Figure):
     """Horizontal bars: each row has a name and a value for every entry of `names`, or None.
 
     The axis goes from `origin` to `end` at least; the rows named in `ours` are highlighted.
+    `spreads` are standard deviations, one per row; `width` is in CSS pixels.
     """
 
-    type: ClassVar[str] = "bars"
-    key: str
-    title: str
+    type = "bars"
     x_label: str
     names: Sequence[str]
     rows: Sequence[NamedRow]
     origin: float = 0.0
     end: float = 100.0
     ours: Sequence[str] = ()
+    spreads: Sequence[Optional[float]] = field(default_factory=list)
+    width: float = 420.0
 
 
 @dataclass(frozen=True)
 class Density:
-    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is shown above them."""
+    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is shown above them.
+
+    `shifted` has the shares of datasets under covariate shift.
+    """
 
     edges: Sequence[float]
     inside: Sequence[float]
     outside: Sequence[float]
     note: str = ""
+    shifted: Sequence[Sequence[float]] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, inside: np.ndarray, outside: np.ndarray, *, bins: int = 40, note: str = ""
+        cls,
+        inside: np.ndarray,
+        outside: np.ndarray,
+        *shifted: np.ndarray,
+        bins: int = 40,
+        note: str = "",
     ) -> Density:
         """Bins over the middle 99 percent, so that a few outliers do not flatten the rest."""
         low, high = np.quantile(np.concatenate([inside, outside]), [0.005, 0.995])
@@ -205,45 +222,36 @@ class Density:
         if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
             half = max(0.01, abs(low) * 1e-3)
             low, high = low - half, high + half
-        edges = np.linspace(low, high, bins + 1).tolist()
-        return cls(edges, shares(inside, edges), shares(outside, edges), note)
-
-
-def shares(values: np.ndarray, edges: Sequence[float]) -> list[float]:
-    """The share of the values in each bin; values beyond the edges count in the outermost bins."""
-    counts = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
-    found: list[float] = (counts / max(1, counts.sum())).tolist()
-    return found
+        edges = np.linspace(low, high, bins + 1)
+        counts = [np.histogram(v.clip(low, high), edges)[0] for v in (inside, outside, *shifted)]
+        found = [(each / max(1, each.sum())).tolist() for each in counts]
+        return cls(edges.tolist(), found[0], found[1], note, found[2:])
 
 
 @dataclass(frozen=True)
-class Densities:
+class Densities(Figure):
     """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
 
-    type: ClassVar[str] = "densities"
-    key: str
-    title: str
+    type = "densities"
     x_label: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Density]]]
     inside: str = "ID"
     outside: str = "OOD"
+    ours: Sequence[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Figure):
     """Numbers in colored squares: each row has a name and a value for every column, or None."""
 
-    type: ClassVar[str] = "matrix"
-    key: str
-    title: str
+    type = "matrix"
     columns: Sequence[str]
     rows: Sequence[NamedRow]
     limits: tuple[float, float] = (0.0, 1.0)
 
 
-Figure = Union[Lines, BarGroups, Densities, Matrix]
-_FIGURES: Mapping[Any, Any] = {kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)}
+_FIGURES = {kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)}
 
 
 def figure_of(document: Mapping[str, Any]) -> Figure:
@@ -253,21 +261,21 @@ def figure_of(document: Mapping[str, Any]) -> Figure:
         NACError: an entry is missing or wrong.
     """
     fields = dict(document)
-    kind = fields.pop("type", None)
-    if not isinstance(kind, str) or kind not in _FIGURES:
+    kind = str(fields.pop("type", None))
+    if kind not in _FIGURES:
         raise NACError(f"there is no figure of type {kind!r}")
-    found: Figure = from_values(_FIGURES[kind], fields, "figures")
-    if not _complete(found):
+    found: Any = from_values(_FIGURES[kind], fields, "figures")
+    if kind == "lines":
+        points = [point for line in found.series for point in line.points]
+        complete = points and all(len(p) in (2, 3) and p[0] is not None for p in points)
+    else:
+        names = found.names if kind == "bars" else found.columns
+        panels = [p for _, row in found.rows for p in row] if kind == "densities" else []
+        complete = (
+            found.rows
+            and all(len(row) == len(names) for _, row in found.rows)
+            and all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
+        )
+    if not complete:
         raise NACError(f"the figure '{found.key}' has no rows, or rows of different lengths")
     return found
-
-
-def _complete(figure: Figure) -> bool:
-    """Whether there is something to draw, and all rows are as long as their headings."""
-    if isinstance(figure, Lines):
-        points = [point for line in figure.series for point in line.points]
-        return bool(points) and all(len(p) in (2, 3) and p[0] is not None for p in points)
-    names = figure.names if isinstance(figure, BarGroups) else figure.columns
-    panels = [p for _, row in figure.rows for p in row] if isinstance(figure, Densities) else []
-    equal = all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
-    return bool(figure.rows) and equal and all(len(row) == len(names) for _, row in figure.rows)

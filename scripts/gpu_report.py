@@ -34,9 +34,9 @@ from nac_openood.cli.inputs import on_device
 from nac_openood.core import RULES
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
-from nac_openood.report.blocks import Bullets, Content, Document, Facts, Section
 from nac_openood.report.comparison import against_paper
-from nac_openood.report.render import render_markdown
+from nac_openood.report.methods import Ranked
+from nac_openood.report.render import Content, Document, Section, render_markdown
 from nac_openood.sources.networks import CifarResNet18
 from nac_openood.tables import Column, Table
 
@@ -197,14 +197,14 @@ def speed_section(ratios: dict[str, dict[str, float]], loop: dict[str, float]) -
 
 def table_sections(name: str, openood: Path, problem: str) -> list[Section]:
     """The measured beside the published numbers of a table, as far as there are results."""
-    blocks: list[Content] = [Bullets([problem])] if problem else []
+    blocks: list[Content] = [[problem]] if problem else []
     for folder in TABLES[name][1]:
         try:
             results = Results.load(openood / "results" / folder)
         except NACError:
             continue
-        section = against_paper(results)
-        blocks += [f"{results.id_name}, {results.arch}", *(section.blocks if section else [])]
+        section = against_paper(Ranked(results))
+        blocks += [f"{results.id_name}, {results.arch}", *section.blocks]
     return [Section(name, f"{name} of the paper", blocks or ["There are no results."])]
 
 
@@ -216,8 +216,8 @@ def report(device: torch.device, quick: bool, openood: Optional[Path], more: lis
     for name in TABLES if openood is not None else ():
         problem = run_table(name, openood, str(device), *more)
         sections += table_sections(name, openood, problem)
-    machine = [(check.name, check.detail) for check in examine_platform()]
-    sections.append(Section("machine", "Machine", [Facts([("Versions", machine)])]))
+    machine = [f"{check.name}: {check.detail}" for check in examine_platform()]
+    sections.append(Section("machine", "Machine", [machine]))
     return document(device, compared, openood, sections)
 
 

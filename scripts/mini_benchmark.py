@@ -18,7 +18,7 @@ from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
 from nac_openood.report.comparison import verdict
-from nac_openood.report.methods import ranked_methods
+from nac_openood.report.methods import Ranked
 from nac_openood.tables import Cell
 from nac_openood.tensor_files import versions
 
@@ -82,7 +82,7 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
     head = _SECTION.format(
         title=title,
         images=sum(s.images for s in first.sets),
-        verdict=verdict(first, ranked_methods(first)),
+        verdict=verdict(Ranked(first)),
     )
     return head + table(first, second)
 
@@ -95,7 +95,7 @@ def table(first: Results, second: Results) -> str:
         "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
         "| --- |" + " ---: |" * 9,
     ]
-    for ranked in ranked_methods(first):
+    for ranked in Ranked(first).methods:
         if ranked.status != "ok":
             lines.append(f"| {ranked.title} | {ranked.status} |" + " |" * 8)
             continue

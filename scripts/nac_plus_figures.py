@@ -24,7 +24,7 @@ from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.pvalues import LOGITS, Fusion, PValues
 from nac_openood.detector.batches import balanced_indices
 from nac_openood.detector.outcomes import false_alarm_rates
-from nac_openood.report.drawing import OOD_COLOR, OUR_COLOR, blank
+from nac_openood.report.figures import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 from nac_openood.sources.sets import BENCHMARKS
@@ -146,7 +146,6 @@ def curve(found: dict, target: Path) -> None:
     axis.set_xticks(range(len(weights)), [f"{w:g}" for w in weights])
     axis.set(xlabel="weight of the logits (dotted: NAC+)", ylabel="AUROC in percent")
     axis.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(target)
 
 

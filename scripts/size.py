@@ -173,8 +173,9 @@ class Trace:
 
     @property
     def files(self) -> list[str]:
-        """The files, relative to the package."""
-        return sorted({file[len(self._prefix) :] for file, _ in self.functions})
+        """The Python files, relative to the package; templates are compiled to functions, too."""
+        found = {file[len(self._prefix) :] for file, _ in self.functions}
+        return sorted(name for name in found if name.endswith(".py"))
 
 
 _QUALIFIED = sys.version_info >= (3, 11)

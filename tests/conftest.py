@@ -167,19 +167,19 @@ def own_project(shared):
 @pytest.fixture(scope="module")
 def drawn_once():
     """Figures with the same words and size are drawn once, for many pages that hardly differ."""
-    from nac_openood.report import drawing
+    from nac_openood.report import figures
 
-    real, kept = drawing._drawn, {}
+    real, kept = figures._drawn, {}
 
     def drawn(picture, *look, **more):
-        drawing.check_matplotlib()
+        figures.check_matplotlib()
         at = (picture.title, picture.alt, picture.size, look, *more.items())
         if at not in kept:
             kept[at] = real(picture, *look, **more)
         return kept[at]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "_drawn", drawn)
+        patch.setattr(figures, "_drawn", drawn)
         yield
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 MODULES = (
     *("torch", "torchvision", "sklearn.metrics", "matplotlib.pyplot", "pytorch_ood.detector"),
     *("nac_openood.benchmark.api", "nac_openood.demo.embedded", "nac_openood.demo.trained"),
-    *("nac_openood.detector.detector", "nac_openood.report.write"),
+    *("nac_openood.detector.detector", "nac_openood.report.comparison"),
 )
 
 

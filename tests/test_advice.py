@@ -23,8 +23,7 @@ from nac_openood.core.histogram import Histogram
 from nac_openood.core.metrics import Aurocs, auroc
 from nac_openood.detector.config import preset
 from nac_openood.records import from_values
-from nac_openood.report.hyperparameters import hyperparameters
-from nac_openood.report.methods import ranked_methods
+from nac_openood.report.methods import Ranked, hyperparameters
 from nac_openood.search.advise import (
     MARGIN,
     SURROGATE,
@@ -397,7 +396,8 @@ def test_the_report_shows_it(tmp_path):
         return replace(results, rows=tuple(rows))
 
     results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])
-    blocks = hyperparameters(results, ranked_methods(results)).blocks
+    (section, *_) = hyperparameters(Ranked(results)).blocks
+    blocks = section.blocks
     assert "AUROC on surrogates, not real OOD data: energy 80.00 %, NAC 61.23 %." in blocks
     assert "On surrogates: use energy." in blocks
 

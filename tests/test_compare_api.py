@@ -27,7 +27,7 @@ from nac_openood import LayerConfig, NACConfig, NACError, compare
 from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.table import METHODS, Method
 from nac_openood.benchmark.run.results import Results
-from nac_openood.report.write import write_page, write_tables
+from nac_openood.report.comparison import write_page, write_tables
 from nac_openood.sources.samples import Samples
 
 CLASSES = 10

@@ -23,7 +23,7 @@ from nac_openood.cli import main
 from nac_openood.demo import embedded
 from nac_openood.demo.trained import RECIPES
 from nac_openood.errors import NACError
-from nac_openood.report import drawing
+from nac_openood.report import figures
 
 pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
@@ -70,7 +70,7 @@ def tables(out, *more, base=DEMO):
         raise NACError("matplotlib is not used in this test")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "check_matplotlib", refuse)
+        patch.setattr(figures, "check_matplotlib", refuse)
         return demo(out, *more, base=base)
 
 

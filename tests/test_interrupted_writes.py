@@ -29,9 +29,9 @@ from nac_openood.errors import FileError
 from nac_openood.evaluation.monitor import CoverageMonitor
 from nac_openood.evaluation.ranking import RankedRun, RankedRuns, Ranking
 from nac_openood.report.checkpoints import write_ranked_tables
+from nac_openood.report.comparison import write_tables
+from nac_openood.report.figures import draw_landscape
 from nac_openood.report.findings import write_finding
-from nac_openood.report.landscape import draw_landscape
-from nac_openood.report.write import write_tables
 from nac_openood.search.run import search
 from nac_openood.search.stored import ReadingSet, write_config, write_report
 from nac_openood.sources.sets import Datasets

@@ -74,7 +74,7 @@ def compare(
         ... )
         >>> results.value("nac", "farood", "AUROC").mean
         >>> pandas.DataFrame(results.table())
-        >>> from nac_openood.report.write import write_page, write_tables
+        >>> from nac_openood.report.comparison import write_page, write_tables
         >>> write_tables(results)  # results.csv and results.md in results.folder
         >>> write_page(results)  # report.html; needs matplotlib
 

@@ -190,8 +190,7 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
     Returns:
         The page, or None.
     """
-    from nac_openood.report.comparison import summary_table
-    from nac_openood.report.write import write_page, write_tables
+    from nac_openood.report.comparison import summary_table, write_page, write_tables
 
     if not is_main():
         return None

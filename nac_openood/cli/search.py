@@ -82,7 +82,7 @@ def search_command(args: argparse.Namespace) -> int:
     from nac_openood.core.coverage import Coverage
     from nac_openood.detector.readings import fit_rule
     from nac_openood.files import locked, make_folder
-    from nac_openood.report.landscape import draw_landscape
+    from nac_openood.report.figures import draw_landscape
     from nac_openood.search import SURROGATE_LABEL, Budget, search
     from nac_openood.search.recipe import advise_after_search, layers_and_lists
     from nac_openood.search.stored import write_config, write_report

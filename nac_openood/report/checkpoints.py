@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Sequence
 
 from nac_openood import files
 from nac_openood.benchmark.run.results import Value
-from nac_openood.evaluation.ranking import AVERAGE, CRITERIA, RankedRun, RankedRuns, Summary
-from nac_openood.report.blocks import (
-    Document,
-    Picture,
-    Pictures,
-    Section,
-    SortableTable,
-    Tile,
-    about_section,
-    paper_section,
-)
-from nac_openood.report.figures import picture_of
+from nac_openood.evaluation.ranking import AVERAGE, CRITERIA, RankedRun, RankedRuns
+from nac_openood.report import render
 from nac_openood.report.formatting import capital, count
-from nac_openood.report.render import csv_text, render_page, text_table, write_results
+from nac_openood.report.render import Figures, Section
 from nac_openood.tables import Column, Entry, Lines, Series, Table
 
 _UNDEFINED = "undefined"
@@ -30,7 +20,7 @@ _ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "c
 
 def write_ranked_tables(ranked: RankedRuns, folder: Path) -> list[Path]:
     """Write `results.csv` and `results.md`; neither needs matplotlib."""
-    return write_results(folder, ranked_csv(ranked), ranked_document(ranked))
+    return render.write_results(folder, ranked_csv(ranked), ranked_document(ranked))
 
 
 def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
@@ -39,60 +29,62 @@ def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    return files.write_text(folder / "report.html", render_page(ranked_document(ranked)))
+    return files.write_text(folder / "report.html", render.render_page(ranked_document(ranked)))
 
 
 def ranked_csv(ranked: RankedRuns) -> str:
     """A line for each checkpoint of each run, with all digits."""
-    lines: list[list[Any]] = [
-        ["target", "trial", "checkpoint", "step", "coverage", "validation", "test", "oracle",
-         "n_bins", "steepness", "full_count", "chosen_by"]
-    ]  # fmt: skip
+    heads = "target trial checkpoint step coverage validation test oracle n_bins steepness "
+    lines: list[list[Any]] = [[*heads.split(), "full_count", "chosen_by"]]
     for run in ranked.runs:
         config = run.ranking.config
         criteria = [c for c in CRITERIA if c != "oracle" or run.ranking.has_test]
         chosen = {criterion: run.ranking.chosen(criterion).name for criterion in criteria}
         for each in run.ranking.checkpoints:
             by = " ".join(c for c, name in chosen.items() if name == each.name)
-            lines.append(
-                [run.target, run.trial, each.name, each.step, each.coverage, each.val, each.test,
-                 each.oracle, config.n_bins, config.steepness, config.full_count, by]
-            )  # fmt: skip
-    return csv_text(lines)
+            numbers = [each.step, each.coverage, each.val, each.test, each.oracle]
+            settings = [config.n_bins, config.steepness, config.full_count]
+            lines.append([run.target, run.trial, each.name, *numbers, *settings, by])
+    return render.csv_text(lines)
 
 
 def ranked_summary(ranked: RankedRuns) -> str:
     """The tables as text for a terminal of 100 columns."""
-    tables = [_choice_table(ranked)] if ranked.has_test else []
-    lines = [line for t in (*tables, _settings_table(ranked)) for line in (*text_table(t), "")]
+    tables = [*([_choice_table(ranked)] if ranked.has_test else []), _settings_table(ranked)]
+    lines = [line for table in tables for line in (*render.text_table(table), "")]
     texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
     return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
 
 
-def ranked_document(ranked: RankedRuns) -> Document:
+def ranked_document(ranked: RankedRuns) -> render.Document:
     """Everything there is to show; figures are not drawn yet."""
     name = ranked.dataset.upper() if len(ranked.dataset) <= 4 else capital(ranked.dataset)
-    checkpoints = sum(len(run.ranking.checkpoints) for run in ranked.runs)
-    facts = [count(len(ranked.runs), "run"), count(checkpoints, "checkpoint")]
-    tables = [_checkpoints_table(run) for run in ranked.runs]
-    return Document(
+    many = sum(len(run.ranking.checkpoints) for run in ranked.runs)
+    first = ranked.runs[0]
+    data = [
+        (f"{name} ({_ROLES.get(role, role)})", count(n, "sample"))
+        for role, domains in first.ranking.sizes.items()
+        for name, n in domains.items()
+    ]
+    marked = "The dotted line marks the checkpoint that NAC-ME chooses."
+    steps = Section("steps", "Over training", [Figures(list(map(_steps, ranked.runs)), marked)])
+    tables = list(map(_checkpoints_table, ranked.runs))
+    checkpoints = Section("checkpoints", "Checkpoints", tables)
+    return render.Document(
         f"{name or 'Your run'}: which checkpoint generalizes?",
         ranked.arch,
         ranking_verdict(ranked),
-        [
-            _results(ranked),
-            _paper(ranked),
-            _over_steps(ranked),
-            _volume(ranked),
-            _settings(ranked),
-            Section("checkpoints", "Checkpoints", tables),
-            _about(ranked),
-        ],
-        [*facts, f"layer {ranked.runs[0].ranking.layer}"],
+        [_results(ranked), _paper(ranked), steps, _volume(ranked), _settings(ranked), checkpoints],
+        [count(len(ranked.runs), "run"), count(many, "checkpoint"), f"layer {first.ranking.layer}"],
         ranked.notes,
-        [("", list(_tiles(ranked)))] if ranked.has_test else [],
+        [("", _tiles(ranked))] if ranked.has_test else [],
         topic="Model evaluation",
         version=ranked.versions.get("nac_openood", ""),
+        command=ranked.command,
+        about={
+            "Data" if len(ranked.runs) == 1 else f"Data of {first.name}": data,
+            "Versions": [*ranked.versions.items(), ("created", ranked.created)],
+        },
     )
 
 
@@ -101,18 +93,18 @@ def ranking_verdict(ranked: RankedRuns) -> str:
     if not ranked.has_test:
         names = [run.ranking.chosen().name for run in ranked.runs]
         return f"NAC-ME chooses {', '.join(names)}, judged by training data alone."
-    ours, validation = (ranked.rc(c, _target(ranked)) for c in ("nac-me", "validation"))
-    best, other = (ranked.accuracy(c, _target(ranked)) for c in ("nac-me", "validation"))
+    ours, validation = (ranked.rc(c, _target(ranked)).mean for c in ("nac-me", "validation"))
+    best, other = (ranked.accuracy(c, _target(ranked)).mean for c in ("nac-me", "validation"))
     sentences = ["The rank correlation is undefined for some runs; see the notes."]
-    if ours.mean is not None and validation.mean is not None:
+    if ours is not None and validation is not None:
         sentences = [
-            f"Coverage has a rank correlation of {ours.mean:.1f} with test accuracy, validation "
-            f"accuracy one of {validation.mean:.1f}."
+            f"Coverage has a rank correlation of {ours:.1f} with test accuracy, validation "
+            f"accuracy one of {validation:.1f}."
         ]
-    if best.mean is not None and other.mean is not None:
+    if best is not None and other is not None:
         sentences.append(
             f"On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
-            f"{best.mean:.2f} %, those that validation accuracy chooses {other.mean:.2f} %."
+            f"{best:.2f} %, those that validation accuracy chooses {other:.2f} %."
         )
     return " ".join(sentences)
 
@@ -122,15 +114,21 @@ def _target(ranked: RankedRuns) -> str:
     return AVERAGE if len(ranked.targets) > 1 else ranked.targets[0]
 
 
-def _tiles(ranked: RankedRuns) -> Iterator[Tile]:
-    for title, find in (("RC", ranked.rc), ("Test accuracy", ranked.accuracy)):
-        means = {
-            c: find(c, _target(ranked)).mean for c in CRITERIA if title != "RC" or c != "oracle"
-        }
+def _tiles(ranked: RankedRuns) -> list[render.Tile]:
+    tiles = []
+    for title, find, criteria in _metrics(ranked):
+        means = {c: find(c, _target(ranked)).mean for c in criteria}
         texts = {c: _UNDEFINED if mean is None else f"{mean:.1f}" for c, mean in means.items()}
-        lines = [f"validation accuracy {texts['validation']}"]
-        lines += [f"oracle {texts['oracle']}"] if "oracle" in texts else []
-        yield Tile(f"{title}, NAC-ME", texts["nac-me"], "", lines)
+        ours = texts.pop("nac-me")
+        lines = [f"{CRITERIA[c]} {text}" for c, text in texts.items()]
+        tiles.append(render.Tile(f"{title}, NAC-ME", ours, "", lines))
+    return tiles
+
+
+def _metrics(ranked: RankedRuns) -> list[tuple[str, Any, list[str]]]:
+    """The metrics of the table, and the criteria that have them: no RC with oneself."""
+    known = [criterion for criterion in CRITERIA if criterion != "oracle"]
+    return [("RC", ranked.rc, known), ("ACC", ranked.accuracy, list(CRITERIA))]
 
 
 def _results(ranked: RankedRuns) -> Section:
@@ -150,23 +148,18 @@ def _results(ranked: RankedRuns) -> Section:
 
 def _choice_table(ranked: RankedRuns) -> Table:
     """The paper's table: RC and ACC of each criterion by target domain."""
-    metrics = (("RC", ranked.rc, list(CRITERIA)[:2]), ("ACC", ranked.accuracy, list(CRITERIA)))
     columns = [Column("Target domain", number=False)]
-    for metric, _, criteria in metrics:
+    targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
+    rows: list[list[Entry]] = [[_domain(target)] for target in targets]
+    for metric, find, criteria in _metrics(ranked):
         columns += [Column(CRITERIA[c], metric, "higher") for c in criteria]
         columns.append(Column("\u0394", metric))
-    rows: list[list[Entry]] = []
-    targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
-    for target in targets:
-        rows.append([_domain(target)])
-        for _, find, criteria in metrics:
-            found: dict[str, Summary] = {c: find(c, target) for c in criteria}
-            rows[-1] += [_UNDEFINED if each.mean is None else each for each in found.values()]
+        for row, target in zip(rows, targets):
+            found = {c: find(c, target) for c in criteria}
+            row += [_UNDEFINED if each.mean is None else each for each in found.values()]
             ours, validation = found["nac-me"].mean, found["validation"].mean
-            if ours is None or validation is None:
-                rows[-1].append(_UNDEFINED)
-            else:
-                rows[-1].append(f"{ours - validation:+.2f}")
+            known = ours is not None and validation is not None
+            row.append(f"{ours - validation:+.2f}" if known else _UNDEFINED)
     return Table("", columns, rows, [targets.index(AVERAGE)] if AVERAGE in targets else [])
 
 
@@ -174,31 +167,19 @@ def _domain(target: str) -> str:
     return capital(target.replace("_", " ")) if target else "Target domains"
 
 
-def _paper(ranked: RankedRuns) -> Optional[Section]:
-    if not ranked.paper:
-        return None
+def _paper(ranked: RankedRuns) -> Section:
     text = (
         "The paper fine-tunes networks that were pretrained on ImageNet, at 224 pixels, for 5000 "
         "steps with a checkpoint every 300. Other networks, sizes and training give other numbers."
     )
-    rows = [
-        (
-            (_domain(row["domain"]), CRITERIA[row["criterion"]], row["metric"]),
-            row,
-            row["criterion"] == "nac-me",
-        )
-        for row in ranked.paper
-    ]
-    return paper_section(("Domain", "Criterion"), rows, "error", text, undefined=_UNDEFINED)
+    rows = []
+    for row in ranked.paper:
+        names = _domain(row["domain"]), CRITERIA[row["criterion"]], row["metric"]
+        rows.append((names, row, row["criterion"] == "nac-me"))
+    return render.paper_section(("Domain", "Criterion"), rows, "error", text, undefined=_UNDEFINED)
 
 
-def _over_steps(ranked: RankedRuns) -> Section:
-    text = "The dotted line marks the checkpoint that NAC-ME chooses."
-    pictures = [_steps_picture(run) for run in ranked.runs]
-    return Section("steps", "Over training", [Pictures("wide", pictures, text=text)])
-
-
-def _steps_picture(run: RankedRun) -> Picture:
+def _steps(run: RankedRun) -> Lines:
     """G relative to its maximum, validation and test accuracy, over training steps."""
     checkpoints = run.ranking.checkpoints
     numbered = all(each.step is not None for each in checkpoints)
@@ -216,12 +197,10 @@ def _steps_picture(run: RankedRun) -> Picture:
     ]
     title, label = run.name if run.target else "Over training", "training step"
     mark = steps[checkpoints.index(run.ranking.chosen())]
-    return picture_of(
-        Lines("steps", title, label if numbered else "checkpoint", "%", series, mark=mark)
-    )
+    return Lines("steps", title, label if numbered else "checkpoint", "%", series, mark=mark)
 
 
-def _volume(ranked: RankedRuns) -> Optional[Section]:
+def _volume(ranked: RankedRuns) -> Section:
     """RC over the share of test data that it is measured with."""
     series = []
     for criterion in ("nac-me", "validation"):
@@ -231,8 +210,6 @@ def _volume(ranked: RankedRuns) -> Optional[Section]:
                 by_share.setdefault(100 * point.share, []).append(100 * point.mean)
         points = [(share, *Value.of(values)) for share, values in sorted(by_share.items())]
         series += [Series(CRITERIA[criterion], points)] if points else []
-    if not series:
-        return None
     title, label = "RC against the volume of test data", "share of the test data, % (log scale)"
     figure = Lines("volume", title, label, "RC with test accuracy", series, log_x=True)
     text = (
@@ -240,9 +217,7 @@ def _volume(ranked: RankedRuns) -> Optional[Section]:
         "it. Means over random draws of the test data and over runs; the bands are one standard "
         "deviation over runs."
     )
-    return Section(
-        "volume", "Volume of test data", [Pictures("wide", [picture_of(figure)], text=text)]
-    )
+    return Section("volume", "Volume of test data", [Figures([figure], text)] if series else [])
 
 
 def _settings(ranked: RankedRuns) -> Section:
@@ -264,15 +239,14 @@ def _settings_table(ranked: RankedRuns) -> Table:
     for run in ranked.runs:
         config, rc = run.ranking.config, run.ranking.rc_val
         settings = (config.n_bins, config.steepness, config.full_count)
-        rows.append([
-            _domain(run.target), None if run.trial is None else str(run.trial),
-            *(f"{number:g}" for number in settings), _UNDEFINED if rc is None else 100 * rc,
-            *(run.ranking.chosen(criterion).name for criterion in ("validation", "nac-me")),
-        ])  # fmt: skip
+        trial = None if run.trial is None else str(run.trial)
+        found: list[Entry] = [_domain(run.target), trial, *(f"{number:g}" for number in settings)]
+        names = [run.ranking.chosen(criterion).name for criterion in ("validation", "nac-me")]
+        rows.append([*found, _UNDEFINED if rc is None else 100 * rc, *names])
     return Table("", columns, rows)
 
 
-def _checkpoints_table(run: RankedRun) -> SortableTable:
+def _checkpoints_table(run: RankedRun) -> Table:
     """The checkpoints of a run, best first by NAC-ME."""
     titles = ["G", "Validation, %", *(["Test, %"] if run.ranking.has_test else [])]
     columns = [Column("#"), Column("Checkpoint", number=False)]
@@ -282,16 +256,4 @@ def _checkpoints_table(run: RankedRun) -> SortableTable:
         accuracies = [None if a is None else 100 * a for a in (each.val, each.test)]
         row = [str(rank), each.name, f"{each.coverage:.5f}", *accuracies]
         rows.append(row[: len(columns)])
-    return SortableTable(run.name if run.target else "", columns, rows, [0])
-
-
-def _about(ranked: RankedRuns) -> Section:
-    first = ranked.runs[0]
-    data = [
-        (f"{name} ({_ROLES.get(role, role)})", count(n, "sample"))
-        for role, domains in first.ranking.sizes.items()
-        for name, n in domains.items()
-    ]
-    title = "Data" if len(ranked.runs) == 1 else f"Data of {first.name}"
-    versions = [*ranked.versions.items(), ("created", ranked.created)]
-    return about_section("ranking", ranked.command, {title: data, "Versions": versions})
+    return Table(run.name if run.target else "", columns, rows, [0])

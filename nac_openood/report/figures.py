@@ -1,181 +1,379 @@
-"""The figures of `nac_openood.tables`, drawn: lines, bars, distributions and matrices."""
+"""Figures drawn with matplotlib, as small, reproducible SVG that takes its colors from the page."""
 
 from __future__ import annotations
 
-from itertools import zip_longest
-from typing import Any, Callable, Mapping, Optional, Sequence
+import importlib.util
+import io
+import re
+from pathlib import Path
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
 
-from nac_openood.report import drawing
-from nac_openood.report.blocks import Picture
-from nac_openood.report.formatting import alt_text
-from nac_openood.tables import BarGroups, Densities, Density, Figure, Lines, Matrix, Series
+import numpy as np
+from markupsafe import Markup
 
-_COLORS = (drawing.OUR_COLOR, *drawing.OTHERS)
-_SQUARE = 38
+from nac_openood import files
+from nac_openood.errors import NACError
+from nac_openood.search.run import Candidate, SearchResult
+from nac_openood.tables import BarGroups, Densities, Figure, Lines, Matrix
+
+# Okabe and Ito's palette, which is distinguishable with any color vision. Lines and markers also
+# differ in shape.
+OUR_COLOR, ID_COLOR, OOD_COLOR = "#0072b2", "#009e73", "#d55e00"
+INK, FAINT, GRID, PAPER, CALM = "#1b2430", "#5c6773", "#e4e8ed", "#fefefe", "#a9b4c0"
+_COLORS = (OUR_COLOR, OOD_COLOR, ID_COLOR, "#cc79a7", "#e69f00", "#56b4e9")
+_DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (3, 1.5)), "-.")
+_MARKERS = ("o", "s", "^", "v", "P", "X")
+_MANY = 50  # lines of more points have no markers, and are not described point by point
+#: Colors that the page sets, so that ink is light on a dark page.
+_VARIABLES = {
+    INK: "--ink", FAINT: "--faint", GRID: "--grid", PAPER: "--paper", CALM: "--calm",
+    OUR_COLOR: "--ours", ID_COLOR: "--id", OOD_COLOR: "--ood",
+}  # fmt: skip
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: selectable, and in the page's own font
+    "text.parse_math": False,  # names may contain "$"
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": "medium",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "legend.borderaxespad": 0,
+    "legend.columnspacing": 1.2,
+    "lines.markersize": 4.5,
+    **{f"{axis}.color": FAINT for axis in ("xtick", "ytick")},
+    **{f"{axis}.labelcolor": INK for axis in ("xtick", "ytick")},
+}
+#: Greek alpha and the multiplication sign, which a linter takes for mistyped letters.
+_ALPHA, _CROSS = "\u03b1", "\u00d7"
 
 
-def picture_of(figure: Figure) -> Picture:
+class Picture(NamedTuple):
+    """A figure that is drawn when the page is made.
+
+    Args:
+        title: above it.
+        alt: what it shows, in words with numbers.
+        size: width and height in CSS pixels.
+        paint: draws into an empty matplotlib figure.
+    """
+
+    title: str
+    alt: str
+    size: tuple[float, float]
+    paint: Callable[[Any], None]
+
+
+def svg(picture: Picture, key: str) -> Markup:
+    """Draw a picture as inline SVG, without what a page does not need.
+
+    Args:
+        picture: what to draw.
+        key: unique on the page, which makes the ids inside the SVG unique.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    text = _drawn(picture, key)
+    unneeded = r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</style>\s*</defs>"
+    text = re.sub(unneeded, "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = text.replace("xlink:href", "href")
+    # ids that nothing refers to are left out
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", text)
+    # a hundredth of a pixel is enough for coordinates; numbers that people read stay as they are
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var({variable})")
+    text = re.sub(r">\s+<", "><", text)
+    width, height = (f"{side:g}" for side in picture.size)
+    head = Markup(
+        '<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {} {}" width="{}" height="{}">'
+    ).format(picture.alt, width, height, width, height)
+    return head + Markup(text[text.index(">") + 1 :].strip())
+
+
+def svg_file(figure: Figure) -> str:
+    """Draw a figure as an SVG file of its own, on white paper.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    return _drawn(picture_of(figure), figure.title, paper="white")
+
+
+def _drawn(picture: Picture, key: str, paper: str = "none") -> str:
+    """The SVG as matplotlib writes it."""
+    check_matplotlib()
+    import matplotlib
+    from cycler import cycler
+
+    out = io.StringIO()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
+        cycle = cycler(color=_COLORS) + cycler(linestyle=_DASHES) + cycler(marker=_MARKERS)
+        # ids are hashes with the salt
+        own: Any = {"svg.hashsalt": key, "figure.facecolor": paper, "axes.prop_cycle": cycle}
+        matplotlib.rcParams.update({**_STYLE, **own})
+        figure = blank((picture.size[0] / 72, picture.size[1] / 72), dpi=72)
+        picture.paint(figure)
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def check_matplotlib() -> None:
+    """Raise an error that says what to install if matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NACError(
+            "drawing needs matplotlib, which is not installed: pip install 'nac-openood[plot]'."
+        )
+
+
+def blank(inches: tuple[float, float], dpi: int) -> Any:
+    """An empty matplotlib figure, made without touching global state.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    figure = Canvas(figsize=inches, dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def log_axis(axis: Any) -> None:
+    """Make the x axis logarithmic, with decimal numbers: 0.1, 1, 10."""
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.xaxis.set_minor_formatter("")
+
+
+def picture_of(figure: Union[Figure, Picture]) -> Picture:
     """The figure as a picture, to be drawn by a page."""
-    return _DRAWN[figure.type](figure)
+    found: Picture = figure if isinstance(figure, Picture) else _PICTURES[figure.type](figure)
+    return found
 
 
 def _lines(figure: Lines) -> Picture:
-    top = 16 * ((len(figure.series) + 2) // 3) + 6
-    width, height = 420, 300 + top
+    width, columns = 350, max(1, 350 // (36 + 6 * max(len(s.name) for s in figure.series)))
 
     def paint(canvas: Any) -> None:
-        axis = canvas.add_axes((0.14, 44 / height, 0.83, 1 - (50 + top) / height))
-        for number, series in enumerate(figure.series):
-            _line(axis, series, number)
+        axis = canvas.subplots()
+        guide = {"color": FAINT, "lw": 0.9, "ls": ":", "marker": ""}
+        for series in figure.series:
+            points: list[Any] = [p for p in series.points if p[1] is not None]
+            look = {"color": INK} if series.printed else {}
+            look |= {"marker": ""} if len(points) > _MANY else {}
+            (line,) = axis.plot(*zip(*(p[:2] for p in points)), label=series.name, **look)
+            spread = [(x, y - s[0], y + s[0]) for x, y, *s in points if s and s[0] is not None]
+            if spread:
+                axis.fill_between(*zip(*spread), color=line.get_color(), alpha=0.15, lw=0)
         if figure.log_x:
-            drawing.log_axis(axis)
+            log_axis(axis)
         if figure.mark is not None:
-            axis.axvline(figure.mark, color=drawing.FAINT, lw=0.9, ls=":", zorder=0)
+            axis.axvline(figure.mark, **guide)
+        if figure.level is not None:
+            axis.axhline(figure.level, **guide)
         if figure.diagonal:
-            axis.plot([0, 100], [0, 100], color=drawing.FAINT, lw=0.9, ls=":", zorder=0)
+            axis.plot([0, 100], [0, 100], **guide)
             axis.set(xlim=(0, 100), ylim=(0, 100))
         axis.set(xlabel=figure.x_label, ylabel=figure.y_label)
         axis.grid()
-        axis.legend(
-            loc="lower left", bbox_to_anchor=(-0.12, 1.0), ncols=3, fontsize=8.5,
-            columnspacing=1.2, handlelength=2.4, borderaxespad=0.2,
-        )  # fmt: skip
+        canvas.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
 
-    rows = ((s.name, [(f"{p[0]:g}", p[1]) for p in s.points]) for s in figure.series)
-    return Picture(figure.title, alt_text(figure.title, rows), (width, height), paint)
-
-
-def _line(axis: Any, series: Series, number: int) -> None:
-    points: list[Any] = [p for p in series.points if p[1] is not None]
-    color = drawing.INK if series.printed else _COLORS[number % len(_COLORS)]
-    axis.plot(
-        [p[0] for p in points], [p[1] for p in points], label=series.name, color=color, lw=1.7,
-        ls=drawing.DASHES[number % len(drawing.DASHES)], ms=4.5,
-        marker=drawing.MARKERS[number % len(drawing.MARKERS)],
-    )  # fmt: skip
-    spread = [(p[0], p[1] - p[2], p[1] + p[2]) for p in points if len(p) > 2 and p[2] is not None]
-    if spread:
-        axis.fill_between(*zip(*spread), color=color, alpha=0.15, lw=0)
+    few = [s.points if len(s.points) <= _MANY else () for s in figure.series]
+    words = ((s.name, [(f"{p[0]:g}", p[1]) for p in own]) for s, own in zip(figure.series, few))
+    height = 270 + 16 * -(-len(figure.series) // columns)
+    return Picture(figure.title, _alt(figure.title, words), (width, height), paint)
 
 
-def bars_picture(
-    figure: BarGroups, spreads: Sequence[Optional[float]] = (), width: float = 420
-) -> Picture:
-    """Bars, with whiskers of a standard deviation per row where there are any."""
+def _bars(figure: BarGroups) -> Picture:
+    """With several bars in a row, colors tell them apart; else ours are highlighted."""
     many, origin = len(figure.names), figure.origin
-    top, row_height, thick = (4, 17, 0.66) if many == 1 else (22, 11 * many + 8, 0.8 / many)
-    height = 46 + top + row_height * len(figure.rows)
     names = [name for name, _ in figure.rows]
-    left = min(0.5, (12.6 + 6.1 * max(map(len, names))) / width)
+    ours = [name in figure.ours for name in names]
+    height = 50 + 17 * len(names) if many == 1 else 70 + (11 * many + 8) * len(names)
 
     def paint(canvas: Any) -> None:
-        axis = canvas.add_axes((left, 40 / height, 0.9 - left, 1 - (40 + top) / height))
+        axis = canvas.subplots()
+        thick = 0.66 if many == 1 else 0.8 / many
         for number, series in enumerate(figure.names):
-            color, middle = _COLORS[number % len(_COLORS)], thick * (number + 0.5 - many / 2)
-            for row, ((name, values), spread) in enumerate(zip_longest(figure.rows, spreads)):
-                value, y, ours = values[number], row + middle, name in figure.ours
-                if many == 1:
-                    color = drawing.OUR_COLOR if ours else drawing.CALM
-                axis.barh(y, (value or origin) - origin, 0.94 * thick, origin, color=color,
-                          label=series if row == 0 else None)  # fmt: skip
-                if spread is not None and value is not None:
-                    axis.plot([value - spread, value + spread], [y, y], color=drawing.INK, lw=1)
-                if value is not None:
-                    end, weight = max(value + (spread or 0), origin), "bold" if ours else "normal"
-                    drawing.write_value(axis, end, y, f"{value:.3g}", weight)
-        drawing.name_rows(axis, names, figure.ours)
+            values = [row[number] for _, row in figure.rows]
+            color: Any = [OUR_COLOR if own else CALM for own in ours]
+            look = {"color": color if many == 1 else _COLORS[number % len(_COLORS)], "ecolor": INK}
+            spreads = [spread or 0 for spread in figure.spreads] or None
+            at = np.arange(len(names)) + thick * (number + 0.5 - many / 2)
+            widths = [(origin if value is None else value) - origin for value in values]
+            bars = axis.barh(at, widths, 0.94 * thick, origin, label=series, xerr=spreads, **look)
+            labels = ["" if value is None else f"{value:.3g}" for value in values]
+            axis.bar_label(bars, labels, padding=4)
         shown = [v for _, values in figure.rows for v in values if v is not None]
         low, high = min([origin, *shown]), max([figure.end, *shown])
-        axis.set_xlim(low, high if high > low else low + 1)
-        axis.axvline(origin, color=drawing.FAINT, lw=0.8)
-        axis.grid(axis="x")
+        axis.set(xlim=(low, high if high > low else low + 1), ylim=(len(names) - 0.4, -0.6))
         axis.set_xlabel(figure.x_label)
+        axis.set_yticks(range(len(names)), names)
+        for label in np.array(axis.get_yticklabels())[ours]:
+            label.set(weight="bold", color=OUR_COLOR)
+        axis.tick_params(axis="y", length=0)
+        axis.spines["left"].set_visible(False)
+        axis.axvline(origin, color=FAINT, lw=0.8)
+        axis.grid(axis="x")
         if many > 1:
-            axis.legend(
-                loc="lower left", bbox_to_anchor=(0, 1.0), ncols=many, borderaxespad=0.2,
-                fontsize=8.5, columnspacing=1.2, handlelength=1.4,
-            )  # fmt: skip
+            canvas.legend(loc="outside upper left", ncols=many, handlelength=1.4)
 
-    rows = ((name, zip(figure.names, row)) for name, row in figure.rows)
-    return Picture(figure.title, alt_text(figure.title, rows), (width, height), paint)
-
-
-def draw_density(axis: Any, panel: Density, ticks: int) -> tuple[Any, Any]:
-    """ID samples filled, OOD samples as a dashed line; returns both for a legend."""
-    color = drawing.ID_COLOR
-    inside = axis.stairs(panel.inside, panel.edges, color=color, fill=True, alpha=0.35, lw=0)
-    axis.stairs(panel.inside, panel.edges, color=color, lw=1.2)
-    outside = axis.stairs(panel.outside, panel.edges, color=drawing.OOD_COLOR, ls="--", lw=1.6)
-    axis.set_xlim(panel.edges[0], panel.edges[-1])
-    axis.set_ylim(bottom=0)
-    axis.set_yticks([])
-    axis.locator_params(axis="x", nbins=ticks)
-    axis.spines["left"].set_visible(False)
-    return inside, outside
+    words = ((name, zip(figure.names, row)) for name, row in figure.rows)
+    return Picture(figure.title, _alt(figure.title, words), (figure.width, height), paint)
 
 
 def _densities(figure: Densities) -> Picture:
+    """ID samples filled, OOD samples as a dashed line."""
     columns, rows = len(figure.columns), len(figure.rows)
 
     def paint(canvas: Any) -> None:
-        canvas.set_layout_engine("constrained")
         grid = canvas.subplots(rows, columns, squeeze=False)
+        shifted = f"{figure.inside} under covariate shift"
         for axes, (title, panels) in zip(grid, figure.rows):
+            look = {"weight": "bold", "color": OUR_COLOR} if title in figure.ours else {}
+            axes[0].set_ylabel(title, rotation=0, ha="right", va="center", **look)
             for axis, panel in zip(axes, panels):
-                keys = draw_density(axis, panel, ticks=3)
-                axis.set_title(panel.note, fontsize=9.5)
-            axes[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=11)
+                lines = [(each, shifted, ID_COLOR, ":") for each in panel.shifted]
+                lines += [(panel.inside, figure.inside, ID_COLOR, "-")]
+                lines += [(panel.outside, figure.outside, OOD_COLOR, "--")]
+                for shares, label, color, dash in lines:
+                    axis.stairs(shares, panel.edges, color=color, ls=dash, lw=1.4, label=label)
+                axis.stairs(panel.inside, panel.edges, color=ID_COLOR, fill=True, alpha=0.35)
+                axis.set(xlim=(panel.edges[0], panel.edges[-1]), ylim=(0, None), yticks=[])
+                axis.set_title(panel.note)
+                axis.locator_params(axis="x", nbins=3)
+                axis.spines["left"].set_visible(False)
         for axis, title, panel in zip(grid[0], figure.columns, figure.rows[0][1]):
-            axis.set_title(f"{title}\n{panel.note}", fontsize=9.5)
-        canvas.supxlabel(figure.x_label, fontsize=11)
-        names = (figure.inside, figure.outside)
-        canvas.legend(keys, names, loc="lower left", ncols=2, borderaxespad=0)
+            axis.set_title(f"{title}\n{panel.note}".strip())
+        canvas.supxlabel(figure.x_label, fontsize=9)
+        keys = dict(zip(*grid[0][0].get_legend_handles_labels()[::-1]))
+        canvas.legend(keys.values(), keys, loc="outside upper left", ncols=3)
 
     listed = "; ".join(
-        f"{title}, {column}: {panel.note}"
+        f"{title}{column and f', {column}'}: {panel.note}"
         for title, panels in figure.rows
         for column, panel in zip(figure.columns, panels)
     )
     alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
-    return Picture(figure.title, alt, (110 + 172 * columns, 60 + 105 * rows), paint)
+    return Picture(figure.title, alt, (128 + 172 * columns, 60 + 96 * rows), paint)
 
 
 def _matrix(figure: Matrix) -> Picture:
     """Values above the middle of the limits in our color, below it in the other one."""
-    columns, names = len(figure.columns), [name for name, _ in figure.rows]
-    width, left = 420, 16 + 6.6 * max(map(len, names))
-    height = 32 + _SQUARE * len(names)
-    middle, half = sum(figure.limits) / 2, (figure.limits[1] - figure.limits[0]) / 2
+    names, (low, high) = [name for name, _ in figure.rows], figure.limits
 
     def paint(canvas: Any) -> None:
-        from matplotlib.patches import Rectangle
-
-        box = (left / width, 8 / height, 1 - (left + 8) / width, _SQUARE * len(names) / height)
-        axis = canvas.add_axes(box)
+        axis = canvas.subplots()
         for row, (_, values) in enumerate(figure.rows):
             for column, value in enumerate(values):
-                strength = 0.0 if value is None else min(1.0, abs(value - middle) / half)
-                above = value is None or value >= middle
-                color = drawing.OUR_COLOR if above else drawing.OOD_COLOR
-                corner = (column - 0.48, row - 0.48)
-                square = Rectangle(corner, 0.96, 0.96, color=color, alpha=0.9 * strength, lw=0)
-                axis.add_patch(square)
-                ink = drawing.PAPER if strength > 0.55 else drawing.INK  # light on dark squares
+                # from -1 to 1, and 0 in the middle of the limits
+                place = 0 if value is None else (2 * value - low - high) / (high - low)
+                color, strength = OUR_COLOR if place >= 0 else OOD_COLOR, min(1, abs(place))
+                axis.barh(row, 0.96, 0.96, column - 0.48, color=color, alpha=0.9 * strength)
+                ink = PAPER if strength > 0.55 else INK  # light on dark squares
                 text = "-" if value is None else f"{value:.2f}"
-                axis.text(column, row, text, ha="center", va="center", fontsize=9, color=ink)
-        axis.set(xlim=(-0.5, columns - 0.5), ylim=(len(names) - 0.5, -0.5))
-        axis.set_xticks(range(columns), figure.columns)
+                axis.text(column, row, text, ha="center", va="center", color=ink)
+        axis.set(xlim=(-0.5, len(figure.columns) - 0.5), ylim=(len(names) - 0.5, -0.5))
+        axis.set_xticks(range(len(figure.columns)), figure.columns)
         axis.set_yticks(range(len(names)), names)
         axis.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
         axis.spines[:].set_visible(False)
 
-    alt = alt_text(figure.title, ((name, zip(figure.columns, row)) for name, row in figure.rows))
-    return Picture(figure.title, alt, (width, height), paint)
+    alt = _alt(figure.title, ((name, zip(figure.columns, row)) for name, row in figure.rows))
+    return Picture(figure.title, alt, (420, 32 + 38 * len(names)), paint)
 
 
-_DRAWN: Mapping[str, Callable[[Any], Picture]] = {
-    Lines.type: _lines,
-    BarGroups.type: bars_picture,
-    Densities.type: _densities,
-    Matrix.type: _matrix,
-}
+def _alt(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[float]]]]]) -> str:
+    """A figure in words: `title. row: column 1.00, other column 2.00; next row: ...`."""
+    listed = []
+    for name, pairs in rows:
+        numbers = [f"{what} {value:.2f}" for what, value in pairs if value is not None]
+        listed.append(f"{name}: {', '.join(numbers)}" if numbers else name)
+    return f"{title}. {'; '.join(listed)}."
+
+
+_PICTURES: Any = {"lines": _lines, "bars": _bars, "densities": _densities, "matrix": _matrix}
+
+
+def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None) -> Path:
+    """Write a PNG with one row for each layer: AUROC over steepness, `n_bins` and `full_count`.
+
+    Args:
+        path: of the PNG; written atomically.
+        result: of the search.
+        note: a line below the title, e.g. that the OOD validation data is a surrogate.
+
+    Returns:
+        The path.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    layers = list(dict.fromkeys(point.layer for point in result.landscape))
+    bins = sorted({point.config.n_bins for point in result.landscape})
+    figure = blank((11.5, 1.7 + 1.8 * len(layers)), dpi=150)
+    axes = figure.subplots(len(layers), len(bins), squeeze=False, sharey="row")
+    aurocs = [100 * point.auroc for point in result.landscape]
+    scale = {"vmin": min(aurocs), "vmax": max(max(aurocs), min(aurocs) + 1)}
+    for row, layer in zip(axes, layers):
+        points = [point for point in result.landscape if point.layer == layer]
+        for axis, n_bins in zip(row, bins):
+            image = _draw_map(axis, points, n_bins, result, scale)
+        row[0].set_ylabel("full count O*", fontsize=8)
+        c, chosen = result.layers.get(layer), "layer left out"
+        if c is not None:
+            chosen = f"{c.n_bins} bins, O* {c.full_count}, {_ALPHA} {c.steepness:g}"
+            chosen += f", weight {c.weight:g}"
+        best = 100 * max(point.auroc for point in points)
+        title = f"{layer}   \u00b7   best: {best:.1f} %   \u00b7   chosen: {chosen}"
+        row[0].set_title(title, loc="left", fontsize=9.5, weight="bold")
+    figure.colorbar(image, ax=axes, aspect=40, label="AUROC of the layer alone, %")
+    text = f"chosen layers together: AUROC {result.best.auroc:.2%}"
+    text += "" if note is None else f"   \u00b7   {note}"
+    legend = "\u2605 chosen together with the other layers     \u25cb best for this layer alone"
+    if result.guard is not None:
+        legend += f"     {_CROSS} guard differs from 0.5 by more than {result.guard:.2f}"
+    figure.suptitle(f"AUROC of each layer alone\n{text}", x=0.01, ha="left", fontsize=11)
+    figure.supxlabel(f"steepness {_ALPHA}\n{legend}", fontsize=8.5, color=FAINT)
+    with files.replacing(path) as temporary:
+        figure.savefig(temporary, format="png", facecolor="white")
+    return path
+
+
+def _draw_map(
+    axis: Any, points: Sequence[Candidate], n_bins: int, result: SearchResult, scale: Any
+) -> Any:
+    """AUROC over steepness and full count; crosses mark points that the guard rejects."""
+    steep = sorted({point.config.steepness for point in points})
+    full = sorted({point.config.full_count for point in points})
+    values = np.full((len(full), len(steep)), np.nan)
+    best = max(points, key=lambda point: point.auroc).config
+    marks = [(best, "o", "none"), (result.layers.get(points[0].layer), "*", "white")]
+    for point in points:
+        if point.config.n_bins == n_bins:  # of several states, a cell shows the best one
+            cell = full.index(point.config.full_count), steep.index(point.config.steepness)
+            values[cell] = np.nanmax([values[cell], 100 * point.auroc])
+            guard = None if point.guard is None else abs(point.guard - 0.5)
+            if result.guard is not None and guard is not None and guard > result.guard:
+                axis.text(*cell[::-1], _CROSS, ha="center", va="center", fontsize=8, color="white")
+    for config, marker, fill in marks:
+        if config is not None and config.n_bins == n_bins:
+            at = steep.index(config.steepness), full.index(config.full_count)
+            axis.scatter(*at, s=150, marker=marker, facecolors=fill, edgecolors=INK, zorder=3)
+    axis.set_facecolor(GRID)
+    axis.set_xticks(range(len(steep)), [f"{s:g}" for s in steep], fontsize=6)
+    axis.set_yticks(range(len(full)), [str(f) for f in full], fontsize=7)
+    axis.set_xlabel(f"{n_bins} bins", fontsize=8, color=FAINT)
+    return axis.imshow(values, cmap="cividis", aspect="auto", origin="lower", **scale)

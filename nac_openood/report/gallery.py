@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from nac_openood.__about__ import __version__
 from nac_openood.benchmark.run.results import HardSample, Results
-from nac_openood.report.blocks import Bullets, Content, Document, ScoredExample, Section
 from nac_openood.report.formatting import count
-from nac_openood.report.render import render_page
+from nac_openood.report.methods import Ranked
+from nac_openood.report.render import Document, Section, render_page
 from nac_openood.sources.images import png_url
-from nac_openood.tables import NOTHING, Examples
+from nac_openood.tables import NOTHING, Example, Examples
 
 if TYPE_CHECKING:
     from nac_openood.detector.outcomes import Explanation
@@ -22,25 +22,18 @@ _KINDS = {
 }
 
 
-def hardest_samples(results: Results) -> Optional[Section]:
-    """The samples that NAC finds hardest, with their pictures; None without samples."""
+def hardest_samples(ranked: Ranked) -> Section:
+    """The samples that NAC finds hardest, with their pictures; empty without samples."""
+    results = ranked.results
     scale = max([1.0, *(v for e in results.gallery for v in e.layers.values() if v == v)])
-    blocks = []
-    for kind, title in _KINDS.items():
-        samples = [
-            ScoredExample(
-                e.dataset,
-                e.name,
-                {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()},
-                _picture(results, e),
-                f"{e.score:.3f}",
-                {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()},
-            )
-            for e in results.gallery
-            if e.kind == kind
-        ]
-        blocks += [Examples(title, samples)] if samples else []
-    return Section("gallery", "Hardest samples", blocks) if blocks else None
+    found: dict[str, list[Example]] = {}
+    for e in results.gallery:
+        bars = {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()}
+        labels = {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()}
+        shown = Example(e.dataset, e.name, bars, _picture(results, e), f"{e.score:.3f}", labels)
+        found.setdefault(e.kind, []).append(shown)
+    blocks = [Examples(title, found[kind]) for kind, title in _KINDS.items() if kind in found]
+    return Section("gallery", "Hardest samples", blocks)
 
 
 def _picture(results: Results, example: HardSample) -> Optional[str]:
@@ -86,19 +79,18 @@ def suspects_page(
         labels = {n: f"{v:.1f}" if low else f"{v:.2f}" for n, v in why.contributions.items()}
         answer = f"{prediction.label}, {prediction.confidence:.0%} sure"
         p_value = f"p = {prediction.p_value:.2g}"
-        samples.append(ScoredExample(answer, prediction.path, bars, image, p_value, labels))
+        samples.append(Example(answer, prediction.path, bars, image, p_value, labels))
         layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
         neurons += [f"{prediction.path}: {'; '.join(layers)}"] if layers else []
     least_covered = "The neurons of each layer whose activations were seen least often in training:"
-    images: list[Content] = [text, Examples("Lowest p-values first", samples)]
     return render_page(
         Document(
             "Most suspicious images",
             arch,
             f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g}).",
             [
-                Section("gallery", "Images", images),
-                Section("neurons", "Least covered neurons", [least_covered, Bullets(neurons)]),
+                Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
+                Section("neurons", "Least covered neurons", [least_covered, neurons]),
             ],
             [
                 f"{count(len(suspects), 'image')} with the lowest p-values",

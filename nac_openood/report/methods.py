@@ -1,125 +1,193 @@
-"""The methods of a comparison, ranked: means over runs, ranks and times."""
+"""The methods of a comparison: means over runs, ranks, times and hyperparameters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, nan
 from statistics import fmean
-from typing import Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
+from nac_openood.report import formatting as fmt
+from nac_openood.report.render import Content, Section
+from nac_openood.tables import Cell, Column, Entry, Table
 
 #: The methods that this package implements; reports highlight them.
 OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)
-_Values = Mapping[tuple[str, str], Value]
+#: The numbers of a search: key, text, and how to write the number.
+_SEARCH: Sequence[tuple[str, str, Callable[[Any], str]]] = (
+    ("points", "{}", lambda n: fmt.count(n, "point")),
+    ("left_out", "{} left out that this data does not allow", lambda n: fmt.count(n, "point")),
+    ("seconds", "{} s", fmt.quantity),
+    ("auroc", "validation AUROC {}", fmt.percent),
+    ("fpr95", f"validation {fmt.metric('FPR@95')} {{}}", fmt.percent),
+    ("fpr95_in", f"validation {fmt.metric('FPR@95_IN')} {{}}", fmt.percent),
+)
 
 
-@dataclass(frozen=True)
 class RankedMethod:
     """A method over all runs.
 
-    Args:
+    Attributes:
         method: OpenOOD's name.
         title: the paper's name.
+        ours: whether to highlight it.
+        rows: its results, one for each run.
+        worked: the rows of runs that succeeded.
         implementation: the library that implements it; several if runs differ.
         status: "ok" if any run succeeded, else "failed" or "absent".
-        runs_ok: how many runs succeeded.
-        runs: how many runs there are.
+        error: why runs did not succeed, one line.
+        disturbed: whether its times are uncertain in any run, because the machine was busy.
+        times: "setup_seconds", "ms_per_image" and "peak_mb" -> mean over runs, where known.
         values: (dataset or group, metric) -> mean and std over the runs that succeeded.
         ranks: dataset or group -> rank by AUROC, 1 is best; equal values share a rank.
-        times: "setup_seconds", "ms_per_image" and "peak_mb" -> mean over runs, where known.
-        disturbed: whether its times are uncertain in any run, because the machine was busy.
-        error: why runs did not succeed, one line.
     """
 
-    method: str
-    title: str
-    implementation: str
-    status: str
-    runs_ok: int
-    runs: int
-    values: _Values
-    ranks: Mapping[str, int]
-    times: Mapping[str, float]
-    disturbed: bool
-    error: Optional[str] = None
-
-    @property
-    def ours(self) -> bool:
-        """Whether to highlight it."""
-        return self.method in OURS
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.method, self.title, self.rows = rows[0].method, rows[0].title, rows
+        self.ours = self.method in OURS
+        self.worked = [r for r in rows if r.status == "ok"]
+        libraries = dict.fromkeys(r.implementation for r in self.worked or rows)
+        self.implementation = ", ".join(libraries)
+        failed = "failed" if any(r.status == "failed" for r in rows) else "absent"
+        self.status = "ok" if self.worked else failed
+        errors = [f"{r.run}: {r.error or r.status}" for r in rows if r.status != "ok"]
+        if len({r.error for r in rows}) == 1 and not self.worked:
+            errors = [rows[0].error or rows[0].status]
+        self.error = "; ".join(errors)
+        self.disturbed = any(r.disturbed for r in self.worked)
+        self.times = {}
+        for name in ("setup_seconds", "ms_per_image", "peak_mb"):
+            numbers = [getattr(r, name) for r in self.worked]
+            numbers = [n for n in numbers if n is not None and isfinite(n)]
+            if numbers:
+                self.times[name] = fmean(numbers)
+        self.values: dict[tuple[str, str], Value] = {}
+        for dataset in dict.fromkeys(name for row in self.worked for name in row.metrics):
+            own = [row.metrics[dataset] for row in self.worked if dataset in row.metrics]
+            for name in dict.fromkeys(name for metrics in own for name in metrics):
+                numbers = [metrics.get(name, nan) for metrics in own]
+                if all(map(isfinite, numbers)):  # a mean over fewer would look like one over all
+                    self.values[dataset, name] = Value.of(numbers)
+        self.ranks: dict[str, int] = {}
 
     def value(self, dataset: str, metric: str = "AUROC") -> Optional[Value]:
         """Mean and std, or None if it was not measured."""
         return self.values.get((dataset, metric))
 
+    def auroc(self, dataset: str) -> float:
+        """The mean AUROC, or minus infinity if it was not measured."""
+        value = self.value(dataset)
+        return -inf if value is None else value.mean
 
-def ranked_methods(results: Results) -> list[RankedMethod]:
-    """All methods, best first: by near-OOD AUROC, or far-OOD AUROC if there is no near-OOD.
 
-    Methods without a result come last, failed ones before absent ones.
+class Ranked:
+    """The results of a comparison with its methods, best first.
+
+    Methods are ordered by near-OOD AUROC, or far-OOD AUROC if there is no near-OOD. Those without a
+    result come last, failed ones before absent ones.
+
+    Attributes:
+        results: the comparison.
+        methods: all methods.
+        worked: those with a result.
+        groups: NEAR and FAR, unless no method was measured on them.
+        ood_sets: the OOD datasets in order, near-OOD first.
+        metrics: how the metrics of which any method has values are shown.
     """
-    rows = results.methods()
-    values = {name: _values(results, name) for name in rows}
-    found = [_ranked(own, values[name], values) for name, own in rows.items()]
-    order = {"ok": 0, "failed": 1}
 
-    def key(m: RankedMethod) -> tuple[float, ...]:
-        aurocs = [m.value(group) for group in (NEAR, FAR)]
-        return (order.get(m.status, 2), *(inf if v is None else -v.mean for v in aurocs))
-
-    return sorted(found, key=key)
-
-
-def measured_groups(results: Results) -> list[str]:
-    """NEAR and FAR, unless no method was measured on them."""
-    rows = [r for r in results.rows if r.status == "ok"]
-    return [group for group in (NEAR, FAR) if any(group in r.metrics for r in rows)]
-
-
-def ood_sets(results: Results) -> list[str]:
-    """The OOD datasets in order, near-OOD first."""
-    return [*results.names("near"), *results.names("far")]
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        found = [RankedMethod(rows) for rows in results.methods().values()]
+        for m in found:
+            for dataset in (d for d, metric in m.values if metric == "AUROC"):
+                m.ranks[dataset] = 1 + sum(o.auroc(dataset) > m.auroc(dataset) for o in found)
+        order = {"ok": 0, "failed": 1, "absent": 2}
+        self.methods = sorted(found, key=lambda m: (order[m.status], -m.auroc(NEAR), -m.auroc(FAR)))
+        self.worked = [m for m in self.methods if m.status == "ok"]
+        known = {key for m in found for key in m.values}
+        self.groups = [group for group in (NEAR, FAR) if group in {d for d, _ in known}]
+        self.ood_sets = [*results.names("near"), *results.names("far")]
+        self.metrics = {
+            k: shown for k, shown in fmt.SHOWN.items() if k in {name for _, name in known}
+        }
 
 
-def _values(results: Results, method: str) -> dict[tuple[str, str], Value]:
-    """Means over the runs that succeeded; a metric that one of them lacks is not measured."""
-    rows = [row for row in results.rows if row.method == method and row.status == "ok"]
-    keys = dict.fromkeys((s, m) for r in rows for s, metrics in r.metrics.items() for m in metrics)
-    found = {}
-    for dataset, metric in keys:
-        numbers = [r.metrics[dataset].get(metric, nan) for r in rows if dataset in r.metrics]
-        if all(map(isfinite, numbers)):  # a mean over fewer runs would look like one over all
-            found[dataset, metric] = Value.of(numbers)
-    return found
+def hyperparameters(ranked: Ranked) -> Section:
+    """Our methods layer by layer, then a row for each other method."""
+    blocks: list[Content] = []
+    others: list[list[Entry]] = []
+    without = []
+    for m in ranked.worked:
+        same: dict[str, list[Row]] = {}  # runs with the same settings
+        for row in (r for r in m.worked if r.hyperparameters or r.search):
+            search = {**(row.search or {}), "seconds": None}  # runs may differ in time only
+            same.setdefault(fmt.one_line([dict(row.hyperparameters), search]), []).append(row)
+        for row, *more in same.values():
+            runs = ", ".join(r.run for r in (row, *more))
+            if m.ours:
+                blocks.append(Section("", f"{row.title}, {runs}", list(_ours(row))))
+            else:
+                settings = Cell(fmt.settings_text(row.hyperparameters), code=True)
+                others.append([row.title, runs, settings, _search(row.search)])
+        without += [] if same else [m.title]
+    if others:
+        columns = [Column(t, number=False) for t in ("Method", "Runs", "In use", "Search")]
+        blocks.append(Table("Other methods", columns, others))
+    if without and ranked.worked:
+        blocks.append(f"Methods without hyperparameters: {', '.join(without)}.")
+    return Section("settings", "Hyperparameters", blocks)
 
 
-def _ranked(rows: Sequence[Row], values: _Values, others: Mapping[str, _Values]) -> RankedMethod:
-    worked = [r for r in rows if r.status == "ok"]
-    errors = [f"{r.run}: {r.error or r.status}" for r in rows if r.status != "ok"]
-    if len({r.error for r in rows}) == 1 and not worked:
-        errors = [rows[0].error or rows[0].status]
-    failed = "failed" if any(r.status == "failed" for r in rows) else "absent"
-    ranks, times = {}, {}
-    for (dataset, metric), value in values.items():
-        if metric == "AUROC":
-            aurocs = [own[dataset, metric] for own in others.values() if (dataset, metric) in own]
-            ranks[dataset] = 1 + sum(other.mean > value.mean for other in aurocs)
-    for name in ("setup_seconds", "ms_per_image", "peak_mb"):
-        numbers = [n for n in (getattr(r, name) for r in worked) if n is not None and isfinite(n)]
-        if numbers:
-            times[name] = fmean(numbers)
-    return RankedMethod(
-        rows[0].method,
-        rows[0].title,
-        implementation=", ".join(dict.fromkeys(r.implementation for r in worked or rows)),
-        status="ok" if worked else failed,
-        runs_ok=len(worked),
-        runs=len(rows),
-        values=values,
-        ranks=ranks,
-        times=times,
-        disturbed=any(r.disturbed for r in worked),
-        error="; ".join(errors) or None,
-    )
+def _ours(row: Row) -> Iterator[Content]:
+    """Nested settings become tables, the others a line."""
+    nested = {
+        name: entries
+        for name, entries in row.hyperparameters.items()
+        if isinstance(entries, Mapping)
+        and entries
+        and all(isinstance(entry, Mapping) for entry in entries.values())
+    }
+    flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}
+    search, advice = row.search or {}, row.advice or {}
+    texts = [
+        _search(search),
+        _guard(search),
+        f"settings: {fmt.settings_text(flat)}" if flat else "",
+    ]
+    aurocs = [f"{name} {fmt.percent(value)}" for name, value in (advice.get("auroc") or {}).items()]
+    texts += [f"AUROC on {advice['against']}: {', '.join(aurocs)}"] if aurocs else []
+    texts += [*advice.get("warnings", []), *advice.get("notes", [])]
+    yield from (f"{fmt.capital(text)}." for text in texts if text)
+    for name, entries in nested.items():
+        keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
+        columns = [Column(fmt.capital(name.rstrip("s")), number=False), *map(Column, keys)]
+        rows = [
+            [key, *(fmt.one_line(entry[k]) if k in entry else None for k in keys)]
+            for key, entry in entries.items()
+        ]
+        yield Table("", columns, rows)
+
+
+def _search(search: Optional[Mapping[str, Any]]) -> str:
+    """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
+    if not search:
+        return "not searched"
+    texts = [
+        text.format(form(search[k])) for k, text, form in _SEARCH if fmt.is_number(search.get(k))
+    ]
+    return ", ".join([f"{search.get('strategy', '')} search".strip(), *texts])
+
+
+def _guard(search: Mapping[str, Any]) -> str:
+    """What the overfitting guard measured; empty if it did not."""
+    auroc: Any = search.get("guard")
+    limit: Any = search.get("guard_threshold")
+    if not fmt.is_number(auroc):
+        return ""
+    data = "held-out training against validation data"
+    text = f"overfitting guard: AUROC of {data} {fmt.percent(auroc)}"
+    if not fmt.is_number(limit):
+        return text
+    side = "within" if abs(auroc - 0.5) <= limit else "outside"
+    return f"{text}, {side} 50 \u00b1 {100 * limit:g} %"

@@ -1,32 +1,117 @@
-"""Renders reports as an HTML page, as Markdown, as text for a terminal, and as CSV."""
+"""What a report is made of, and its forms: HTML page, Markdown, text for a terminal, CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
+from dataclasses import dataclass, field
 from html import escape
-from itertools import count, groupby
+from itertools import count, groupby, product
 from math import isfinite
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nac_openood import files
-from nac_openood.report.blocks import Bullets, Content, Document, Facts, Heading
-from nac_openood.report.drawing import svg
+from nac_openood.report.figures import Picture, picture_of, svg
 from nac_openood.report.formatting import ordinal, set_title
-from nac_openood.tables import Cell, Column, Table
+from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
-#: Which standard deviations to show: all, or fewer where the table would be too wide.
-_SPREADS: Sequence[Callable[[Column], bool]] = (
-    lambda column: True,
-    lambda column: column.better == "higher",
-    lambda column: False,
-)
+#: By what is better, in which columns to show standard deviations: in fewer if there is no room.
+_SPREADS = (("higher", "lower", ""), ("higher",), ())
+
+
+class Figures(NamedTuple):
+    """Figures side by side below a paragraph; Markdown leaves out both."""
+
+    figures: Sequence[Union[Figure, Picture]]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report, or of a section; `key` is its id on the page."""
+
+    key: str
+    title: str
+    blocks: Sequence[Content]
+
+
+#: A string is a paragraph, a list of strings a list of sentences.
+Content = Union[str, list[str], Table, Figures, Examples, Section]
+
+
+class Tile(NamedTuple):
+    """A number in large print, followed by `small`, with `lines` below."""
+
+    name: str
+    value: str
+    small: str
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report.
+
+    Args:
+        title: of the page.
+        arch: name of the network.
+        verdict: the result in a sentence or two.
+        sections: in order; those without blocks are left out.
+        facts: numbers of methods, datasets and so on.
+        notes: what a reader should know before reading the numbers.
+        tiles: a title and tiles for each method to show at the top.
+        topic: a line above the title.
+        version: version of this package.
+        command: the command that makes the report again.
+        about: names and values by heading: data, versions and so on.
+    """
+
+    title: str
+    arch: str
+    verdict: str
+    sections: Sequence[Section]
+    facts: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    tiles: Sequence[tuple[str, Sequence[Tile]]] = ()
+    topic: str = "Out-of-distribution detection"
+    version: str = ""
+    command: str = ""
+    about: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+
+
+def paper_section(
+    heads: tuple[str, str],
+    rows: Sequence[tuple[Sequence[str], Mapping[str, Any], bool]],
+    spread: str,
+    *texts: str,
+    undefined: Optional[str] = None,
+) -> Section:
+    """The section that compares measured with published numbers.
+
+    Args:
+        heads: the headings of the first two columns; the third one is the metric.
+        rows: the texts of the first three columns, a dict with `measured`, `published` and
+            `difference`, and whether to highlight the row.
+        spread: ending of the names of standard deviations or errors in these dicts.
+        texts: paragraphs above the table.
+        undefined: shown where nothing was measured.
+    """
+    columns = [Column(title, number=False) for title in (*heads, "Metric")]
+    columns += map(Column, ("Measured", "Published", "Difference"))
+    lines: list[list[Entry]] = []
+    for names, numbers, _ in rows:
+        pairs = [(numbers.get(k), numbers.get(f"{k}_{spread}")) for k in ("measured", "published")]
+        measured = undefined if pairs[0][0] is None else pairs[0]
+        difference = numbers.get("difference")
+        shown = None if difference is None else f"{difference:+.2f}"
+        lines.append([*names, measured, pairs[1], shown])
+    table = Table("", columns, lines, [number for number, row in enumerate(rows) if row[2]])
+    return Section("paper", "Measured and published results", [*texts, table] if rows else [])
 
 
 def render_page(content: Document) -> str:
@@ -41,6 +126,7 @@ def render_page(content: Document) -> str:
     )  # fmt: skip
     numbers = count(1)
     templates.filters.update(
+        picture=picture_of,
         svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
         ordinal=ordinal,
         set_title=set_title,
@@ -48,7 +134,7 @@ def render_page(content: Document) -> str:
         kind=lambda block: type(block).__name__,
         groups=_groups,
     )
-    sections = [section for section in content.sections if section is not None]
+    sections = [section for section in content.sections if section.blocks]
     return templates.get_template("page.html").render(document=content, sections=sections)
 
 
@@ -64,49 +150,45 @@ def render_markdown(content: Document) -> str:
         f"# {_escaped(content.title)}",
         f"**{_escaped(content.verdict)}**",
         _escaped(" \u00b7 ".join([content.arch, *content.facts])) + ".",
-        *_markdown(Bullets([f"Note: {note}" for note in content.notes])),
+        *_markdown([f"Note: {note}" for note in content.notes]),
     ]
     for section in content.sections:
-        texts = [text for block in section.blocks for text in _markdown(block)] if section else []
-        parts += [f"## {section.title}", *texts] if section and texts else []
+        parts += _markdown(section, "##")
+    about: list[Content] = [
+        Section("", title, [[f"{name}: {value}" for name, value in pairs]])
+        for title, pairs in content.about.items()
+    ]
+    if content.command:
+        parts.append(f"## Command to reproduce it\n\n```\n{content.command}\n```")
+    parts += _markdown(Section("", "About this report", about), "##")
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(block: Content) -> Iterator[str]:
+def _markdown(block: Content, level: str = "###") -> Iterator[str]:
     """The block's paragraphs; figures have none."""
     if isinstance(block, str):
         yield _escaped(block)
-    elif isinstance(block, Heading):
-        yield f"### {_escaped(block.text)}"
+    elif isinstance(block, list) and block:
+        yield "\n".join(f"- {_escaped(item)}" for item in block)
+    elif isinstance(block, Section):
+        texts = [text for each in block.blocks for text in _markdown(each)]
+        yield from [f"{level} {_escaped(block.title)}", *texts] if texts else []
     elif isinstance(block, Table):
-        yield from _markdown_table(block)
-    elif isinstance(block, Bullets) and block.items:
-        yield "\n".join(f"- {_escaped(item)}" for item in block.items)
-    elif isinstance(block, Facts):
-        if block.command:
-            longest = max(map(len, re.findall("`+", block.command)), default=0)
-            fence = "`" * max(3, longest + 1)
-            yield f"### Command to reproduce it\n\n{fence}\n{block.command}\n{fence}"
-        for title, pairs in block.lists:
-            yield f"### {title}"
-            yield from _markdown(Bullets([f"{name}: {value}" for name, value in pairs]))
+        if block.title:
+            yield f"### {_escaped(block.title)}"
+        if block.rows:
+            yield _markdown_table(block)
 
 
-def _markdown_table(table: Table) -> Iterator[str]:
-    if table.title:
-        yield f"### {_escaped(table.title)}"
-    if table.rows:
-        lines = [[_escaped(column.full_title) for column in table.columns]]
-        lines.append(["---:" if column.number else "---" for column in table.columns])
-        for number, row in enumerate(table.rows):
-            cells = [Cell.of(entry) for entry in row]
-            bold = [cell.best for cell in cells]
-            bold[table.name_column] |= number in table.ours
-            lines.append([f"**{_escaped(c)}**" if b else _escaped(c) for c, b in zip(cells, bold)])
-        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    yield from _markdown(
-        Bullets([f"{name} {problem}" for name, problem in getattr(table, "problems", ())])
-    )
+def _markdown_table(table: Table) -> str:
+    lines = [[_escaped(column.full_title) for column in table.columns]]
+    lines.append(["---:" if column.number else "---" for column in table.columns])
+    for number, row in enumerate(table.rows):
+        cells = [Cell.of(entry) for entry in row]
+        bold = [cell.best for cell in cells]
+        bold[table.name_column] |= number in table.ours
+        lines.append([f"**{_escaped(c)}**" if b else _escaped(c) for c, b in zip(cells, bold)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _escaped(value: object) -> str:
@@ -119,24 +201,23 @@ def text_table(table: Table) -> list[str]:
 
     Standard deviations, then the last columns, are left out where there is no room for them.
     """
-    for shown, keep in ((n, k) for n in range(len(table.columns), 1, -1) for k in _SPREADS):
-        lines = _aligned(table, shown, keep)
+    for shown, spreads in product(range(len(table.columns), 1, -1), _SPREADS):
+        lines = _aligned(table, shown, spreads)
         if max(map(len, lines)) <= _WIDTH:
             break
-    problems = [f"    {name} {problem}" for name, problem in getattr(table, "problems", ())]
-    return [_shortened(line, _WIDTH) for line in (*lines, *problems)]
+    return [shortened(line) for line in lines]
 
 
-def _aligned(table: Table, shown: int, keep: Callable[[Column], bool]) -> list[str]:
+def _aligned(table: Table, shown: int, spreads: Sequence[str]) -> list[str]:
     """Headings and rows: numbers to the right, names to the left, two spaces in between."""
     grid = []
     for number, column in enumerate(table.columns[:shown]):
         cells = [Cell.of(row[number]) for row in table.rows]
-        texts = [str(cell) if keep(column) else cell.text for cell in cells]
+        texts = [str(cell) if column.better in spreads else cell.text for cell in cells]
         is_name = number == table.name_column
         if is_name:
             marks = ["> " if row in table.ours else "  " for row in range(len(texts))]
-            texts = [_shortened(mark + text, _NAME) for mark, text in zip(marks, texts)]
+            texts = [shortened(mark + text, _NAME) for mark, text in zip(marks, texts)]
         texts = [*["", column.group, *column.title.split("\n")][-3:], *texts]
         width = max(map(len, texts))
         grid.append([text.ljust(width) if is_name else text.rjust(width) for text in texts])
@@ -144,7 +225,8 @@ def _aligned(table: Table, shown: int, keep: Callable[[Column], bool]) -> list[s
     return [line for line in lines if line]
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int = _WIDTH) -> str:
+    """A text on one line of a terminal."""
     line = " ".join(text.splitlines()).rstrip()
     return line if len(line) <= width else line[: width - 1] + "\u2026"
 

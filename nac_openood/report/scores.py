@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
-from nac_openood.benchmark.run.results import Results, Row
+from nac_openood import tables
+from nac_openood.benchmark.run.results import Results
 from nac_openood.core.metrics import auroc
 from nac_openood.detector.outcomes import Scores
-from nac_openood.report.blocks import Content, Heading, Picture, Pictures, Section
-from nac_openood.report.drawing import DASHES, FAINT, GRID, ID_COLOR, OTHERS, OUR_COLOR
-from nac_openood.report.figures import bars_picture, draw_density, picture_of
 from nac_openood.report.formatting import SHOWN, set_title
-from nac_openood.report.methods import RankedMethod, ood_sets
-from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Table, shares
+from nac_openood.report.methods import Ranked, RankedMethod
+from nac_openood.report.render import Content, Figures, Section
+from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Series
 
 _LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
-_BINS, _ROW = 44, 88
-_TITLE = "Score distributions"
-_NO_SCORES = "The scores are not in this folder, so there is nothing to draw here."
+_AGAIN = "the scores are missing or damaged. Run the comparison again to make them."
 
 
 @dataclass(frozen=True)
@@ -65,71 +62,60 @@ def run_scores(results: Results, method: str) -> Optional[RunScores]:
     """Scores of the first run that has any, because a picture shows one run; None without any."""
     for row in results.rows:
         if row.method == method and row.status == "ok":
-            inside, shifted, outside = (
-                _read(results, row, names)
-                for names in (results.names("id"), results.names("csid"), ood_sets(results))
+            found = {s.name: results.scores(row.run, method, s.name) for s in results.sets}
+            known = {n: s for n, s in found.items() if s is not None and finite(s).size}
+            inside, shifted, near, far = (
+                {n: known[n] for n in results.names(role) if n in known}
+                for role in ("id", "csid", "near", "far")
             )
+            outside = {**near, **far}
             if inside and outside:
-                known = {name: row.metrics.get(name, {}).get("AUROC") for name in outside}
-                aurocs = {n: a for n, a in known.items() if a is not None and isfinite(a)}
-                return RunScores(row.run, next(iter(inside.values())), shifted, outside, aurocs)
+                aurocs = {n: row.metrics.get(n, {}).get("AUROC") for n in outside}
+                numbers = {n: a for n, a in aurocs.items() if a is not None and isfinite(a)}
+                return RunScores(row.run, next(iter(inside.values())), shifted, outside, numbers)
     return None
 
 
-def _read(results: Results, row: Row, names: Sequence[str]) -> dict[str, Scores]:
-    """Dataset -> scores, for datasets with at least one finite score."""
-    found = {name: results.scores(row.run, row.method, name) for name in names}
-    return {n: scored for n, scored in found.items() if scored is not None and finite(scored).size}
-
-
-def distributions(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
+def distributions(ranked: Ranked) -> Section:
     """Score histograms of our methods, the best other method, and MSP."""
-    scored = _best(results, methods, 1, "msp")
-    if not scored:
-        worked = any(m.status == "ok" for m in methods)
-        nothing = Pictures("panels", [], text=_NO_SCORES)
-        return Section("scores", _TITLE, [nothing]) if worked and ood_sets(results) else None
-    text = (
-        f"{_runs(scored)} Histograms are scaled to the same area: the less the two overlap, the "
-        "better the method tells ID from OOD."
-    )
-    legend = [("key key-id", f"{set_title(results.id_name)} test samples (ID)")]
-    if any(sample.shifted for _, sample in scored):
-        legend.append(("", "dotted: ID under covariate shift"))
-    legend.append(("key key-ood", "OOD samples"))
-    pictures = [_histograms(own, name) for name, own in _by_set(results, scored)]
-    return Section("scores", _TITLE, [Pictures("panels", pictures, text=text, legend=legend)])
+    scored = _best(ranked, 1, "msp")
+    blocks: list[Content] = []
+    if scored:
+        text = (
+            f"{_runs(scored)} Histograms are scaled to the same area: the less the two overlap, "
+            "the better the method tells ID from OOD."
+        )
+        blocks = [Figures([_histograms(*pair) for pair in _by_set(ranked, scored)], text)]
+    elif ranked.worked and ranked.ood_sets:
+        blocks = ["The scores are not in this folder, so there is nothing to draw here."]
+    return Section("scores", "Score distributions", blocks)
 
 
-def rocs(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
-    """ROC curves of our methods and the best other ones; None without scores."""
-    ours = sum(m.ours for m in methods if m.status == "ok")
-    scored = _best(results, methods, max(_CURVES - ours, 1))
+def rocs(ranked: Ranked) -> Section:
+    """ROC curves of our methods and the best other ones; empty without scores."""
+    scored = _best(ranked, max(_CURVES - sum(m.ours for m in ranked.worked), 1))
     scored = sorted(scored, key=lambda pair: not pair[0].ours)
-    if not scored:
-        return None  # the section about distributions says why
     text = (
         f"Our methods and the best other methods. {_runs(scored)} {SHOWN['FPR@95']} can be read "
         f"off where a curve meets the horizontal dotted line; {SHOWN['FPR@95_IN']} is 100 minus "
         "its height at the vertical dotted line."
     )
-    pictures = [_curves(scored, name) for name, _ in _by_set(results, scored)]
-    return Section("roc", "ROC curves", [Pictures("panels", pictures, text=text)])
+    found = [_curves(*pair) for pair in _by_set(ranked, scored)]
+    return Section("roc", "ROC curves", [Figures(found, text)] if scored else [])
 
 
-def _best(results: Results, methods: Sequence[RankedMethod], others: int, *more: str) -> _Scored:
+def _best(ranked: Ranked, others: int, *more: str) -> _Scored:
     """The scores of our methods, the first of the others, and those named in `more`."""
-    worked = [m for m in methods if m.status == "ok"]
-    best = [m for m in worked if not m.ours][:others]
-    chosen = [m for m in worked if m.ours or m in best]
-    chosen += [m for m in worked if m.method in more and m not in chosen]
-    found = [(m, run_scores(results, m.method)) for m in chosen]
+    best = [m for m in ranked.worked if not m.ours][:others]
+    chosen = [m for m in ranked.worked if m.ours or m in best]
+    chosen += [m for m in ranked.worked if m.method in more and m not in chosen]
+    found = [(m, run_scores(ranked.results, m.method)) for m in chosen]
     return [(m, sample) for m, sample in found if sample is not None]
 
 
-def _by_set(results: Results, scored: _Scored) -> list[tuple[str, _Scored]]:
+def _by_set(ranked: Ranked, scored: _Scored) -> list[tuple[str, _Scored]]:
     """OOD datasets, and the methods with scores of them."""
-    sets = [(n, [pair for pair in scored if n in pair[1].outside]) for n in ood_sets(results)]
+    sets = [(n, [pair for pair in scored if n in pair[1].outside]) for n in ranked.ood_sets]
     return [(name, own) for name, own in sets if own]
 
 
@@ -138,69 +124,31 @@ def _runs(scored: _Scored) -> str:
     return f"Checkpoint{'' if len(runs) == 1 else 's'} {', '.join(runs)}."
 
 
-def _histograms(scored: _Scored, dataset: str) -> Picture:
-    """A row for each method: ID filled, OOD as a line, of the same area."""
-    height = 26 + _ROW * len(scored)
-    drawn, texts = [], []
+def _histograms(dataset: str, scored: _Scored) -> tables.Densities:
+    """A row for each method."""
+    rows = []
     for m, sample in scored:
         inside, outside = finite(sample.inside), finite(sample.outside[dataset])
         # fewer samples, wider bins
-        bins = int(np.clip(1.2 * (len(inside) + len(outside)) ** 0.5, 12, _BINS))
-        value = sample.aurocs.get(dataset)
-        note = "" if value is None else f"AUROC {value:.1f} %"
-        panel = Density.of(inside, outside, bins=bins, note=note)
-        drawn.append((m, panel, [shares(finite(s), panel.edges) for s in sample.shifted.values()]))
-        medians = f"ID {np.median(inside):.3g}, OOD {np.median(outside):.3g}"
-        texts.append(f"{m.title}: median score {medians}{note and f', {note}'}")
-
-    def paint(figure: Any) -> None:
-        for i, (m, panel, shifted) in enumerate(drawn):
-            bottom = 1 - (_ROW * (i + 1) - 4) / height
-            axis = figure.add_axes((0.03, bottom, 0.94, (_ROW - 32) / height))
-            for each in shifted:
-                axis.stairs(each, panel.edges, color=ID_COLOR, ls=":", lw=1.2)
-            draw_density(axis, panel, ticks=5)
-            style = {"weight": "bold", "color": OUR_COLOR} if m.ours else {}
-            axis.set_title(m.title, fontsize=9.5, pad=5, **style)
-            axis.set_title(panel.note, loc="right", fontsize=9.5, pad=5)
-        label = "score (higher = more in-distribution) \u2192"
-        figure.text(0.97, 5 / height, label, ha="right", fontsize=8.5, color=FAINT)
-
-    title = set_title(dataset)
-    alt = f"Scores of ID test samples and {title}. {'; '.join(texts)}."
-    return Picture(title, alt, (300, height), paint)
+        bins = int(np.clip(1.2 * (len(inside) + len(outside)) ** 0.5, 12, 44))
+        shifted = map(finite, sample.shifted.values())
+        note = f"AUROC {sample.aurocs[dataset]:.1f} %" if dataset in sample.aurocs else ""
+        rows.append((m.title, [Density.of(inside, outside, *shifted, bins=bins, note=note)]))
+    label, ours = "score (higher = more in-distribution)", [m.title for m, _ in scored if m.ours]
+    return tables.Densities(dataset, set_title(dataset), label, [""], rows, ours=ours)
 
 
-def _curves(scored: _Scored, dataset: str) -> Picture:
-    """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD.
-
-    A method keeps its color over all datasets.
-    """
-    texts = {}
+def _curves(dataset: str, scored: _Scored) -> tables.Lines:
+    """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD."""
+    series = []
     for m, sample in scored:
-        value = sample.aurocs.get(dataset)
-        texts[m.method] = m.title if value is None else f"{value:.1f}  {m.title}"
-
-    def paint(figure: Any) -> None:
-        axis = figure.add_axes((0.145, 0.15, 0.825, 0.83))
-        axis.plot([0, 100], [0, 100], color=GRID, lw=1)
-        for line, at in ((axis.axhline, 95), (axis.axvline, 5)):
-            line(at, color=FAINT, lw=0.7, ls=(0, (2, 3)))
-        for i, (m, sample) in enumerate(scored):
-            if dataset in sample.outside:
-                color, width = (OUR_COLOR, 2.2) if m.ours else (OTHERS[i % len(OTHERS)], 1.5)
-                style = {"color": color, "lw": width, "ls": DASHES[i % len(DASHES)]}
-                points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
-                axis.plot(*points, label=texts[m.method], **style)
-        axis.set(xlim=(0, 100), ylim=(0, 100.5), xlabel="ID samples rejected, %")
-        axis.set_ylabel("OOD samples found, %", labelpad=2)
-        axis.legend(loc="lower right", handlelength=2.6, title="AUROC, %", alignment="left")
-
-    title = set_title(dataset)
-    alt = (
-        f"ROC curves of ID test samples and {title}; AUROC in percent: {', '.join(texts.values())}."
-    )
-    return Picture(title, alt, (300, 290), paint)
+        points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
+        auroc = sample.aurocs.get(dataset)
+        name = m.title if auroc is None else f"{m.title} {auroc:.1f}"
+        series.append(Series(name, np.stack(points, axis=1).tolist()))
+    labels = "ID samples rejected, %", "OOD samples found, %"
+    title = f"{set_title(dataset)}, AUROC in %"
+    return tables.Lines(dataset, title, *labels, series, mark=5, level=95, diagonal=True)
 
 
 def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,41 +168,34 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
     return false, true
 
 
-def layers_section(results: Results, methods: Sequence[RankedMethod]) -> Optional[Section]:
-    """AUROC and mean scores of each layer of our methods; None without scores by layer."""
-    blocks: list[Content] = []
-    ours = [m for m in methods if m.ours]
+def layers_section(ranked: Ranked) -> Section:
+    """AUROC and mean scores of each layer of our methods; empty without scores by layer."""
+    results, blocks = ranked.results, []
+    ours = [m for m in ranked.methods if m.ours]
     for m in ours:
         sample = run_scores(results, m.method)
         aurocs = layer_aurocs(sample) if sample is not None else {}
-        runs = [row.run for row in results.rows if row.method == m.method]
-        names = ood_sets(results)
+        sets = [(row.run, name) for row in m.rows for name in ranked.ood_sets]
+        own: list[Content] = []
         if sample is not None and aurocs:
-            blocks += [Heading(m.title)] if len(ours) > 1 else []
-            blocks += _layer_blocks(results, sample, aurocs)
-        elif sample is None and any(results.scores(r, m.method, n) for r in runs for n in names):
-            blocks.append(
-                f"{m.title}: the scores of ID data are missing or damaged. Run the comparison "
-                "again to make them."
-            )
-    return Section("layers", "What each layer contributes", blocks) if blocks else None
+            own = list(_layer_blocks(ranked, sample, aurocs))
+        elif sample is None and any(results.scores(run, m.method, name) for run, name in sets):
+            own = [f"ID data: {_AGAIN}"]
+        blocks += [Section("", m.title, own)] if own else []
+    return Section("layers", "What each layer contributes", blocks)
 
 
-def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Content]:
+def _layer_blocks(ranked: Ranked, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Content]:
     yield f"Checkpoint {sample.run}. {_best_layer(aurocs)}"
     read = {*sample.shifted, *sample.outside}
-    lacking = [n for n in (*results.names("csid"), *ood_sets(results)) if n not in read]
+    lacking = [n for n in (*ranked.results.names("csid"), *ranked.ood_sets) if n not in read]
     if lacking:
-        names = ", ".join(map(set_title, lacking))
-        yield (
-            f"Without {names}: the scores are missing or damaged. Run the comparison again to make "
-            "them."
-        )
+        yield f"Without {', '.join(map(set_title, lacking))}: {_AGAIN}"
     sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
     title = "AUROC of each layer alone and of all layers together"
     rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
     bars = BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)
-    yield Pictures("wide", [picture_of(bars)])
+    yield Figures([bars])
     best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
     lines: list[list[Entry]] = []
     for layer, own in aurocs.items():
@@ -263,24 +204,19 @@ def _layer_blocks(results: Results, sample: RunScores, aurocs: _LayerAurocs) -> 
     columns = [Column("Layer", number=False)]
     columns += [Column(set_title(n), better="higher") for n in sets]
     last = [number for number, layer in enumerate(aurocs) if layer == COMBINED]
-    yield Table("AUROC of each layer, %", columns, lines, last)
-    yield Pictures(
-        "quads",
-        [_layer_means(results, sample, layer) for layer in aurocs if layer != COMBINED],
-        title="Mean score of each layer",
-        text="In-distribution samples should score higher than OOD samples.",
-    )
+    yield tables.Table("AUROC of each layer, %", columns, lines, last)
+    text = "In-distribution samples should score higher than OOD samples."
+    means = [_layer_means(ranked.results, sample, name) for name in aurocs if name != COMBINED]
+    yield Section("", "Mean score of each layer", [Figures(means, text)])
 
 
-def _layer_means(results: Results, sample: RunScores, layer: str) -> Picture:
+def _layer_means(results: Results, sample: RunScores, layer: str) -> BarGroups:
     """The mean score of a layer on ID data and on every OOD dataset."""
     inside = {f"{set_title(results.id_name)} (ID)": sample.inside, **sample.shifted}
     scored = {set_title(n): finite(s, layer) for n, s in {**inside, **sample.outside}.items()}
     rows = [(title, [float(values.mean())]) for title, values in scored.items() if values.size]
     ours = list(map(set_title, inside))
-    return bars_picture(
-        BarGroups(layer, layer, "mean score", [layer], rows, end=0, ours=ours), width=240
-    )
+    return BarGroups(layer, layer, "mean score", [layer], rows, end=0, ours=ours, width=240)
 
 
 def _best_layer(aurocs: _LayerAurocs) -> str:

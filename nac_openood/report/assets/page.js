@@ -19,12 +19,11 @@
     return table.tHead.rows[table.tHead.rows.length - 1].cells;
   }
 
-  // Rows without a value, and methods without a result, stay at the bottom either way.
+  // Rows without a value stay at the bottom either way.
   function sort(table, head, direction) {
     var column = head.cellIndex, kind = head.dataset.sort, body = table.tBodies[0];
     var rows = Array.prototype.slice.call(body.rows).map(function (row, place) {
-      var last = row.classList.contains("none");
-      return { row: row, place: place, key: last ? null : key(row, column, kind) };
+      return { row: row, place: place, key: key(row, column, kind) };
     });
     rows.sort(function (a, b) {
       if (a.key === null || b.key === null) {
@@ -44,9 +43,8 @@
     return head.dataset.best === "higher" ? -1 : 1;
   }
 
-  document.querySelectorAll("table.sortable").forEach(function (table) {
+  document.querySelectorAll("table").forEach(function (table) {
     Array.prototype.forEach.call(heads(table), function (head) {
-      if (!head.dataset.sort) { return; }
       var button = document.createElement("button"), start = first(head);
       button.type = "button";
       while (head.firstChild) { button.appendChild(head.firstChild); }
