@@ -81,9 +81,8 @@ def joined() -> Iterator[World]:
     import torch
     import torch.distributed as dist
 
-    if launched() and not (dist.is_available() and dist.is_initialized()):
-        if not dist.is_available():
-            raise NACError("this PyTorch was built without torch.distributed: use one process.")
+    available = dist.is_available()
+    if available and launched() and not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -93,9 +92,8 @@ def joined() -> Iterator[World]:
         dist.init_process_group(backend)
         # not when the block ends: a second group at the same address might fail to connect
         atexit.register(dist.destroy_process_group)
-    here = World()
-    if dist.is_available() and dist.is_initialized():
-        here = World(dist.get_rank(), dist.get_world_size())
+    together = available and dist.is_initialized()
+    here = World(dist.get_rank(), dist.get_world_size()) if together else World()
     with _set_world(here):
         yield here
 
@@ -261,28 +259,15 @@ def _on_cpu(value: Any) -> Any:
 
 
 def all_sum(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Sum tensors over all processes by name, as int64 (float64 if they are floats).
+    """Sum tensors over all processes by name, on the CPU, as int64 (float64 if they are floats).
 
     A process without data passes no tensors.
     """
     import torch
-    import torch.distributed as dist
 
-    if not _world.connected:
-        return dict(tensors)
-    here = {n: (list(t.shape), t.device.type, t.is_floating_point()) for n, t in tensors.items()}
-    specs: dict[str, tuple[list[int], str, bool]] = {}
-    for other in all_gather(step, here):
-        specs.update(other)
-    sums = {}
-    for name, (shape, device, is_float) in specs.items():
-        where = tensors[name].device if name in tensors else device
-        dtype = torch.float64 if is_float else torch.int64
-        total = torch.zeros(shape, dtype=dtype, device=where)
-        if name in tensors:
-            if list(tensors[name].shape) != shape:
-                raise NACError(f"the processes have '{name}' in different shapes.")
-            total += tensors[name]
-        dist.all_reduce(total)
-        sums[name] = total
+    sums: dict[str, Any] = {}
+    for part in all_gather(step, _on_cpu(dict(tensors))):
+        for name, tensor in part.items():
+            wide = tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+            sums[name] = sums[name] + wide if name in sums else wide
     return sums

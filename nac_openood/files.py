@@ -8,17 +8,18 @@ Files of tensors are in `nac_openood.tensor_files`.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import secrets
-import stat
+import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, TypeVar, Union
 
 from nac_openood.distributed import from_main, is_main, synchronized
-from nac_openood.errors import FileError, NACError, first_line, why_unreadable
+from nac_openood.errors import FileError, NACError, why_unreadable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,44 +30,11 @@ PathLike = Union[str, "os.PathLike[str]"]
 CHECKSUM = "sha256"
 
 
-# -- paths ---------------------------------------------------------------------------------
-
-
-def is_file(path: PathLike) -> bool:
-    """Whether a path is a regular file, or a link to one."""
-    return stat.S_ISREG(mode_of(path))
-
-
-def is_folder(path: PathLike) -> bool:
-    """Whether a path is a folder, or a link to one."""
-    return stat.S_ISDIR(mode_of(path))
-
-
-def mode_of(path: PathLike) -> int:
-    """The type and permissions of what a path leads to, as in `os.stat`; 0 if there is nothing.
-
-    Raises:
-        FileError: access is denied, which `pathlib` reports as a missing file or not at all.
-    """
-    try:
-        return os.stat(path).st_mode  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        raise FileError(f"cannot access {path}: {why_unreadable(error)}.") from error
-
-
-def entries(folder: PathLike) -> list[Path]:
-    """The contents of a folder, sorted."""
-    try:
-        return sorted(Path(folder).iterdir())
-    except OSError as error:
-        raise FileError(f"cannot read the folder {folder}: {why_unreadable(error)}.") from error
+# -- writing -------------------------------------------------------------------------------
 
 
 def make_folder(folder: PathLike) -> Path:
     """Create a folder with its parents, unless it exists."""
-    check_encoding(folder)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -74,36 +42,20 @@ def make_folder(folder: PathLike) -> Path:
     return Path(folder)
 
 
-def check_target(path: Path) -> Path:
+def check_target(path: PathLike) -> Path:
     """Check that a file can be written; returns `path`, or the target of a link.
 
     Raises:
         FileError: its folder does not exist, or something other than a file is there.
     """
-    check_encoding(path)
-    found = mode_of(path)
-    if stat.S_ISDIR(found):
-        raise FileError(f"cannot write {path}: it is a folder. Name a file.")
-    if found and not stat.S_ISREG(found):
-        raise FileError(f"cannot write {path}: it is a device, pipe or socket. Name a file.")
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if not is_folder(target.parent):
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise FileError(f"cannot write {path}: it is a folder or a device. Name a file.")
+    if not target.parent.is_dir():
         raise FileError(
             f"cannot write {path}: there is no folder {target.parent}. Create it first."
         )
     return target
-
-
-def check_encoding(path: PathLike) -> None:
-    """Refuse a path that is not UTF-8, which the safetensors library does not open."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        message = f"{path} cannot be used: its name is not UTF-8. Choose another one."
-        raise FileError(message) from error
-
-
-# -- writing -------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -116,26 +68,23 @@ def replacing(path: PathLike) -> Iterator[Path]:
     for it.
     """
     with synchronized(f"write {Path(path).name}"):
-        target = check_target(Path(path))
+        target = check_target(path)
         if not is_main():
             with tempfile.TemporaryDirectory() as folder:
                 yield Path(folder) / "discarded"
             return
         # named before it is created, so that an interrupt at any time can remove it
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        old = mode_of(target)
         try:
-            # a private file must be private from its first byte
-            temporary.touch(stat.S_IMODE(old) | stat.S_IWUSR if old else 0o666, exist_ok=False)
+            if target.exists():  # a private file stays private from its first byte
+                temporary.touch()
+                shutil.copymode(target, temporary)
             yield temporary
-            if old:
-                temporary.chmod(stat.S_IMODE(old))
             temporary.replace(target)
         except BaseException as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            # SafetensorError is matched by name: importing it would slow down `--help`
-            if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+            if isinstance(error, OSError):
                 raise FileError(f"cannot write {target}: {why_unreadable(error)}.") from error
             raise
 
@@ -165,14 +114,13 @@ def write_json(path: PathLike, content: Any) -> Path:
 
 
 def write_weights(path: PathLike, net: nn.Module) -> Path:
-    """Write a network's state dict with `torch.save`, atomically, and return the path."""
+    """Write a network's state dict as `torch.save` does, atomically, and return the path."""
     import torch
 
+    content = io.BytesIO()  # given a path, torch raises a RuntimeError if the disk is full
+    torch.save(net.state_dict(), content)
     with replacing(path) as temporary:
-        try:
-            torch.save(net.state_dict(), temporary)
-        except RuntimeError as error:  # torch's error for a full disk
-            raise FileError(f"cannot write {path}: {first_line(error)}.") from error
+        temporary.write_bytes(content.getbuffer())
     return Path(path)
 
 
@@ -189,9 +137,8 @@ def locked(folder: PathLike) -> Iterator[None]:
     """
     import filelock
 
-    lock = filelock.FileLock(
-        Path(folder).resolve() / ".lock", timeout=0, thread_local=False, is_singleton=True
-    )
+    path = Path(folder).resolve() / ".lock"
+    lock = filelock.FileLock(path, timeout=0, thread_local=False, is_singleton=True)
 
     def acquire() -> None:
         try:
@@ -209,13 +156,18 @@ def locked(folder: PathLike) -> Iterator[None]:
         yield
     finally:
         if is_main():
-            if lock.lock_counter == 1:  # removed while it is held: no other process can hold it
-                with suppress(OSError):
-                    Path(lock.lock_file).unlink()
             lock.release()
 
 
 # -- reading -------------------------------------------------------------------------------
+
+
+def entries(folder: PathLike) -> list[Path]:
+    """The contents of a folder, sorted."""
+    try:
+        return sorted(Path(folder).iterdir())
+    except OSError as error:
+        raise FileError(f"cannot read the folder {folder}: {why_unreadable(error)}.") from error
 
 
 def read_text(path: PathLike, what: str = "") -> str:
@@ -234,33 +186,9 @@ def read_json(path: PathLike) -> Any:
         FileError: it is not JSON; the message does not name the file.
     """
     try:
-        return parse_json(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise FileError(why_unreadable(error)) from error
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text without duplicate keys.
-
-    Raises:
-        FileError: the text is not valid JSON.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        for name in set(names) if len(set(names)) < len(names) else ():
-            if names.count(name) > 1:
-                raise FileError(f"duplicate key '{name}'")
-        return dict(pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise FileError("it is nested too deeply") from error
-    except FileError:
-        raise
-    except ValueError as error:  # also of a number with thousands of digits
-        raise FileError(f"it is not JSON: {error}") from error
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileError(f"it is not JSON: {why_unreadable(error)}") from error
 
 
 def write_document(
@@ -303,10 +231,9 @@ def read_document(
         elif found > version:
             message = newer_format(path, found, version)
         else:
+            about = {"format", "kind"} if kind else {"format"}
             content = checked_content(document)
-            for name in ("format", "kind") if kind else ("format",):
-                content.pop(name, None)
-            return parse(content)
+            return parse({name: content[name] for name in content if name not in about})
     except (FileNotFoundError, NotADirectoryError):
         message = f"{missing}."
     except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
@@ -20,7 +19,6 @@ from typing import IO, Any, Mapping
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from nac_openood.__about__ import __version__
@@ -29,17 +27,12 @@ from nac_openood.errors import FileError, why_unreadable
 from nac_openood.files import (
     CHECKSUM,
     PathLike,
-    check_encoding,
     check_target,
     digest_of,
-    is_file,
     newer_format,
-    parse_json,
     replacing,
 )
 
-#: What the checksum depends on for one tensor: its dtype, shape and the SHA-256 of its bytes.
-TensorDigest = list[Any]
 #: Names of dtypes in the safetensors format.
 _DTYPES = {
     torch.float64: "F64",
@@ -47,22 +40,21 @@ _DTYPES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
 
 def write_tensors(
-    path: PathLike, kind: str, version: int, tensors: dict[str, Tensor], about: Any
+    path: PathLike, kind: str, version: int, tensors: Mapping[str, Tensor], about: Any
 ) -> None:
     """Write tensors and the JSON value `about`; equal content makes equal files."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    digests = {name: tensor_digest(tensor) for name, tensor in on_cpu.items()}
-    with replacing(path) as temporary, temporary.open("wb") as out:
-        # the library writes metadata in random order, so it is added here
-        content = memoryview(save(on_cpu))
-        end = 8 + int.from_bytes(content[:8], "little")
-        out.write(_header(kind, version, about, digests, json.loads(bytes(content[8:end]))))
-        out.write(content[end:])
+    with TensorWriter(path) as writer:
+        writer.add(tensors)
+        writer.finish(kind, version, about)
 
 
 def read_tensors(
@@ -75,31 +67,29 @@ def read_tensors(
     Raises:
         FileError: the file is missing, damaged, of another kind or of a newer version.
     """
-    check_encoding(path)
     try:
-        if not is_file(path):
-            raise FileError(f"there is no file {path}.")
         Path(path).open("rb").close()  # safetensors calls a file missing that may not be read
         with safe_open(str(path), framework="pt") as opened:
             metadata = opened.metadata() or {}
-            _check_metadata(path, metadata, kind, version)
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}.") from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
     except SafetensorError as error:
         raise FileError(f"{path} is damaged or not a safetensors file ({error}).") from error
+    found = metadata.get("kind")
+    if found != kind:
+        raise FileError(f"{path} holds {found or 'something unknown'}, expected {kind}.")
+    format_version = metadata.get("version", "")
+    if format_version.isdecimal() and int(format_version) > version:
+        raise FileError(newer_format(path, int(format_version), version))
     checksum = metadata.pop(CHECKSUM, None)
-    if checksum is not None:
-        digests = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
-        if checksum != file_checksum(metadata, digests):
-            raise FileError(f"{path} is damaged: its content does not match its checksum.")
-    try:
-        about = parse_json(metadata["about"])
-    except FileError as error:
-        raise FileError(f"{path} is damaged: {error}.") from error
-    if not isinstance(about, dict):
-        raise FileError(f"{path} is damaged: 'about' must be an object with named entries.")
-    return tensors, about
+    early = checksum is None and set(metadata) == {"kind", "version", "about"}
+    digests = {} if early else {name: _digest(tensor) for name, tensor in tensors.items()}
+    if not early and checksum != digest_of({"metadata": metadata, "tensors": digests}):
+        raise FileError(f"{path} is damaged: its content does not match its checksum.")
+    return tensors, json.loads(metadata["about"])
 
 
 def checksum_in(path: PathLike) -> str:
@@ -140,7 +130,7 @@ class TensorWriter:
             return
         try:
             for name, tensor in tensors.items():
-                self._append(name, tensor.detach().cpu().contiguous())
+                self._append(name, tensor.detach().cpu())
         except OSError as error:
             raise FileError(f"cannot write {self.path}: {error}.") from error
 
@@ -148,34 +138,35 @@ class TensorWriter:
         if name not in self._files:
             file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
             self._files[name] = self._open.enter_context(file)
-            self._dtypes[name], self._shapes[name] = rows.dtype, [0, *rows.shape[1:]]
+            self._dtypes[name], self._shapes[name] = rows.dtype, list(rows.shape)
             self._hashes[name] = hashlib.sha256()
-        shape = self._shapes[name]
-        if rows.dtype != self._dtypes[name] or list(rows.shape[1:]) != shape[1:]:
+        elif (rows.dtype, [*rows.shape[1:]]) != (self._dtypes[name], self._shapes[name][1:]):
             raise FileError(
-                f"cannot write {self.path}: '{name}' began as {self._dtypes[name]} {shape[1:]} and "
-                f"goes on as {rows.dtype} {list(rows.shape[1:])}."
+                f"cannot write {self.path}: the batches have '{name}' in different types or shapes."
             )
+        else:
+            self._shapes[name][0] += len(rows)
         content = raw_bytes(rows)
         self._files[name].write(content)
         self._hashes[name].update(content)
-        shape[0] += rows.shape[0]
 
     def finish(self, kind: str, version: int, about: Any) -> None:
         """Write the file, atomically."""
         # the format wants tensors without gaps; the widest dtype first keeps all of them aligned
         order = sorted(self._files, key=lambda name: (-self._dtypes[name].itemsize, name))
-        entries, end = {}, 0
+        entries, digests, end = {}, {}, 0
         for name in order:
             start, end = end, end + self._files[name].tell()
-            dtype, shape = _DTYPES[self._dtypes[name]], self._shapes[name]
-            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-        digests = {
-            name: [str(self._dtypes[name]), self._shapes[name], self._hashes[name].hexdigest()]
-            for name in self._files
-        }
+            dtype, shape = self._dtypes[name], self._shapes[name]
+            offsets = [start, end]
+            entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": offsets}
+            digests[name] = [str(dtype), shape, self._hashes[name].hexdigest()]
+        metadata = {"kind": kind, "version": str(version), "about": json.dumps(about)}
+        metadata[CHECKSUM] = digest_of({"metadata": metadata, "tensors": digests})
+        header = json.dumps({"__metadata__": metadata, **entries}).encode()
+        header += b" " * (-len(header) % 8)
         with replacing(self.path) as temporary, temporary.open("wb") as out:
-            out.write(_header(kind, version, about, digests, entries))
+            out.write(len(header).to_bytes(8, "little") + header)
             for name in order:
                 self._files[name].seek(0)
                 shutil.copyfileobj(self._files[name], out, 2**20)
@@ -187,44 +178,12 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def tensor_digest(tensor: Tensor) -> TensorDigest:
-    """The digest of a tensor on the CPU; a memory-mapped one is read slice by slice."""
+def _digest(tensor: Tensor) -> list[Any]:
+    """The dtype, shape and SHA-256 of a tensor on the CPU; a mapped one is read in slices."""
     digest = hashlib.sha256()
     for piece in tensor.split(1000) if tensor.ndim else (tensor,):
         digest.update(raw_bytes(piece))
     return [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
-
-
-def file_checksum(metadata: Mapping[str, str], digests: Mapping[str, TensorDigest]) -> str:
-    """The checksum of a file, from its other metadata and the digests of its tensors."""
-    return digest_of({"metadata": dict(metadata), "tensors": dict(digests)})
-
-
-def _header(
-    kind: str,
-    version: int,
-    about: Any,
-    digests: Mapping[str, TensorDigest],
-    entries: Mapping[str, Any],
-) -> bytes:
-    """The beginning of a safetensors file: its length, and JSON padded so that tensors align."""
-    metadata = {"kind": kind, "version": str(version), "about": json.dumps(about)}
-    metadata[CHECKSUM] = file_checksum(metadata, digests)
-    text = json.dumps({"__metadata__": metadata, **entries}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _check_metadata(path: PathLike, metadata: Mapping[str, str], kind: str, version: int) -> None:
-    found = metadata.get("kind")
-    if found != kind:
-        raise FileError(f"{path} holds {found or 'something unknown'}, expected {kind}.")
-    if re.fullmatch("[0-9]{1,9}", metadata.get("version", "")) is None:
-        raise FileError(f"{path} is damaged: it names no format version.")
-    if int(metadata["version"]) > version:
-        raise FileError(newer_format(path, int(metadata["version"]), version))
-    if set(metadata) - {CHECKSUM} != {"kind", "version", "about"}:
-        raise FileError(f"{path} is damaged: its metadata has the entries {sorted(metadata)}.")
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Damage of all kinds: to bytes, to texts, to JSON and YAML values, to tensors.
+"""Damage of all kinds: to bytes, to texts, to JSON and YAML values.
 
 Each function takes a seeded `random.Random` and returns a changed copy; what it returns may be
 equal to what it was given.
@@ -7,18 +7,9 @@ equal to what it was given.
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from random import Random
 from typing import Any, Iterator
-
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
-from nac_openood.files import CHECKSUM, with_checksum
-from nac_openood.tensor_files import write_tensors
 
 #: Values of the wrong type or size, for the entries of a document.
 ODD: list[Any] = [
@@ -28,8 +19,6 @@ ODD: list[Any] = [
 ]  # fmt: skip
 _TOKENS = ("\0", "\n", "\t", " ", ":", "- ", "{", "}", "[", "]", '"', "'", "#", ",", "&a ", "*a", "!!",
            "---", "%", "é", "\ufeff", "\r", "0", "9" * 30, "null", "../", "/")  # fmt: skip
-_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-          torch.uint8, torch.bool)  # fmt: skip
 
 
 def bytes_mutated(rng: Random, content: bytes) -> bytes:
@@ -109,68 +98,6 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _entries(value[key])
 
 
-def tensors_mutated(rng: Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors missing, new, renamed, swapped, of another type, shape, sign, or not finite."""
-    found = {name: tensor.clone() for name, tensor in tensors.items()}
-    name, other = rng.choice(sorted(found)), rng.choice(sorted(found))
-    tensor, how = found[name], rng.randrange(7)
-    if how == 0:
-        del found[name]
-    elif how == 1:
-        found[rng.choice(("extra", f"{name}/more", "rule/x"))] = tensor.clone()
-    elif how == 2:
-        found[name], found[other] = found[other].clone(), tensor.clone()
-    elif how == 3:
-        found[name] = tensor.to(rng.choice(_TYPES))
-    elif how == 4:
-        flat = tensor.flatten()
-        shorter = flat[:0], tensor[: len(tensor) // 2].clone() if tensor.ndim else -tensor
-        found[name] = rng.choice((tensor[None], flat, *shorter))
-    elif how == 5:
-        found[name] = tensor * rng.choice((-1, 2, 0))
-    elif tensor.numel():
-        odd = [float("nan"), float("inf"), -1.0, 1e30]
-        odd = odd if tensor.is_floating_point() else [-1, 0, 99]
-        tensor.view(-1)[rng.randrange(tensor.numel())] = rng.choice(odd)
-    return {key: each.contiguous() for key, each in found.items()}
-
-
 def mutate_bytes(rng: Random, path: Path) -> None:
     """Damage a file; what the machine or a program may do to it by accident."""
     path.write_bytes(bytes_mutated(rng, path.read_bytes()))
-
-
-def mutate_document(rng: Random, path: Path) -> None:
-    """Change a JSON file on purpose, with a checksum that is right, or without one."""
-    document = json.loads(path.read_text())
-    checked = document.pop(CHECKSUM, None) is not None
-    changed = value_mutated(rng, document)
-    if isinstance(changed, dict) and checked and rng.random() < 0.8:
-        changed = with_checksum(changed)
-    path.write_text(json.dumps(changed))
-
-
-def mutate_tensors(rng: Random, path: Path) -> None:
-    """Change tensors or metadata of a file on purpose, with a checksum that is right, or none."""
-    with safe_open(path, "pt") as opened:
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-        metadata = opened.metadata()
-    about = json.loads(metadata["about"])
-    if rng.random() < 0.5:
-        tensors = tensors_mutated(rng, tensors)
-    else:
-        about = value_mutated(rng, about)
-    if rng.random() < 0.3:
-        del metadata[CHECKSUM]
-        save_file(tensors, path, metadata={**metadata, "about": json.dumps(about)})
-    else:
-        write_tensors(path, metadata["kind"], int(metadata["version"]), tensors, about)
-
-
-def damage(rng: Random, path: Path) -> bool:
-    """Change a file by accident or on purpose; returns whether on purpose."""
-    if rng.random() < 0.5:
-        mutate_bytes(rng, path)
-        return False
-    (mutate_document if path.suffix == ".json" else mutate_tensors)(rng, path)
-    return True

@@ -247,7 +247,7 @@ def test_a_cache_that_cannot_be_written_only_warns(tmp_path, quick, monkeypatch,
         def full(*args, **kwargs):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("nac_openood.tensor_files.save", full)
+        monkeypatch.setattr("nac_openood.tensor_files.raw_bytes", full)
     with pytest.warns(UserWarning, match="cannot be saved .* Set NAC_CACHE"):
         net = trained("resnet_embedded", cache=cache)
     assert isinstance(net, torch.nn.Module)

@@ -1,4 +1,4 @@
-"""Documents: JSON files with a format, and what is said of those that cannot be read."""
+"""Files are written whole or not at all; what cannot be read is an error that says what to do."""
 
 import os
 
@@ -15,17 +15,7 @@ from nac_openood.evaluation.ranking import (
     RankedRuns,
     Ranking,
 )
-from nac_openood.files import (
-    entries,
-    is_file,
-    is_folder,
-    make_folder,
-    read_document,
-    replacing,
-    write_document,
-    write_json,
-    write_text,
-)
+from nac_openood.files import read_document, replacing, write_document, write_json, write_text
 from nac_openood.search.stored import ReadingSet
 from nac_openood.tensor_files import read_tensors, write_tensors
 
@@ -37,14 +27,8 @@ DOCUMENTS = {
 }
 
 
-def test_a_document_is_read_without_its_format(tmp_path):
-    write_json(tmp_path / "x.json", {"format": 1, "a": [1, None]})
-    found = read_document(tmp_path / "x.json", 1, dict, missing="", again="")
-    assert found == {"a": [1, None]}
-
-
 @pytest.mark.parametrize("kind", DOCUMENTS, ids=lambda kind: kind.__name__)
-def test_what_cannot_be_read_is_told_with_a_way_out(kind, tmp_path):
+def test_the_error_says_how_to_get_a_new_file(kind, tmp_path):
     name, missing, again = DOCUMENTS[kind]
     with pytest.raises(FileError, match=missing):
         kind.load(tmp_path)
@@ -57,36 +41,25 @@ def test_what_cannot_be_read_is_told_with_a_way_out(kind, tmp_path):
         kind.load(tmp_path)
 
 
-def test_a_document_of_another_kind_is_told_apart(tmp_path):
+def test_a_document_of_another_kind(tmp_path):
     config = IntegralConfig()
     tried = IntegralCandidate(config, (0.1,), None)
     ranking = Ranking((RankedCheckpoint("s1", "x", 1, 0.1, 0.5),), (tried,), config, "avgpool", {})
     RankedRuns((RankedRun("", None, ranking),)).save(tmp_path)
-    told = r"holds a ranking of checkpoints \(of nac-openood rank\), expected a comparison"
-    with pytest.raises(FileError, match=told):
+    message = r"holds a ranking of checkpoints \(of nac-openood rank\), expected a comparison"
+    with pytest.raises(FileError, match=message):
         Results.load(tmp_path)
 
 
-def test_a_document_that_does_not_say_its_kind_is_read(tmp_path):
-    write_json(tmp_path / "x.json", {"format": 1, "a": 2})
-    found = read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing")
-    write_document(tmp_path / "x.json", 1, found, kind="a thing")
-    assert found == {"a": 2}
-    assert (
-        read_document(tmp_path / "x.json", 1, dict, missing="", again="", kind="a thing") == found
-    )
-
-
-def test_paths_that_safetensors_does_not_open_are_refused(tmp_path):
-    path = tmp_path / "\udcff.safetensors"
-    path.touch()
-    for use in (
-        lambda: write_tensors(path, "a thing", 1, {}, {}),
-        lambda: read_tensors(path, "a thing", 1),
-        lambda: make_folder(tmp_path / "\udcff"),
+def test_early_documents_lack_kind_and_checksum(tmp_path):
+    path, content = tmp_path / "x.json", {"a": [1, None]}
+    for write in (
+        lambda: write_json(path, {"format": 1, **content}),
+        lambda: write_document(path, 1, content, kind="a thing"),
     ):
-        with pytest.raises(FileError, match="cannot be used: its name is not UTF-8"):
-            use()
+        write()
+        found = read_document(path, 1, dict, missing="", again="", kind="a thing")
+        assert found == content
 
 
 def test_text_that_is_no_utf_8(tmp_path, capsys):
@@ -107,28 +80,18 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path):
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing" / "target")
     with pytest.raises(FileError, match="cannot write .*nowhere: there is no folder .*missing"):
         write_text(tmp_path / "nowhere", "x")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(FileError, match="loop: Too many levels"):
-        write_text(tmp_path / "loop", "x")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_what_is_no_file_is_not_replaced(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    for name in ("pipe", "link"):
-        with pytest.raises(FileError, match=f"cannot write .*{name}: it is a device, pipe or"):
-            write_text(tmp_path / name, "x")
-    assert (tmp_path / "pipe").is_fifo()
+    for no_file in (tmp_path, "/dev/null"):
+        with pytest.raises(FileError, match=f"cannot write {no_file}: it is a folder or a device"):
+            write_text(no_file, "x")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs modes")
 def test_a_file_keeps_its_mode(tmp_path):
     path = write_text(tmp_path / "x", "old")
-    for mode in (0o600, 0o440, 0o666):
+    for mode in (0o600, 0o666):
         path.chmod(mode)
         with replacing(path) as temporary:
-            assert temporary.stat().st_mode & 0o777 & ~mode in (0, 0o200)  # never more readable
+            assert temporary.stat().st_mode & 0o777 == mode
             temporary.write_text("new")
         assert (path.stat().st_mode & 0o777, path.read_text()) == (mode, "new")
 
@@ -145,13 +108,3 @@ def test_what_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
         read_tensors(tmp_path / "t", "kind", 1)
     with pytest.raises(FileError, match="cannot read .*results.json: Permission denied.$"):
         Results.load(tmp_path)
-
-
-def test_paths_that_cannot_be_looked_up(tmp_path):
-    # as of a folder that may not be searched, the system tells neither yes nor no
-    for path in (tmp_path / ("n" * 300), tmp_path / "a\0b"):
-        for ask in (is_file, is_folder):
-            with pytest.raises(FileError, match="cannot access .*: (File name too long|embedded)"):
-                ask(path)
-    with pytest.raises(FileError, match="cannot read the folder .*: No such file"):
-        entries(tmp_path / "missing")

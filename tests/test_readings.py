@@ -81,7 +81,7 @@ def test_writing_parts_is_all_or_nothing(tmp_path: Path) -> None:
         Readings.save_parts(tmp_path / "x", stops())
     with pytest.raises(NACError, match="no readings to join"):
         Readings.save_parts(tmp_path / "x", [])
-    with pytest.raises(FileError, match=r"began as torch.float32 \[3\] and goes on as .* \[4\]"):
+    with pytest.raises(FileError, match="different types or shapes"):
         Readings.save_parts(tmp_path / "x", [part(), part(neurons=4)])
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileError, match="there is no folder"):

@@ -130,16 +130,13 @@ def test_merged_shards_are_one_fit(mean_rule, small_net, images, labels):
         merged = first.merge(second)
         assert merged.fit_summary_ == one.fit_summary_
         torch.testing.assert_close(merged.score(images), one.score(images), rtol=1e-12, atol=0)
-    with pytest.raises(NACError, match="cannot merge detectors of rules 'mean' and 'nac'"):
+    with pytest.raises(NACError, match="rule 'mean' and autocast=None with one of rule 'nac'"):
         merged.merge(NACDetector(small_net, ["avgpool"]).fit(whole))
 
 
-def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
+def test_only_a_detector_of_the_same_network_is_merged(small_net, images):
     det = NACDetector(small_net, ["avgpool"]).fit([images])
     before = det.score(images)
-    for other, told in ((det, "itself: samples would count twice"), (None, "got NoneType")):
-        with pytest.raises(NACError, match=f"expected another detector to merge .*{told}"):
-            det.merge(other)
     net = copy.deepcopy(small_net)
     twin = NACDetector(net, ["avgpool"]).fit([images])
     net.fc.bias.data += 1

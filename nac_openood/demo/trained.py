@@ -16,7 +16,7 @@ from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES, digit_splits
 from nac_openood.detector.batches import bar
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import PathLike, mode_of, remove
+from nac_openood.files import PathLike, remove
 from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.networks import build
@@ -102,7 +102,8 @@ def cached_file(
 def save_network(path: Path, net: nn.Module) -> None:
     """Write a network to the cache."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if path.is_symlink() or mode_of(path) & stat.S_IWOTH:  # writing follows links, and keeps modes
+    # writing follows links, and keeps modes
+    if path.is_symlink() or (path.exists() and path.stat().st_mode & stat.S_IWOTH):
         remove(path)
     write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -21,22 +21,15 @@ import torch
 from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import logits_in
-from nac_openood.detector.detector import NACDetector, ScoredBatch
-from nac_openood.detector.outcomes import (
-    ALPHA,
-    FalseAlarms,
-    binomial_interval,
-    calibrate_rule,
-    checked_alpha,
-    false_alarm_rates,
-    report_nonfinite,
-    warn_if_saturated,
-)
+from nac_openood.detector import outcomes
+from nac_openood.detector.batches import check_labels
+from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.outcomes import ALPHA, FalseAlarms, ScoredBatch
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.distributed import ShardResult, as_shard, ordered_shards
 from nac_openood.errors import FileError, NACError
-from nac_openood.records import checked, from_values
+from nac_openood.records import from_values
 
 #: A class with fewer fitting samples is reported.
 _FEW_SAMPLES = 10
@@ -96,15 +89,14 @@ def fit_checked(
     Raises:
         NACError: the data does not fit the network, or is too little to calibrate on.
     """
-    checked_alpha(alpha)
+    outcomes.checked_alpha(alpha)
     with _recorded() as messages:
         detector.fit(train, n_samples)
         scored = detector._calibrate(val, 1 - alpha)
         pvalues = _enough(detector.pvalues_)
         alarms = None if test is None else detector.false_alarms(test, [alpha])[0]
     assert detector.fit_summary_ is not None
-    answers = _confusion(scored, scored[0].n_classes)
-    return _report(detector.fit_summary_, answers, pvalues, alarms, messages, n_classes, alpha)
+    return _report(detector.fit_summary_, scored, pvalues, alarms, messages, n_classes, alpha)
 
 
 # -- shards --------------------------------------------------------------------------------
@@ -129,11 +121,6 @@ class ShardNotes:
     alpha: float
     n_classes: Optional[int]
     sizes: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        counts = [self.number, self.of, self.batch_size, *self.sizes.values()]
-        if min(counts) < 1 or self.number > self.of or not 0 < self.alpha < 1 or not self.sizes:
-            raise NACError(f"there is no such shard: {self}")
 
 
 def write_shard(
@@ -199,27 +186,26 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
     rule.check()
     paths = [shard.path for shard in shards]
     val, test = (_batches(paths, name, notes.batch_size) for name in (_VAL, _TEST))
+    scored = (
+        ScoredBatch(rule.parts(read), read.prediction, read.label, logits_in(read).shape[1])
+        for read in val
+    )
     with _recorded() as messages:
-        warn_if_saturated(rule)
-        threshold, found = calibrate_rule(rule, map(rule.parts, val), 1 - notes.alpha)
+        outcomes.warn_if_saturated(rule)
+        threshold, found, batches = outcomes.calibrate_rule(rule, scored, 1 - notes.alpha)
     pvalues, alarms = _enough(found), None
     if test:
         scores = torch.cat([rule.score(batch) for batch in test])
-        report_nonfinite(scores)
-        alarms = false_alarm_rates(pvalues(scores), [notes.alpha])[0]
-    answers = _confusion(val, logits_in(val[0]).shape[1])
-    report = _report(summary, answers, pvalues, alarms, messages, notes.n_classes, notes.alpha)
+        outcomes.report_nonfinite(scores)
+        alarms = outcomes.false_alarm_rates(pvalues(scores), [notes.alpha])[0]
+    report = _report(summary, batches, pvalues, alarms, messages, notes.n_classes, notes.alpha)
     return replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report
-
-
-def _parse_notes(content: Mapping[str, Any]) -> tuple[ShardNotes, Mapping[str, str]]:
-    checksums = checked(Mapping[str, str], content.get("checksums"), "checksums")
-    return from_values(ShardNotes, content.get("notes"), "notes"), checksums
 
 
 def _read_shard(folder: Path) -> ShardResult:
     notes, checksums = files.read_document(
-        folder / NOTES_FILE, _FORMAT, _parse_notes,
+        folder / NOTES_FILE, _FORMAT,
+        lambda found: (from_values(ShardNotes, found["notes"], "notes"), found["checksums"]),
         missing=f"{folder} holds no finished shard: there is no {NOTES_FILE}",
         again="Run this shard again",
     )  # fmt: skip
@@ -261,23 +247,9 @@ def _enough(pvalues: Optional[PValues]) -> PValues:
     return pvalues
 
 
-def _confusion(batches: Sequence[Union[ScoredBatch, Readings]], n_classes: int) -> np.ndarray:
-    """How often each class was predicted, `[classes, classes]`, true classes in rows."""
-    counts = np.zeros((n_classes, n_classes), dtype=np.int64)
-    for batch in batches:
-        label = batch.label
-        if bool(((label < 0) | (label >= n_classes)).any()):
-            raise NACError(
-                f"validation data must have labels from 0 to {n_classes - 1}, the network's "
-                f"classes; found {int(label.min() if label.min() < 0 else label.max())}."
-            )
-        np.add.at(counts, (label.numpy(), batch.prediction.cpu().numpy()), 1)
-    return counts
-
-
 def _report(
     summary: FitSummary,
-    answers: np.ndarray,
+    batches: Sequence[ScoredBatch],
     pvalues: PValues,
     alarms: Optional[FalseAlarms],
     messages: Sequence[str],
@@ -288,7 +260,7 @@ def _report(
 
     Args:
         summary: what was fitted on.
-        answers: predictions by true class, from `_confusion`.
+        batches: of validation data.
         pvalues: converts scores to p-values.
         alarms: measured on test data; None without any.
         messages: warnings so far.
@@ -296,9 +268,16 @@ def _report(
         alpha: the false-alarm rate that is wanted.
     """
     from scipy.optimize import linear_sum_assignment
+    from sklearn.metrics import confusion_matrix
 
-    notes = list(messages)
-    n_classes, n_val = len(answers), int(answers.sum())
+    notes, n_classes = list(messages), batches[0].n_classes
+    label, prediction = (
+        torch.cat([getattr(batch, name) for batch in batches]).cpu()
+        for name in ("label", "prediction")
+    )
+    check_labels(label, n_classes)
+    answers = confusion_matrix(label, prediction, labels=np.arange(n_classes))
+    n_val = len(label)
     if n_data_classes is not None and n_data_classes != n_classes:
         notes.append(
             f"the data has {n_data_classes} classes and the network {n_classes}. Are these the "
@@ -320,7 +299,7 @@ def _report(
             f"{reordered / n_val:.1%} if its classes had another order. Its classes and those of "
             "the data are probably numbered differently."
         )
-    elif binomial_interval(right, n_val)[0] <= chance:
+    elif outcomes.binomial_interval(right, n_val)[0] <= chance:
         notes.append(
             f"the network is right on {right / n_val:.1%} of validation samples, no better than "
             f"chance ({chance:.1%}). Check the weights, the transform and the labels."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,15 @@ from nac_openood.detector.config import (
     checked_switch,
     layer_settings,
 )
-from nac_openood.detector.outcomes import ALPHA, LEVELS, Explanation, FalseAlarms, Scores, Verdicts
+from nac_openood.detector.outcomes import (
+    ALPHA,
+    LEVELS,
+    Explanation,
+    FalseAlarms,
+    ScoredBatch,
+    Scores,
+    Verdicts,
+)
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.distributed import all_gather, all_sum, world
@@ -232,16 +240,11 @@ class NACDetector:
         Both must have the same network, rule, layers and settings. The order of shards does not
         matter. The detector must be calibrated again.
         """
-        if other is self or not isinstance(other, NACDetector):
-            got = "itself: samples would count twice" if other is self else type(other).__name__
-            raise NACError(f"expected another detector to merge with this one, got {got}.")
         rule, other_rule = self._fitted(), other._fitted()
-        if other.rule != self.rule:
-            raise NACError(f"cannot merge detectors of rules '{self.rule}' and '{other.rule}'.")
-        if other.autocast != self.autocast:
+        if (other.rule, other.autocast) != (self.rule, self.autocast):
             raise NACError(
-                f"cannot merge detectors fitted with autocast={self.autocast} and "
-                f"autocast={other.autocast}: their readings are rounded differently."
+                f"cannot merge a detector of rule '{self.rule}' and autocast={self.autocast} with "
+                f"one of rule '{other.rule}' and autocast={other.autocast}."
             )
         differs = other.net is not self.net and difference(fingerprint(self.net), other.net)
         if differs:
@@ -379,16 +382,12 @@ class NACDetector:
         self, loader: Iterable[Any], tpr: float, progress: Optional[bool] = None
     ) -> list[ScoredBatch]:
         """Calibrate, and return the batches."""
-        scored: list[ScoredBatch] = []
-
-        def parts() -> Iterator[Mapping[str, Tensor]]:
-            for batch in self._score_batches("calibrate", loader, progress):
-                scored.append(batch)
-                yield batch.parts
-
         with kept_random_state():
-            self.threshold_, self.pvalues_ = outcomes.calibrate_rule(self._fitted(), parts(), tpr)
-        return scored
+            scored = self._score_batches("calibrate", loader, progress)
+            self.threshold_, self.pvalues_, batches = outcomes.calibrate_rule(
+                self._fitted(), scored, tpr
+            )
+        return batches
 
     @property
     def calibrated_(self) -> bool:
@@ -543,18 +542,6 @@ class NACDetector:
         from nac_openood.detector.export import export
 
         export(self, path, self._reader.sample if example is None else example, alpha=alpha)
-
-
-class ScoredBatch(NamedTuple):
-    """Scores of a batch by part, `[batch]` each, with the network's predictions.
-
-    Labels are -1 where there were none; `n_classes` is the number of the network's classes.
-    """
-
-    parts: Mapping[str, Tensor]
-    prediction: Tensor
-    label: Tensor
-    n_classes: int
 
 
 def _check_labeled(rule: Rule, batch: Batch) -> None:

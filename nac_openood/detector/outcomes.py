@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -108,19 +108,39 @@ def explanations(
     ]
 
 
+class ScoredBatch(NamedTuple):
+    """Scores of a batch by part, `[batch]` each, with the network's predictions.
+
+    Labels are -1 where there were none; `n_classes` is the number of the network's classes.
+    """
+
+    parts: Mapping[str, Tensor]
+    prediction: Tensor
+    label: Tensor
+    n_classes: int
+
+
 def calibrate_rule(
-    rule: Rule, parts: Iterable[Mapping[str, Tensor]], tpr: float
-) -> tuple[float, Optional[PValues]]:
-    """Calibrate a rule: the threshold, and p-values if there are enough samples for them.
+    rule: Rule, batches: Iterable[ScoredBatch], tpr: float
+) -> tuple[float, Optional[PValues], list[ScoredBatch]]:
+    """Calibrate a rule: the threshold, p-values if there are enough samples, and the batches.
 
     Args:
         rule: a fitted rule.
-        parts: the `rule.parts` of batches of calibration data, computed while iterating.
+        batches: calibration data, scored while iterating.
         tpr: the share of the data at or above the threshold.
     """
-    scores = rule.calibrate(parts).cpu()
+    seen: list[ScoredBatch] = []
+
+    def parts() -> Iterator[Mapping[str, Tensor]]:
+        for batch in batches:
+            seen.append(batch)
+            yield batch.parts
+
+    scores = rule.calibrate(parts()).cpu()
     report_nonfinite(scores)
-    return threshold_at(scores, tpr), PValues(scores) if len(scores) >= MIN_SAMPLES else None
+    pvalues = PValues(scores) if len(scores) >= MIN_SAMPLES else None
+    return threshold_at(scores, tpr), pvalues, seen
 
 
 def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
@@ -179,12 +199,9 @@ class FalseAlarms(NamedTuple):
 def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[FalseAlarms]:
     """False-alarm rates from the p-values `[samples]` of in-distribution data."""
     p = np.asarray(p_values, dtype=np.float64).ravel()
-    wrong = [level for level in levels if not isinstance(level, Real) or not 0 < level < 1]
-    if wrong:
-        raise NACError(f"`levels` must lie between 0 and 1, got {wrong}.")
+    if not all(0 < level < 1 for level in levels):
+        raise NACError(f"`levels` must lie between 0 and 1, got {list(levels)}.")
     n = len(p)
-    if not n:
-        raise NACError("expected p-values of at least one sample, got none.")
     # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
     alarms = [(level, int((~(p > level)).sum())) for level in levels]
     return [FalseAlarms(level, k / n, *binomial_interval(k, n), n) for level, k in alarms]
@@ -192,8 +209,7 @@ def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[F
 
 def binomial_interval(count: int, n: int) -> tuple[float, float]:
     """The 95 % confidence interval (Clopper and Pearson) of a share, given `count` of `n`."""
-    from scipy.stats import beta
+    from scipy.stats import binomtest
 
-    low = float(beta.ppf(0.025, count, n - count + 1)) if count else 0.0
-    high = float(beta.ppf(0.975, count + 1, n - count)) if count < n else 1.0
-    return low, high
+    low, high = binomtest(count, n).proportion_ci(0.95, "exact")
+    return float(low), float(high)

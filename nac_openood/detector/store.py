@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Mapping, Optional
+from typing import Mapping, Optional
 
 import torch
 from torch import nn
@@ -12,14 +12,13 @@ from torch import nn
 from nac_openood import tensor_files
 from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import PValues
-from nac_openood.core.rule import Rule, rule_named, stored_values
-from nac_openood.errors import FileError, NACError
+from nac_openood.core.rule import Rule, rule_named
+from nac_openood.errors import FileError
 from nac_openood.files import PathLike, damage
 from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import PRECISIONS
-from nac_openood.records import checked, from_values
+from nac_openood.records import from_values
 
 #: Version 2 names its rule; version 1 is always reference NAC.
 _KIND, _VERSION = "nac_openood detector", 2
@@ -64,13 +63,6 @@ class Fitted:
     notes: Mapping[str, str] = field(default_factory=dict)
     autocast: Optional[str] = None
 
-    def __post_init__(self) -> None:
-        if self.autocast is not None and self.autocast not in _DTYPES:
-            raise NACError(f"'autocast' must be one of {list(_DTYPES)}, got {self.autocast!r}.")
-        n_samples = whole_number("n_samples", self.summary.n_samples, 0)
-        if not all(0 <= count <= n_samples for count in self.summary.class_counts.values()):
-            raise NACError("'class_counts' must be numbers of samples by class.")
-
     @property
     def dtype(self) -> Optional[torch.dtype]:
         """The type that `autocast` names."""
@@ -105,33 +97,24 @@ class Fitted:
         """
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         with damage(path, "Fit again"):
-            about = dict(about)
+            about = {k: v for k, v in about.items() if k not in ("nac_openood", "torch")}
             if net is not None and "network" in about:
-                differs = difference(checked(Mapping[str, str], about["network"], "network"), net)
+                differs = difference(about["network"], net)
                 if differs:
                     raise FileError(
                         f"{path} was fitted on another network: {differs}. Load the network it was "
                         "fitted on, with the same weights (its checkpoint), or fit again."
                     )
-            for name in ("nac_openood", "torch"):
-                about.pop(name, None)
-            scores = {_SCORES: tensors.pop(_SCORES)} if _SCORES in tensors else {}
-            rule = _restored_rule(about, tensors)
-            pvalues = PValues(stored_values(scores, _SCORES, 1)) if scores else None
+            scores = tensors.pop(_SCORES, None)
+            if "rule" in about:
+                rule = rule_named(about.pop("rule")).restore(
+                    about.pop("settings"), {n.removeprefix(_RULE): t for n, t in tensors.items()}
+                )
+            else:  # version 1: settings are top-level entries, tensors have no prefix
+                names: set[str] = {"layers", "n_samples"} & set(about)
+                rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
+            pvalues = None if scores is None else PValues(scores)
             return from_values(cls, about, rule=rule, pvalues=pvalues)
-
-
-def _restored_rule(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Rule:
-    """Restore the rule of a file; removes its entries from `about`."""
-    if "rule" not in about:  # version 1: settings are top-level entries, tensors have no prefix
-        kept = {name: about.pop(name) for name in list(about) if name in ("layers", "n_samples")}
-        return Coverage.restore(kept, tensors)
-    kind = rule_named(checked(str, about.pop("rule"), "rule"))
-    settings = checked(Mapping[str, Any], about.pop("settings", None), "settings")
-    unknown = [name for name in tensors if not name.startswith(_RULE)]
-    if unknown:
-        raise NACError(f"unknown tensor {unknown}.")
-    return kind.restore(settings, {name[len(_RULE) :]: t for name, t in tensors.items()})
 
 
 def notes_of(path: PathLike) -> Mapping[str, str]:

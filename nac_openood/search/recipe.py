@@ -35,7 +35,6 @@ from nac_openood.detector.config import (
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.files import is_file
 from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.fingerprint import identity
 from nac_openood.search.advise import (
@@ -304,7 +303,7 @@ def layers_and_lists(
     about = readings.about
     benchmark, family = about.get("id_data"), about.get("family")
     if space != "preset":
-        if not is_file(space):
+        if not Path(space).is_file():
             raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
         config = read_config(space)
     elif benchmark is None or family is None:

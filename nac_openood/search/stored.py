@@ -17,7 +17,6 @@ from nac_openood import files, tensor_files
 from nac_openood.__about__ import __version__
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import is_folder, mode_of
 from nac_openood.records import from_values
 from nac_openood.search.advise import Advice, AlternativeLayers
 from nac_openood.search.loaders import SURROGATE_LABEL
@@ -73,8 +72,8 @@ class ReadingSet:
     @classmethod
     def load(cls, path: Union[str, Path]) -> ReadingSet:
         """Memory-map the set in a folder; `path` is the folder or any file in it."""
-        folder = Path(path) if is_folder(path) else Path(path).parent
-        if not mode_of(path):
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        if not Path(path).exists():
             raise FileError(f"there is no {path}: expected a folder of saved readings.")
         manifest = files.read_document(
             folder / MANIFEST, _FORMAT, partial(from_values, _Manifest), again=_AGAIN,

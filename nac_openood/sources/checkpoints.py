@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError
-from nac_openood.files import entries, is_file, is_folder
 from nac_openood.network.replica import unwrap
 
 _BEST = "best.ckpt"
@@ -53,10 +52,10 @@ def find_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     """
     found: list[str] = []
     for path in map(str, paths):
-        if path.startswith(PUBLISHED) or is_file(path):
+        if path.startswith(PUBLISHED) or Path(path).is_file():
             found.append(path)
             continue
-        if not is_folder(path):
+        if not Path(path).is_dir():
             raise NACError(f"there is no checkpoint {path}.")
         runs = sorted(Path(path).glob(f"s*/{_BEST}"), key=lambda p: (len(str(p)), p))
         best = runs or list(Path(path).glob(_BEST))
@@ -76,14 +75,15 @@ def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     """
     found: list[str] = []
     for path in map(Path, paths):
-        if not is_file(path) and not is_folder(path):
+        if not path.exists():
             raise NACError(f"there is no checkpoint {path}.")
-        inside = [path] if is_file(path) else [p for p in entries(path) if p.suffix in _SUFFIXES]
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        inside = [p for p in inside if p == path or p.suffix in _SUFFIXES]
         if not inside:
             raise NACError(
                 f"{path} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
             )
-        found += map(str, filter(is_file, inside))
+        found += map(str, filter(Path.is_file, inside))
     return by_step(_named(found))
 
 
@@ -194,7 +194,7 @@ def check_archive(path: Union[str, Path]) -> list[str]:
 
 
 def _read_state(path: Path) -> Mapping[str, Tensor]:
-    if not is_file(path):
+    if not path.is_file():
         raise NACError(f"there is no checkpoint {path}.")
     check_archive(path)
     try:

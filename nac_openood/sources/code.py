@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping
 
 from nac_openood.errors import NACError, some
-from nac_openood.files import is_file
 
 
 def is_code(text: str) -> bool:
@@ -124,7 +123,7 @@ def _run_file(path: Path) -> ModuleType:
     name = f"nac_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    if not is_file(path):
+    if not path.is_file():
         raise NACError(f"there is no file {path}.")
     _add_to_search_path(path.parent)
     spec = importlib.util.spec_from_file_location(name, path)

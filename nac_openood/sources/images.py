@@ -12,7 +12,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from nac_openood.errors import NACError
-from nac_openood.files import entries, is_folder
+from nac_openood.files import entries
 
 #: Turns an RGB image into a network's input.
 Transform = Callable[[Image.Image], Tensor]
@@ -90,7 +90,7 @@ def _check_header(image: Image.Image, max_pixels: int) -> None:
 
 def image_names(folder: Union[str, Path]) -> list[str]:
     """The paths of all images in a folder and its subfolders, relative to it and sorted."""
-    if not is_folder(folder):
+    if not Path(folder).is_dir():
         raise NACError(f"there is no folder {folder}: expected a folder of images.")
     names = files_in(Path(folder), _SUFFIXES)
     if not names:

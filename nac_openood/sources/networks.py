@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nac_openood.errors import NACError, first_line
-from nac_openood.files import is_file
 from nac_openood.sources.checkpoints import PUBLISHED, load_checkpoint
 from nac_openood.sources.code import call_code, is_code, load_code
 from nac_openood.sources.images import Transform
@@ -297,7 +296,7 @@ class _Program(NetworkKind):
     @classmethod
     def matches(cls, arch: str) -> bool:
         suffix = Path(arch).suffix
-        return suffix == ".pt2" or (suffix in _SCRIPTS and is_file(arch))
+        return suffix == ".pt2" or (suffix in _SCRIPTS and Path(arch).is_file())
 
     def build(self, n_classes: int) -> nn.Module:
         raise NACError(f"the program {self.arch} has its weights in it: leave out the checkpoint.")

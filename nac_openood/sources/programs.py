@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from nac_openood.errors import NACError, first_line
-from nac_openood.files import is_file
 from nac_openood.sources.checkpoints import check_archive
 
 #: Parts of a program that run when it is loaded: compiled code, and pickled objects of any kind.
@@ -45,7 +44,7 @@ def load_program(path: str) -> nn.Module:
     Raises:
         NACError: it is missing or damaged, could run code, or takes batches of one size only.
     """
-    if not is_file(path):
+    if not Path(path).is_file():
         raise NACError(f"there is no program {path}.")
     parts = check_archive(path)
     if Path(path).suffix != ".pt2":

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from nac_openood.errors import NACError, some, why_unreadable
-from nac_openood.files import entries, is_file, is_folder, read_text
+from nac_openood.files import entries, read_text
 from nac_openood.sources.images import Transform, image_names
 from nac_openood.sources.samples import SampleList
 from nac_openood.sources.transforms import square_settings, takes_text
@@ -81,7 +81,7 @@ def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleLi
         root: folder that the paths are relative to.
         transform: turns an RGB image into a tensor.
     """
-    if not is_file(list_file):
+    if not list_file.is_file():
         others = ", ".join(sorted(path.stem for path in list_file.parent.glob("*.txt")))
         raise NACError(
             f"there is no list {list_file}; the lists in that folder are: {others or 'none'}. "
@@ -194,7 +194,7 @@ class DomainFolder(SampleList):
 
 def domain_folders(root: PathOrText) -> dict[str, Path]:
     """The folder of each domain in a dataset such as `PACS`, sorted by name."""
-    folders = {p.name: p for p in entries(root) if is_folder(p) and not p.name.startswith(".")}
+    folders = {p.name: p for p in entries(root) if p.is_dir() and not p.name.startswith(".")}
     if not folders:
         raise NACError(f"{root} has no subfolders: expected one per domain.")
     return folders

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError, why_unreadable
-from nac_openood.files import is_file, read_text
+from nac_openood.files import read_text
 from nac_openood.records import from_values, parse_yaml
 from nac_openood.sources.code import accepts, is_code, load_code, user_code
 from nac_openood.sources.images import Transform
@@ -182,7 +182,7 @@ def chosen_transform(
     """
     if choice is None or choice == AUTO:
         return _automatic(arch, weights, benchmark)
-    if Path(choice).suffix in (".yml", ".yaml") or is_file(choice):
+    if Path(choice).suffix in (".yml", ".yaml") or Path(choice).is_file():
         return Preprocessing.of(read_settings(choice))
     if is_code(choice):
         return Preprocessing(user_transform(choice), choice)

@@ -16,7 +16,6 @@ from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, Poin
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.detector.batches import as_batch, batches
 from nac_openood.errors import NACError
-from nac_openood.files import is_file
 from nac_openood.network.architectures import table_layers
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import head_of
@@ -130,7 +129,7 @@ class OpenGANScorer(BatchScorer):
     def __init__(self, method: Method, file: Path) -> None:
         from nac_openood.plugin.source import openood_title, openood_tree
 
-        if not is_file(file):
+        if not file.is_file():
             raise Absent(
                 f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {file}. Train "
                 "one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."

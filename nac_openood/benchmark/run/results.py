@@ -298,7 +298,7 @@ class Results:
         Raises:
             FileError: there is no such file, or it is damaged or newer than this package.
         """
-        folder = Path(folder).parent if files.is_file(folder) else Path(folder)
+        folder = Path(folder).parent if Path(folder).is_file() else Path(folder)
         path = folder / RESULTS_FILE
         return files.read_document(
             path, _FORMAT, partial(from_values, cls, folder=folder), kind=_KIND,
@@ -368,7 +368,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
     pictured = next((part for part in parts if part.gallery), first)
     copied = [(folder, store.method_folder(Path(), *key)) for key, (_, folder) in chosen.items()]
     for folder, name in [*copied, (pictured.folder, Path("gallery"))]:
-        if files.is_folder(folder / name):
+        if (folder / name).is_dir():
             hidden = shutil.ignore_patterns(".*")  # unfinished files
             shutil.copytree(folder / name, out / name, ignore=hidden, dirs_exist_ok=True)
     files.make_folder(out)
