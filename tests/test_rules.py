@@ -140,7 +140,7 @@ def test_only_a_detector_of_the_same_network_is_merged(small_net, images):
     net = copy.deepcopy(small_net)
     twin = NACDetector(net, ["avgpool"]).fit([images])
     net.fc.bias.data += 1
-    with pytest.raises(NACError, match=r"of another network: .* other weights .*Fit both on the"):
+    with pytest.raises(NACError, match="of another network: .* other weights"):
         det.merge(twin)
     assert torch.equal(det.score(images), before)
     net.fc.bias.data.copy_(small_net.fc.bias.data)

@@ -82,36 +82,49 @@ class Batch(NamedTuple):
         return self._replace(data=rows(self.data, index), label=label)
 
 
-def batches(loader: Iterable[Any]) -> Iterator[Batch]:
+def batches(
+    loader: Iterable[Any], title: str = "", progress: Optional[bool] = False
+) -> Iterator[Batch]:
     """Iterate over the batches of a loader; see `as_batch` for its items.
 
-    PyTorch adds a traceback to the message of an error in a worker process of the loader. It is
-    removed from the errors of this package.
+    Args:
+        loader: yields batches.
+        title: title of the progress bar.
+        progress: whether to show the bar; None shows it on a terminal.
 
     Raises:
         NACError: this is not a loader, but a dataset or a batch.
     """
-    _check_loader(getattr(loader, "iterable", loader))  # without its progress bar
-    try:
-        for item in loader:
-            yield as_batch(item)
-    except NACError as error:
-        text = str(error)
-        if not text.startswith("Caught NACError in DataLoader worker"):
-            raise
-        raise NACError(text.rpartition("NACError: ")[2].strip()) from error
-
-
-def _check_loader(loader: Any) -> None:
-    """Refuse iterables that do not yield batches."""
     is_dataset = isinstance(loader, torch_data.Dataset) and not isinstance(loader, IterableDataset)
     is_batch = isinstance(loader, (Tensor, np.ndarray, str, bytes, Mapping))
-    iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
-    if is_dataset or is_batch or not iterable:
+    if is_dataset or is_batch or not hasattr(loader, "__iter__"):
         raise NACError(
             f"expected a loader that yields batches, got {type(loader).__name__}. Pass a list of "
             "batches, [(x, y)], or torch.utils.data.DataLoader(dataset, batch_size=100)."
         )
+    try:
+        for item in bar(loader, title, progress):
+            yield as_batch(item)
+    except NACError as error:
+        # PyTorch adds a traceback to the message of an error in a worker process of the loader
+        text = str(error)
+        if text.startswith("Caught NACError in DataLoader worker"):
+            raise NACError(text.rpartition("NACError: ")[2].strip()) from error
+        raise
+
+
+def bar(items: Iterable[Any], title: str, progress: Optional[bool]) -> Iterator[Any]:
+    """Show a progress bar while iterating; `progress=None` shows it on a terminal only.
+
+    Where several processes work together, only the first one shows the bar.
+    """
+    hidden = True if not is_main() else None if progress is None else not progress
+    total = length_hint(items) or None
+    # given a loader itself, tqdm would iterate over it twice, and start its workers twice
+    with tqdm(total=total, desc=title, unit="batch", leave=False, disable=hidden) as shown:
+        for item in items:
+            yield item
+            shown.update()
 
 
 def as_batch(item: Any) -> Batch:
@@ -145,7 +158,7 @@ def _as_labels(label: Any, n: int) -> Tensor:
     try:
         tensor = torch.as_tensor(label)
         found = f"{tensor.dtype} of shape {list(tensor.shape)}"
-        whole = not tensor.is_complex() and tensor.numel() == n
+        whole = tensor.numel() == n
         if whole and tensor.is_floating_point():
             whole = bool((tensor == tensor.long()).all())
     except (TypeError, ValueError, RuntimeError):  # e.g. texts, or rows of different lengths
@@ -159,20 +172,16 @@ def _as_labels(label: Any, n: int) -> Tensor:
     return tensor.reshape(n).to(torch.int64)
 
 
-def check_labels(labels: Optional[Tensor], n_classes: int) -> None:
-    """Refuse labels that are not classes of the network."""
+def check_labels(labels: Optional[Tensor], n_classes: int, what: str = "") -> None:
+    """Refuse labels that are not classes of the network; `what` begins the message."""
     if labels is None or not labels.numel():
         return
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= n_classes:
-        hint = (
-            "-1 marks out-of-distribution samples in OpenOOD; fit on in-distribution data only."
-            if least < 0
-            else "Is this the dataset that the network was trained on?"
-        )
         raise NACError(
-            f"labels must be in 0..{n_classes - 1}, the network's classes; found "
-            f"{least if least < 0 else most}. {hint}"
+            f"{what}labels must be in 0..{n_classes - 1}, the network's classes; found "
+            f"{least if least < 0 else most}. Is this the dataset that the network was trained on? "
+            "(-1 marks out-of-distribution samples in OpenOOD.)"
         )
 
 
@@ -199,7 +208,7 @@ def load_batches(loader: Iterable[Any], title: str, progress: Optional[bool]) ->
         starts = [0, *accumulate(map(len, indices))]
         loader = loader_like(loader, indices=[indices[n] for n in numbers])
     start = 0
-    for number, batch in zip(numbers, batches(bar(loader, title, progress))):
+    for number, batch in zip(numbers, batches(loader, title, progress)):
         yield batch._replace(number=number, start=start if starts is None else starts[number])
         start += batch.size
 
@@ -274,38 +283,6 @@ def loader_like(
     )
 
 
-def bar(loader: Iterable[Any], description: str, progress: Optional[bool]) -> Iterable[Any]:
-    """Show a progress bar while iterating; `progress=None` shows it on a terminal only.
-
-    Where several processes work together, only the first one shows the bar.
-    """
-    hidden = True if not is_main() else None if progress is None else not progress
-    return _WithBar(loader, description, hidden)
-
-
-class _WithBar:
-    """A loader with a progress bar.
-
-    Given the loader itself, tqdm would iterate over it twice, and start its workers twice.
-    """
-
-    def __init__(self, loader: Iterable[Any], description: str, hidden: Optional[bool]) -> None:
-        self.iterable, self._description, self._hidden = loader, description, hidden
-
-    def __len__(self) -> int:
-        return len(self.iterable)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        shown = tqdm(
-            total=length_hint(self.iterable) or None, desc=self._description, unit="batch",
-            leave=False, disable=self._hidden,
-        )  # fmt: skip
-        with shown:
-            for item in self.iterable:
-                yield item
-                shown.update()
-
-
 # -- samples to fit on ---------------------------------------------------------------------
 
 
@@ -326,10 +303,10 @@ def dataset_labels(dataset: Any) -> Optional[np.ndarray]:
         values = dataset.tensors[1] if len(dataset.tensors) > 1 else None
     elif hasattr(dataset, "imglist"):
         values = [line.strip().split(" ", 1)[1] for line in dataset.imglist]
-    elif hasattr(dataset, "targets") or hasattr(dataset, "labels"):
-        values = dataset.targets if hasattr(dataset, "targets") else dataset.labels
-    elif hasattr(dataset, "samples"):
-        values = [sample[1] for sample in dataset.samples]
+    else:
+        values = getattr(dataset, "targets", getattr(dataset, "labels", None))
+        if values is None and hasattr(dataset, "samples"):
+            values = [sample[1] for sample in dataset.samples]
     try:
         labels = np.asarray(values).astype(np.int64)
     except (TypeError, ValueError):
@@ -347,8 +324,6 @@ def balanced_indices(
     """
     labels = np.asarray(labels)
     classes = list(dict.fromkeys(labels.tolist()))
-    if not classes:
-        raise NACError("the dataset is empty: there is nothing to fit on.")
     _check_enough(n_samples, len(classes))
     taken = []
     for label in classes:
@@ -457,10 +432,10 @@ def take_quota(batches: Iterable[Batch], n_samples: int, n_classes: int) -> Iter
 
 def warn_if_uneven(counts: Mapping[int, int], n_samples: Optional[int]) -> None:
     """Warn if classes are missing, or have fewer samples than their share."""
-    found = sum(count > 0 for count in counts.values())
-    notes = []
-    if 0 < found < len(counts):
-        notes.append(f"{len(counts) - found} of the network's {len(counts)} classes are missing")
+    missing = sum(count == 0 for count in counts.values())
+    found, notes = len(counts) - missing, []
+    if missing and found:
+        notes.append(f"{missing} of the network's {len(counts)} classes are missing")
     share = int(n_samples) // found if n_samples is not None and found else 0
     short = sum(0 < count < share for count in counts.values())
     if short:

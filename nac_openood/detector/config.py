@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from torch import nn
 
@@ -31,10 +31,7 @@ LayerChoice = Union[str, Sequence[str], Mapping[str, Any]]
 
 _PACKAGE = Path(__file__).parents[1]
 #: Inside the package in an installed wheel, beside it in a checkout.
-CONFIG_ROOT = next(
-    (d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()),
-    _PACKAGE / "configs",
-)
+CONFIG_ROOT = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
 
 #: The choice of layers that finds them by running the network.
 AUTO = "auto"
@@ -47,18 +44,12 @@ SECTIONS = (
 
 def check_sweep(layers: Mapping[str, Any], sweep: Sweep) -> None:
     """Raise if a sweep has unknown layers or settings, or values that are not valid."""
-    unknown = [name for name in sweep if name not in layers]
-    if unknown:
-        raise NACError(f"the sweep names layers {unknown}, which are not among {list(layers)}.")
+    refuse_unknown(sweep, layers, "layer in the sweep")
     for layer, lists in sweep.items():
         # readings depend on the layout, so it cannot be searched
         known = [f.name for f in dataclasses.fields(layers[layer]) if f.name != "layout"]
+        refuse_unknown(lists, known, f"setting of layer '{layer}' in the sweep")
         for key, values in lists.items():
-            if key not in known:
-                raise NACError(
-                    f"layer '{layer}': unknown setting '{key}' in the sweep; expected one of "
-                    f"{known}."
-                )
             if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
                 raise NACError(
                     f"layer '{layer}': expected a non-empty list of values for '{key}', got "
@@ -119,35 +110,32 @@ class NACConfig:
         refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *authors})
         if {"n_samples", "valid_num"} <= set(args):
             raise NACError("n_samples and valid_num are the same setting: give one of them.")
-        rule = rule_named(str(root.get("name", "nac")))
-        common = {
-            "n_samples": args.get("n_samples", args.get("valid_num", 1000)),
-            "fast": args.get("fast", False),
-            "rule": rule.name,
-            "search": checked_switch("APS_mode", root.get("APS_mode", False)),
-            "search_in": args.get("search_in", "setup"),
-        }
-        if args.get("layers") == AUTO:
-            ignored = {**root, "layer_names": args.get("layer_names")}
-            for name in ("layer_names", "postprocessor_sweep", "layer_kwargs"):
-                if ignored.get(name):
-                    raise NACError(f"'layers: auto' finds the layers by itself: leave out {name}.")
-            return cls({}, **common)
-        layers, chosen = _layers(args, root)
-        swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
-        refuse_unknown(swept, layers, "layer in postprocessor_sweep")
-        kind = rule.layer_settings
-        settings = {name: kind.from_dict(values) for name, values in layers.items()}
-        sweep = {name: kind.renamed(lists, "sweep setting") for name, lists in swept.items()}
-        whole = cls(settings, sweep=sweep, **common)  # also checks layers that are not used
-        used = {name: lists for name, lists in sweep.items() if name in chosen}
-        if whole.search and sweep and not used:
+        if args.get("layers") and root.get("layer_kwargs"):
+            raise NACError("layers and layer_kwargs are the same setting: give one of them.")
+        kind = rule_named(str(root.get("name", "nac")))
+        given = args.get("layers") or root.get("layer_kwargs")
+        layers = {} if given == AUTO else _mapping("layers", given)
+        if not layers and given != AUTO:
             raise NACError(
-                f"APS_mode is true, but the sweep is of {list(sweep)}, and layer_names has "
-                f"{chosen}: sweep over settings of these, or set APS_mode to false."
+                "the config has no layers: add 'layers: auto', or settings by layer, under "
+                "'postprocessor_args:'."
             )
-        return dataclasses.replace(
-            whole, layers={name: settings[name] for name in chosen}, sweep=used
+        used = args.get("layer_names") or list(layers)
+        if not isinstance(used, (list, tuple)):
+            raise NACError(f"layer_names must be a list of names, got {used!r}.")
+        refuse_unknown(dict.fromkeys(map(str, used)), layers, "layer in layer_names")
+        swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
+        settings = {n: kind.layer_settings.from_dict(values) for n, values in layers.items()}
+        sweep = {n: kind.layer_settings.renamed(v, "sweep setting") for n, v in swept.items()}
+        check_sweep(settings, sweep)  # also of layers that are not used
+        return cls(
+            {str(name): settings[str(name)] for name in used},
+            n_samples=args.get("n_samples", args.get("valid_num", 1000)),
+            search=checked_switch("APS_mode", root.get("APS_mode", False)),
+            sweep={name: lists for name, lists in sweep.items() if name in used},
+            search_in=args.get("search_in", "setup"),
+            fast=args.get("fast", False),
+            rule=kind.name,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +163,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise NACError(f"expected a mapping under '{name}:', got {value!r}.")
-    return dict(value)
+    return {str(key): inner for key, inner in value.items()}  # a layer may be called 1
 
 
 def checked_switch(name: str, value: Any) -> bool:
@@ -183,25 +171,6 @@ def checked_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise NACError(f"{name} must be true or false, without quotes, got {value!r}.")
     return value
-
-
-def _layers(args: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of all layers by name, and the names of those to use."""
-    if args.get("layers") and root.get("layer_kwargs"):
-        raise NACError("layers and layer_kwargs are the same setting: give one of them.")
-    layers = _mapping("layers", args.get("layers") or root.get("layer_kwargs"))
-    if not layers:
-        raise NACError(
-            "the config has no layers: add 'layers: auto', or settings by layer, under "
-            "'postprocessor_args:'."
-        )
-    chosen = args.get("layer_names")
-    chosen = list(layers) if chosen is None else chosen
-    is_list = isinstance(chosen, (list, tuple)) and chosen
-    if not is_list or not all(isinstance(name, str) for name in chosen):
-        raise NACError(f"layer_names must be a list of names, got {chosen!r}.")
-    refuse_unknown(dict.fromkeys(chosen), layers, "layer in layer_names")
-    return layers, list(chosen)
 
 
 def read_config(path: Union[str, Path]) -> NACConfig:
@@ -287,14 +256,10 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
         _check_preset(net, layers, rule)
         return dict(preset_for(net, layers, rule.name).layers)
     kind = rule.layer_settings
-    names = list(layers) if isinstance(layers, Iterable) else [layers]
-    if not all(isinstance(name, str) for name in names):
-        raise NACError(
-            "`layers` must be a preset, a list of layer names, or a mapping of layer names to "
-            f"settings, got {layers!r}. Names are strings: '1', not 1."
-        )
-    settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in names}
+    settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in layers}
     for name, value in settings.items():
+        if not isinstance(name, str):
+            raise NACError(f"names of layers are strings: '{name}', not {name!r}.")
         if not isinstance(value, kind):
             raise NACError(f"layer '{name}': expected a {kind.__name__}, got {value!r}.")
     if not settings:

@@ -13,31 +13,16 @@ from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
 from nac_openood.core.rule import Rule, rule_named
+from nac_openood.detector import batches as data
 from nac_openood.detector import outcomes
-from nac_openood.detector.batches import (
-    AUTHORS_SEED,
-    Batch,
-    as_batch,
-    check_labels,
-    fitting_batches,
-    load_batches,
-    warn_if_uneven,
-)
+from nac_openood.detector.batches import Batch
 from nac_openood.detector.config import (
     LayerChoice,
     automatic_settings,
     checked_switch,
     layer_settings,
 )
-from nac_openood.detector.outcomes import (
-    ALPHA,
-    LEVELS,
-    Explanation,
-    FalseAlarms,
-    ScoredBatch,
-    Scores,
-    Verdicts,
-)
+from nac_openood.detector.outcomes import Explanation, FalseAlarms, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.distributed import all_gather, all_sum, world
@@ -93,14 +78,8 @@ class NACDetector:
         self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         kind = rule_named(rule)
-        self._reader = Reader(
-            net,
-            kind,
-            layer_settings(net, layers, kind),
-            partial(automatic_settings, net, kind),
-            fast=fast,
-            autocast=autocast,
-        )
+        settings, find = layer_settings(net, layers, kind), partial(automatic_settings, net, kind)
+        self._reader = Reader(net, kind, settings, find, fast=fast, autocast=autocast)
         self.rule_: Optional[Rule] = None
         self.fit_summary_: Optional[FitSummary] = None
         self.threshold_: Optional[float] = None
@@ -147,7 +126,7 @@ class NACDetector:
         loader: Iterable[Any],
         n_samples: Optional[int] = None,
         *,
-        seed: int = AUTHORS_SEED,
+        seed: int = data.AUTHORS_SEED,
         progress: Optional[bool] = None,
     ) -> NACDetector:
         """Fit the rule on in-distribution training data.
@@ -162,7 +141,9 @@ class NACDetector:
             progress: whether to show a progress bar; None shows one on a terminal.
         """
         counts: Counter[int] = Counter()
-        batches = fitting_batches(self.net, loader, n_samples, counts, "NAC fit", progress, seed)
+        batches = data.fitting_batches(
+            self.net, loader, n_samples, counts, "NAC fit", progress, seed
+        )
         rule: Optional[Rule] = None
 
         def update(readings: BatchReadings, batch: Batch) -> None:
@@ -185,7 +166,7 @@ class NACDetector:
         for part in all_gather("class counts", counts):
             total.update(part)
         self._accept(rule, FitSummary(rule.n_samples, dict(sorted((+total).items()))))
-        warn_if_uneven(total, n_samples)
+        data.warn_if_uneven(total, n_samples)
         outcomes.warn_if_saturated(rule)
         return self
 
@@ -204,11 +185,11 @@ class NACDetector:
             NACError: the batch has NaN or Inf readings, or labels that are not classes of the
                 network. Nothing of it was counted.
         """
-        new = as_batch(batch)
+        new = data.as_batch(batch)
         with kept_random_state():
             readings = self._reader.read(new.data)
             rule = self.rule_ or self._new_rule()
-            check_labels(new.label, readings.logits.shape[1])
+            data.check_labels(new.label, readings.logits.shape[1])
             _check_labeled(rule, new)
             used = [readings[name] for name in rule.needs.layers]
             if rule.needs.logits:
@@ -248,13 +229,10 @@ class NACDetector:
             )
         differs = other.net is not self.net and difference(fingerprint(self.net), other.net)
         if differs:
-            raise NACError(
-                f"cannot merge with a detector of another network: {differs}. Fit both on the same "
-                "one."
-            )
+            raise NACError(f"cannot merge: the other detector is of another network: {differs}.")
         rule.merge(other_rule)
-        summaries = [each.fit_summary_ or FitSummary(0) for each in (self, other)]
-        self._accept(rule, summaries[0] + summaries[1])
+        assert self.fit_summary_ is not None and other.fit_summary_ is not None
+        self._accept(rule, self.fit_summary_ + other.fit_summary_)
         return self
 
     def _new_rule(self) -> Rule:
@@ -296,20 +274,15 @@ class NACDetector:
         return self._fitted().score(readings)
 
     def score_loader(
-        self,
-        loader: Iterable[Any],
-        *,
-        progress: Optional[bool] = None,
-        nonfinite: str = "raise",
+        self, loader: Iterable[Any], *, progress: Optional[bool] = None, nonfinite: str = "raise"
     ) -> Scores:
         """Score a whole dataset; the result has the labels if the loader yields them."""
         with kept_random_state():
             scored = list(self._score_batches("NAC score", loader, progress))
         if not scored:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-        by_layer = {
-            name: torch.cat([each.parts[name] for each in scored]).cpu() for name in scored[0].parts
-        }
+        names = scored[0].parts
+        by_layer = {name: torch.cat([each.parts[name] for each in scored]).cpu() for name in names}
         score = self._fitted().combine(by_layer)
         outcomes.report_nonfinite(score, nonfinite)
         return Scores(
@@ -328,7 +301,7 @@ class NACDetector:
             prediction = read.logits.argmax(dim=1)
             return ScoredBatch(rule.parts(read), prediction, batch.labels(), read.logits.shape[1])
 
-        return self._reader.map(step, load_batches(loader, step, progress), score)
+        return self._reader.map(step, data.load_batches(loader, step, progress), score)
 
     def read_loader(
         self,
@@ -349,9 +322,11 @@ class NACDetector:
             in_distribution: whether labels must be classes of the network, as `fit` checks them.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        samples: Iterable[Batch] = load_batches(loader, "NAC read", progress)
+        samples: Iterable[Batch] = data.load_batches(loader, "NAC read", progress)
         if in_distribution or n_samples is not None:
-            samples = fitting_batches(self.net, loader, n_samples, Counter(), "NAC read", progress)
+            samples = data.fitting_batches(
+                self.net, loader, n_samples, Counter(), "NAC read", progress
+            )
         network = identity(self.net)
 
         def readings_of(read: BatchReadings, batch: Batch) -> Readings:
@@ -422,7 +397,7 @@ class NACDetector:
     def false_alarms(
         self,
         loader: Iterable[Any],
-        levels: Sequence[float] = LEVELS,
+        levels: Sequence[float] = outcomes.LEVELS,
         *,
         progress: Optional[bool] = None,
     ) -> list[FalseAlarms]:
@@ -453,22 +428,19 @@ class NACDetector:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
         threshold = self.threshold_
         if threshold is None:
-            missing = "no threshold yet: call calibrate(loader) first."
-            threshold = threshold_at(self._held_out_scores(missing))
+            threshold = threshold_at(self._held_out_scores("threshold"))
         return self.score(x, nonfinite="nan") >= threshold
 
     def _p_values(self) -> PValues:
-        return self.pvalues_ or PValues(
-            self._held_out_scores(
-                f"no p-values yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
-                "in-distribution samples first."
-            )
-        )
+        return self.pvalues_ or PValues(self._held_out_scores("p-values"))
 
     def _held_out_scores(self, missing: str) -> Tensor:
         scores = self._fitted().held_out_scores()
         if scores is None:
-            raise NotFittedError(missing)
+            raise NotFittedError(
+                f"no {missing} yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
+                "in-distribution samples first."
+            )
         return scores
 
     # -- files -----------------------------------------------------------------------------
@@ -520,7 +492,7 @@ class NACDetector:
         return detector
 
     def export(
-        self, path: PathLike, example: Optional[Tensor] = None, *, alpha: float = ALPHA
+        self, path: PathLike, example: Optional[Tensor] = None, *, alpha: float = outcomes.ALPHA
     ) -> None:
         """Write the network and this detector as one program that runs without this package.
 

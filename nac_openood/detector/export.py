@@ -36,8 +36,6 @@ INPUT, OUTPUTS, ABOUT = "image", ("logits", "score", "p_value", "decision"), "na
 #: Larger differences mean that a program is wrong. Another runtime rounds differently, which can
 #: move a sample from one step of the p-values to the next.
 _TOLERANCE = 1e-3
-#: The largest message of protobuf, the format of ONNX files.
-_LARGEST_ONNX = 2**31 - 1
 
 #: Runs a file on a batch; returns the `OUTPUTS` by name.
 Run = Callable[[Tensor], Mapping[str, Tensor]]
@@ -55,7 +53,7 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
     x = _batch(detector.net, example)
     portable = suffix == ".onnx"
     if portable:
-        _check_onnx(detector.net, x)
+        _check_onnx()
     about = {
         "version": __version__,
         "rule": detector.rule,
@@ -203,8 +201,8 @@ def _write_onnx(traced: torch.export.ExportedProgram, x: Tensor, path: Path, abo
     return run
 
 
-def _check_onnx(net: nn.Module, x: Tensor) -> None:
-    """Refuse what cannot become an ONNX file, before the work is done."""
+def _check_onnx() -> None:
+    """Refuse to export if a package is missing, before the work is done."""
     try:
         for name in ("onnx", "onnxscript", "onnxruntime"):
             importlib.import_module(name)
@@ -213,17 +211,6 @@ def _check_onnx(net: nn.Module, x: Tensor) -> None:
             f"exporting to ONNX needs {error.name}, which is not installed: "
             "pip install 'nac-openood[export]'. A .pt2 file needs nothing else."
         ) from None
-    if x.dtype == torch.bfloat16:
-        raise NACError(
-            "ONNX Runtime takes no bfloat16 arrays: export a float32 network (net.float()), or "
-            "to a .pt2 file."
-        )
-    size = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
-    if size > _LARGEST_ONNX:
-        raise NACError(
-            f"the weights have {size / 2**30:.1f} GiB, and one ONNX file holds at most "
-            f"{_LARGEST_ONNX / 2**30:.1f} GiB. Export to a .pt2 file."
-        )
 
 
 # -- programs for other runtimes ------------------------------------------------------------

@@ -11,19 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood import tensor_files
-from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.core.reading import BatchReadings, ByLayer, Reading, broken_error, not_finite
-from nac_openood.core.rule import Rule, stored_tensor
+from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import Batch, check_labels
 from nac_openood.detector.config import locate_layers
 from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError
-from nac_openood.files import PathLike, damage
+from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
 from nac_openood.network.fingerprint import identity
 from nac_openood.network.inputs import autocast_to, device_of, mapped
 from nac_openood.network.probe import PassPlan, read, with_layouts
-from nac_openood.records import checked
 
 _T = TypeVar("_T")
 
@@ -83,10 +81,6 @@ class Readings(ByLayer):
         """The readings on the CPU."""
         return self.to(torch.device("cpu"))
 
-    def clone(self) -> Readings:
-        """A copy of everything."""
-        return self._map(torch.clone)
-
     @classmethod
     def concatenate(cls, parts: list[Readings]) -> Readings:
         """Join readings of the same layers, in order."""
@@ -116,10 +110,7 @@ class Readings(ByLayer):
         Samples without any label are fine; OOD samples among labelled ones are not.
         """
         if self.logits is not None and bool((self.label != -1).any()):
-            try:
-                check_labels(self.label, self.logits.shape[1])
-            except NACError as error:
-                raise NACError(f"the {what} readings: {error}") from None
+            check_labels(self.label, self.logits.shape[1], f"the {what} readings: ")
 
     def check_network(self, net: nn.Module) -> None:
         """Raise if these are readings of another network than `net`, as far as that is known."""
@@ -166,12 +157,8 @@ class Readings(ByLayer):
     def load(cls, path: PathLike) -> Readings:
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-        with damage(path, "Make it again"):
-            layers = checked(tuple[str, ...], about.get("layers"), "layers")
-            network = checked(str, about.get("network", ""), "network")  # early files lack it
-            _check_tensors(tensors, layers)
-        order = {f"activation/{name}": tensors[f"activation/{name}"] for name in layers}
-        return cls._from({**order, **tensors}, network)
+        order = {key: tensors[key] for key in (f"activation/{name}" for name in about["layers"])}
+        return cls._from({**order, **tensors}, about.get("network", ""))  # early files lack it
 
     def _about(self) -> dict[str, Any]:
         return {"layers": list(self), "network": self.network}
@@ -214,32 +201,6 @@ def fit_rule(rule: Rule, parts: Iterable[Mapping[str, Reading]]) -> Rule:
 
 def _no_readings() -> NACError:
     return NACError("there are no readings to join: the loader yielded no batch.")
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], layers: tuple[str, ...]) -> None:
-    """Raise if the tensors of a file are not readings of these layers."""
-    if not layers or len(set(layers)) < len(layers):
-        raise NACError(f"'layers' must name each layer once, got {list(layers)}.")
-    activations = [f"activation/{name}" for name in layers]
-    optional = ["logits", *(f"gradient/{name}" for name in layers)]
-    refuse_unknown(tensors, {"prediction", "label", *activations, *optional}, "tensor")
-    prediction, label = (
-        stored_tensor(tensors, name, torch.int64, 1) for name in ("prediction", "label")
-    )
-    for name in (*activations, *(name for name in optional if name in tensors)):
-        found = tensors.get(name)
-        if found is None or not found.is_floating_point() or found.ndim != 2 or not found.shape[1]:
-            raise NACError(f"the tensor '{name}' must be floating-point [samples, neurons].")
-    if len({len(tensor) for tensor in tensors.values()}) > 1:
-        raise NACError("its tensors are not of the same number of samples.")
-    for name in layers:
-        activation, gradient = tensors[f"activation/{name}"], tensors.get(f"gradient/{name}")
-        if gradient is not None and gradient.shape != activation.shape:
-            raise NACError(f"'gradient/{name}' has another shape than 'activation/{name}'.")
-    if len(label):
-        most = tensors["logits"].shape[1] if "logits" in tensors else int(prediction.max()) + 1
-        if int(prediction.min()) < -1 or int(prediction.max()) >= most or int(label.min()) < -1:
-            raise NACError("its predictions or labels are not classes.")
 
 
 # -- passes --------------------------------------------------------------------------------
@@ -365,4 +326,4 @@ def _arrived(copy: Readings, event: Any) -> Readings:
     if event is None:
         return copy
     event.synchronize()
-    return copy.clone()  # pinned memory is scarce
+    return copy._map(torch.clone)  # pinned memory is scarce

@@ -18,7 +18,7 @@ from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, not_finite
 from nac_openood.core.rule import stored_tensor, stored_values
-from nac_openood.detector.batches import bar, batches, check_labels
+from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.readings import Reader
 from nac_openood.errors import FileError, NACError
@@ -155,7 +155,7 @@ def labeled_passes(
         NACError: there are no labels, or they are not classes of the network.
     """
     with kept_random_state():
-        for batch in batches(bar(loader, title, progress)):
+        for batch in batches(loader, title, progress):
             if batch.label is None:
                 raise NACError(
                     f"{title}: expected labels, because only correctly classified samples "
@@ -228,7 +228,7 @@ class CheckpointReadings:
                 domains.setdefault(role, []).append(name)
                 title, key = f"{role} {name}", f"{role}/{name}"
                 if role != "train":
-                    for batch in batches(bar(data.loader(), title, data.progress)):
+                    for batch in batches(data.loader(), title, data.progress):
                         right = classify(net, batch.data).argmax(dim=1).cpu() == batch.labels()
                         writer.add({key: right.to(torch.uint8)})
                     continue
