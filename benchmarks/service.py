@@ -40,9 +40,9 @@ from nac_openood import NACDetector
 from nac_openood.demo.embedded import N_CLASSES, embedded_sets
 from nac_openood.demo.trained import RECIPES, trained
 from nac_openood.files import write_json
+from nac_openood.serving.app import listening_socket, run_until_signal, server
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Limits
-from nac_openood.serving.server import listening_socket, run_until_signal, server
 from nac_openood.sources.fitted import Pipeline, Prediction
 from nac_openood.sources.networks import build
 from nac_openood.sources.sets import BENCHMARKS

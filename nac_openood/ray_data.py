@@ -13,21 +13,15 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
+from ray.data import ActorPoolStrategy, Dataset
 
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
 from nac_openood.errors import NACError
 from nac_openood.sources.fitted import Pipeline, Prediction, judge_batch, stacked
 from nac_openood.sources.images import ImageError, rgb_image
-
-try:
-    import pyarrow as pa
-    from ray.data import ActorPoolStrategy, Dataset
-except ImportError:
-    raise ImportError(
-        "this module needs Ray Data, which is not installed: pip install 'nac-openood[ray]'."
-    ) from None
 
 #: Makes a detector with its network and transform; called once in every actor.
 Load = Callable[[], Pipeline]
@@ -48,9 +42,6 @@ class _Rows(NamedTuple):
 
     def parts(self, block: _Columns) -> Iterator[_Columns]:
         """The block in slices of the batch size."""
-        for name in filter(None, (self.column, self.name)):
-            if name not in block:
-                raise NACError(f"the dataset has no column '{name}'. It has {sorted(block)}.")
         for start in range(0, len(block[self.column]), self.batch_size):
             yield {key: column[start : start + self.batch_size] for key, column in block.items()}
 

@@ -7,14 +7,11 @@ import itertools
 import os
 import socket
 import textwrap
-from typing import Sequence
 
-from processes import Command, Done
+from processes import Command
 
 
-def start_job(
-    size: int, arguments: Sequence[object], cwd: object = None, code: str = ""
-) -> list[Command]:
+def start_job(size, arguments, cwd=None, code=""):
     """Start a command in `size` processes, with the variables that `torchrun` sets.
 
     Args:
@@ -30,14 +27,12 @@ def start_job(
     ]
 
 
-def run_job(
-    size: int, arguments: Sequence[object], cwd: object = None, code: str = ""
-) -> list[Done]:
+def run_job(size, arguments, cwd=None, code=""):
     """Run a command in `size` processes and wait for all of them."""
     return [command.wait() for command in start_job(size, arguments, cwd, code)]
 
 
-def run_code(size: int, code: str, cwd: object = None) -> list[Done]:
+def run_code(size, code, cwd=None):
     """Run Python code in `size` processes and wait for all of them."""
     return run_job(size, [], cwd, f"{textwrap.dedent(code)}\nraise SystemExit(0)")
 
@@ -45,7 +40,7 @@ def run_code(size: int, code: str, cwd: object = None) -> list[Done]:
 _numbers = itertools.count()
 
 
-def free_port() -> int:
+def free_port():
     """A port that nobody listens on now, and below those that the system gives to others."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
@@ -55,7 +50,7 @@ def free_port() -> int:
             return port
 
 
-def _variables(rank: int, size: int, port: int) -> str:
+def _variables(rank, size, port):
     found = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,

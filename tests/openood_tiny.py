@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import colorsys
 import sys
-from pathlib import Path
-from typing import Any, Mapping
+from typing import Mapping
 
 import numpy as np
 import pytest
@@ -89,18 +88,18 @@ BASELINES += ("gradnorm", "react", "mls", "klm", "vim", "knn", "dice", "rankfeat
 BASELINES += ("gen",)
 
 
-def write_benchmark(root: Path) -> Path:
+def write_benchmark(root):
     """Write the CIFAR-10 benchmark below `root`, which is then a `data_root` for OpenOOD."""
     lists = {n: (f"images_classic/{folder}", *more) for n, (folder, *more) in LISTS.items()}
     return _write_lists(root, "cifar10", lists)
 
 
-def write_imagenet(root: Path) -> Path:
+def write_imagenet(root):
     """Write the ImageNet benchmark below `root`: a couple of images for each set."""
     return _write_lists(root, "imagenet", IMAGENET_LISTS)
 
 
-def _write_lists(root: Path, benchmark: str, lists: Mapping[str, Any]) -> Path:
+def _write_lists(root, benchmark, lists):
     rng = np.random.default_rng(0)
     folder_of_lists = root / "benchmark_imglist" / benchmark
     folder_of_lists.mkdir(parents=True)
@@ -119,7 +118,7 @@ def _write_lists(root: Path, benchmark: str, lists: Mapping[str, Any]) -> Path:
     return root
 
 
-def write_configs(root: Path) -> Path:
+def write_configs(root):
     """Write a config for each baseline below `root`, which is then a `config_root`."""
     folder = root / "postprocessors"
     folder.mkdir(parents=True)
@@ -133,14 +132,14 @@ def write_configs(root: Path) -> Path:
     return root
 
 
-def write_checkpoint(root: Path, net: torch.nn.Module) -> Path:
+def write_checkpoint(root, net):
     """Write `net` where `scripts/eval_ood.py --root` looks for it."""
     (root / "s0").mkdir(parents=True)
     torch.save(net.state_dict(), root / "s0" / "best.ckpt")
     return root
 
 
-def fit_head(net: torch.nn.Module, data_root: Path) -> torch.nn.Module:
+def fit_head(net, data_root):
     """Give a ResNet of OpenOOD batch statistics and a head that knows the training images."""
     images, labels = read_list(data_root, "train_cifar10")
     norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
@@ -160,7 +159,7 @@ def fit_head(net: torch.nn.Module, data_root: Path) -> torch.nn.Module:
     return net
 
 
-def read_list(data_root: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read_list(data_root, name):
     """The images of a list as OpenOOD's CIFAR-10 test transform makes them, and the labels."""
     mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
     std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
@@ -173,12 +172,12 @@ def read_list(data_root: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(images), torch.tensor([int(label) for label in labels])
 
 
-def _color(label: int) -> np.ndarray:
+def _color(label):
     rgb = colorsys.hsv_to_rgb(label / N_CLASSES, 0.9, 0.5 + 0.4 * (label % 2))
     return 255 * np.broadcast_to(np.array(rgb), (SIZE, SIZE, 3))
 
 
-def _stripes(rng: np.random.Generator) -> np.ndarray:
+def _stripes(rng):
     wave = np.sin(np.arange(SIZE) * rng.uniform(0.5, 2.0))
     return 128 + 120 * np.broadcast_to(wave[:, None, None], (SIZE, SIZE, 3))
 
@@ -186,7 +185,7 @@ def _stripes(rng: np.random.Generator) -> np.ndarray:
 # ---- OpenOOD itself, when it is there
 
 
-def need_openood(*, scripts: bool = False) -> Path:
+def need_openood(*, scripts=False):
     """The root of OpenOOD, put on `sys.path`; skips the test where there is none."""
     try:
         root = openood_tree()
@@ -199,7 +198,7 @@ def need_openood(*, scripts: bool = False) -> Path:
     return root
 
 
-def tree_with_data(root: Path, tmp_path: Path, data_root: Path) -> Path:
+def tree_with_data(root, tmp_path, data_root):
     """A tree that OpenOOD's scripts take for theirs, with `data_root` as its data.
 
     The scripts look for data and configs beside the folder they lie in. Links to the files of the
@@ -219,7 +218,7 @@ def tree_with_data(root: Path, tmp_path: Path, data_root: Path) -> Path:
     return tree
 
 
-def make_net(data_root: Path, *, blocks: int = 1) -> Any:
+def make_net(data_root, *, blocks=1):
     """OpenOOD's ResNet-18 for 32x32 images, by default at half its depth, with a fitted head."""
     from openood.networks.resnet18_32x32 import ResNet18_32x32
 
@@ -227,7 +226,7 @@ def make_net(data_root: Path, *, blocks: int = 1) -> Any:
     return fit_head(ResNet18_32x32(num_blocks=[blocks] * 4, num_classes=N_CLASSES), data_root)
 
 
-def evaluator(net: Any, data_root: Path, config_root: object = "nowhere", **options: Any) -> Any:
+def evaluator(net, data_root, config_root="nowhere", **options):
     """OpenOOD's Evaluator on the tiny CIFAR-10 benchmark, by default of NAC."""
     from openood.evaluation_api import Evaluator
 
@@ -240,7 +239,7 @@ def evaluator(net: Any, data_root: Path, config_root: object = "nowhere", **opti
     )
 
 
-def cifar10_tree(folder: Path) -> Path:
+def cifar10_tree(folder):
     """OpenOOD's tree with tiny data for CIFAR-10 and a checkpoint in results/run."""
     root = need_openood(scripts=True)
     data = write_benchmark(folder / "data")

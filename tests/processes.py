@@ -20,7 +20,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
 
 MODULES = (
     *("torch", "torchvision", "sklearn.metrics", "matplotlib.pyplot", "pytorch_ood.detector"),
@@ -44,7 +44,7 @@ class Command:
         before: Python code that the process runs first.
     """
 
-    def __init__(self, arguments: Sequence[object], cwd: object = None, before: str = "") -> None:
+    def __init__(self, arguments, cwd=None, before=""):
         self._folder = tempfile.TemporaryDirectory(prefix="nac-command-")
         self.out, self.err = (Path(self._folder.name) / name for name in ("out", "err"))
         self.out.touch()
@@ -58,13 +58,13 @@ class Command:
             before=before,
         )
 
-    def poll(self, *, wait: bool = False) -> Optional[int]:
+    def poll(self, *, wait=False):
         """The exit code, as that of `subprocess.Popen`; None while the command runs."""
         if self._code is None:
             self._code = _ask(pid=self.pid, wait=wait)
         return self._code
 
-    def wait(self) -> Done:
+    def wait(self):
         """Wait until the command has ended."""
         code = self.poll(wait=True)
         assert code is not None
@@ -73,17 +73,17 @@ class Command:
         return done
 
 
-def run(arguments: Sequence[object], cwd: object = None, before: str = "") -> Done:
+def run(arguments, cwd=None, before=""):
     """Run a command and wait for it."""
     return Command(arguments, cwd, before).wait()
 
 
-def run_code(code: str, *arguments: object) -> Done:
+def run_code(code, *arguments):
     """Run Python code that finds `arguments` in `sys.argv[1:]`; another hash seed than here."""
     return run(arguments, before=f"{code}\nraise SystemExit")
 
 
-def _ask(**request: Any) -> Any:
+def _ask(**request):
     server = _server()
     server.stdin.write(json.dumps(request) + "\n")
     server.stdin.flush()
@@ -91,7 +91,7 @@ def _ask(**request: Any) -> Any:
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
+def _server():
     # one thread: a process with more of them cannot be forked
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environ["PYTHONPATH"] = os.pathsep.join(
@@ -103,7 +103,7 @@ def _server() -> subprocess.Popen[str]:
     )  # fmt: skip
 
     @atexit.register
-    def end() -> None:
+    def end():
         server.communicate()
 
     return server
@@ -112,7 +112,7 @@ def _server() -> subprocess.Popen[str]:
 # ---- the process that is forked
 
 
-def _serve() -> None:
+def _serve():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in MODULES:
@@ -135,9 +135,7 @@ def _serve() -> None:
     gc.unfreeze()  # or else libraries complain at exit of objects that were not freed
 
 
-def _run(
-    arguments: list[str], out: str, err: str, cwd: str, environ: dict[str, str], before: str
-) -> int:
+def _run(arguments, out, err, cwd, environ, before):
     for path, target in ((os.devnull, 0), (out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), target)
     # a test run in the background of a shell ignores Ctrl-C, and hands that down

@@ -13,8 +13,8 @@ from PIL import Image
 from torchvision import transforms
 
 from nac_openood import NACDetector
+from nac_openood.serving.app import listening_socket, server
 from nac_openood.serving.judge import Judge
-from nac_openood.serving.server import listening_socket, server
 from nac_openood.sources.fitted import Pipeline
 
 SIDE = 12

@@ -82,9 +82,9 @@ def test_a_kind_that_fails_leaves_the_others(place, tmp_path, capsys):
     ("arguments", "told"),
     [
         (["layerz", "--embedded"], "unknown kind of analysis ['layerz']; expected some of states"),
-        (["layers"], "expected one of --embedded, --id-data and --train"),
-        (["layers", "--embedded", "--id-data", "cifar10"], "got --embedded and --id-data"),
-        (["layers", "--embedded", "--checkpoint", "a.pt"], "--embedded has networks of its own"),
+        (["layers", "--arch", ARCH], "expected either --id-data or --train"),
+        (["layers", "--embedded", "--id-data", "cifar10"], "--embedded has networks and images"),
+        (["layers", "--embedded", "--checkpoint", "a.pt"], "--embedded has networks and images"),
         (["layers", "--id-data", "cifar10"], "expected --arch: which network?"),
         (["layers", "--id-data", "mars", "--arch", ARCH, "--checkpoint", "{net}"], "unknown benchmark"),
         (

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from nac_openood import cli
-from nac_openood.cli import inputs, main
+from nac_openood.cli import main
 from nac_openood.cli.output import in_options
-from nac_openood.errors import NACError
 
 PACKAGE = Path(cli.__file__).parents[1]
 #: What takes seconds to import, and what no help text needs.
@@ -280,11 +279,6 @@ def test_a_closed_stdout(command, table, monkeypatch, capsys):
     given = ["--detector", "x.nac"] if command == "score" else []
     assert main([command, *given, table]) == 1
     assert "nac-openood: stdout is closed" in capsys.readouterr().err
-
-
-def test_a_device_that_computes_nothing():
-    with pytest.raises(NACError, match="--device: cannot use 'meta' .it computes nothing"):
-        inputs.on_device(None, "meta")
 
 
 def test_python_m_does_not_import_from_the_current_folder(tmp_path, monkeypatch):

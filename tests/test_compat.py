@@ -7,8 +7,6 @@ import multiprocessing
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import Any, Iterator
 
 import numpy as np
 import pytest
@@ -33,13 +31,13 @@ numpy_2 = pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reas
 
 
 @pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
+def clean():
     assert not compat.applied
     yield
     remove_compat()
 
 
-def state() -> dict[str, object]:
+def state():
     """Everything the patches may change."""
     return {
         "numpy": {n for n in ("sctypes", "float", "int", "product") if n in vars(np)},
@@ -50,7 +48,7 @@ def state() -> dict[str, object]:
     }
 
 
-def test_patches_are_applied_once_and_removed_without_a_trace() -> None:
+def test_patches_are_applied_once_and_removed_without_a_trace():
     before = state()
     first, during = apply_compat(), state()
     assert tuple(compat.applied) == first
@@ -64,7 +62,7 @@ def test_patches_are_applied_once_and_removed_without_a_trace() -> None:
     assert state() == before
 
 
-def test_what_is_not_needed_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_needed_is_not_applied(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(compat, "_missing_in_numpy", list)
     monkeypatch.setattr(compat, "_start_method", lambda: "fork")
@@ -74,7 +72,7 @@ def test_what_is_not_needed_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @numpy_2
-def test_numpy_gets_back_what_it_dropped() -> None:
+def test_numpy_gets_back_what_it_dropped():
     assert "numpy-names" in apply_compat()
     assert np.float64 in np.sctypes["float"]
     assert set(np.sctypes) == {"int", "uint", "float", "complex", "others"}
@@ -99,7 +97,7 @@ def test_numpy_gets_back_what_it_dropped() -> None:
         lambda: nn.Linear(2, 2).cuda().weight,
     ],
 )
-def test_cuda_becomes_cpu(make: Any) -> None:
+def test_cuda_becomes_cpu(make):
     with pytest.raises((RuntimeError, AssertionError)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make()
@@ -108,8 +106,8 @@ def test_cuda_becomes_cpu(make: Any) -> None:
 
 
 @no_gpu
-def test_what_is_not_about_cuda_is_untouched() -> None:
-    def run() -> torch.Tensor:
+def test_what_is_not_about_cuda_is_untouched():
+    def run():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
         return net(torch.randn(2, 3, 8, 8))
@@ -128,7 +126,7 @@ def test_what_is_not_about_cuda_is_untouched() -> None:
 
 
 @no_gpu
-def test_float_tensors_of_cuda_are_made_on_the_cpu() -> None:
+def test_float_tensors_of_cuda_are_made_on_the_cpu():
     apply_compat()
     made = torch.cuda.FloatTensor([1, 2])
     assert made.dtype == torch.float32 and made.tolist() == [1.0, 2.0]
@@ -138,7 +136,7 @@ def test_float_tensors_of_cuda_are_made_on_the_cpu() -> None:
 
 @no_gpu
 @pytest.mark.parametrize("location", [{}, {"map_location": "cuda:0"}])
-def test_a_checkpoint_of_a_gpu_loads(monkeypatch: pytest.MonkeyPatch, location: dict) -> None:
+def test_a_checkpoint_of_a_gpu_loads(monkeypatch, location):
     file = io.BytesIO()
     with monkeypatch.context() as gpu:
         gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
@@ -154,7 +152,7 @@ def test_a_checkpoint_of_a_gpu_loads(monkeypatch: pytest.MonkeyPatch, location: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-def test_workers_are_forked_where_python_would_not() -> None:
+def test_workers_are_forked_where_python_would_not():
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("forkserver", force=True)
     try:
@@ -170,12 +168,12 @@ def test_workers_are_forked_where_python_would_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def benchmark(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def benchmark(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     return write_benchmark(folder / "data"), write_configs(folder / "configs")
 
 
-def evaluate(benchmark: tuple[Path, Path], name: str) -> Any:
+def evaluate(benchmark, name):
     data, configs = benchmark
     return evaluator(make_net(data).cuda(), data, configs, postprocessor_name=name)
 
@@ -185,7 +183,7 @@ LOGITS["mls"] = lambda z: z.amax(1)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=REAL_OPENOOD) for name in BASELINES])
-def test_a_baseline_of_the_paper_runs(benchmark: tuple[Path, Path], name: str) -> None:
+def test_a_baseline_of_the_paper_runs(benchmark, name):
     need_openood()
     with compat.compat():
         found = evaluate(benchmark, name)
@@ -209,7 +207,7 @@ def test_a_baseline_of_the_paper_runs(benchmark: tuple[Path, Path], name: str) -
 
 @no_gpu
 @pytest.mark.parametrize("name", [pytest.param("msp", marks=REAL_OPENOOD)])
-def test_without_compat_nothing_runs_on_a_cpu(benchmark: tuple[Path, Path], name: str) -> None:
+def test_without_compat_nothing_runs_on_a_cpu(benchmark, name):
     need_openood()
     with compat.compat():
         found = evaluate(benchmark, name)
@@ -219,7 +217,7 @@ def test_without_compat_nothing_runs_on_a_cpu(benchmark: tuple[Path, Path], name
 
 @pytest.mark.openood
 @numpy_2
-def test_openood_imports_on_numpy_2_with_compat_only() -> None:
+def test_openood_imports_on_numpy_2_with_compat_only():
     code = """
 import sys
 from nac_openood.plugin.compat import apply_compat

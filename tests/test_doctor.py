@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Iterable
 
 import pytest
 import torch
@@ -16,18 +15,18 @@ from nac_openood.plugin import doctor
 from nac_openood.plugin.doctor import MISSING, OK, WARNING, Check
 
 
-def by_name(checks: Iterable[Check]) -> dict[str, Check]:
+def by_name(checks):
     return {check.name: check for check in checks}
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+def hide(monkeypatch, *modules):
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name in modules else real(name)
     )
 
 
-def test_every_dependency_and_folder_is_checked(tmp_path: Path) -> None:
+def test_every_dependency_and_folder_is_checked(tmp_path):
     checks = doctor.examine(data_root=tmp_path, results_root=tmp_path)
     names = {"python", "torch", "GPU", "numpy", "OpenOOD", "pytorch-ood", "checkpoints"}
     names |= {"data: benchmark_imglist", "data: images_classic", "data: images_largescale"}
@@ -36,7 +35,7 @@ def test_every_dependency_and_folder_is_checked(tmp_path: Path) -> None:
     assert all(bool(check.fix) == (check.status != OK) for check in checks)
 
 
-def test_the_extra_installs_what_the_doctor_looks_for() -> None:
+def test_the_extra_installs_what_the_doctor_looks_for():
     """All but libmr, which has to be built by hand; the extra has what its build needs."""
     config = configparser.ConfigParser()
     config.read(Path(__file__).parents[1] / "setup.cfg")
@@ -45,7 +44,7 @@ def test_the_extra_installs_what_the_doctor_looks_for() -> None:
     assert extra == wanted | {"Cython", "setuptools>=70.1"}
 
 
-def test_a_missing_dependency_says_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_says_who_needs_it(monkeypatch):
     hide(monkeypatch, "faiss", "libmr")
     monkeypatch.setattr(doctor, "_version", {"scipy": metadata.version("scipy")}.get)
     found = by_name(doctor.examine_packages())
@@ -60,9 +59,7 @@ def test_a_missing_dependency_says_who_needs_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("case", ["nowhere", "empty", "there"])
-def test_openood_is_found_by_the_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str
-) -> None:
+def test_openood_is_found_by_the_variable(monkeypatch, tmp_path, case):
     hide(monkeypatch, "openood")
     monkeypatch.setenv("OPENOOD_SRC", "" if case == "nowhere" else str(tmp_path))
     if case == "there":
@@ -78,22 +75,20 @@ def test_openood_is_found_by_the_variable(
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.24.0", "2.4.1"])
-def test_numpy_that_needs_compat_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_numpy_that_needs_compat_is_a_warning(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     check = by_name(doctor.examine_platform())["numpy"]
     assert check.status == (OK if version == "1.23.5" else WARNING)
     assert version in check.detail
 
 
-def test_a_broken_torch_does_not_break_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_torch_does_not_break_the_diagnosis(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     found = by_name(doctor.examine_platform())["torch"]
     assert found.status == MISSING and "cannot be imported" in found.detail
 
 
-def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"GPU {i}")
@@ -103,7 +98,7 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.status == WARNING and "nac-openood run" in check.fix
 
 
-def test_data_and_checkpoints(tmp_path: Path) -> None:
+def test_data_and_checkpoints(tmp_path):
     for folder in ("benchmark_imglist/cifar10", "images_classic/svhn", "images_largescale"):
         (tmp_path / "data" / folder).mkdir(parents=True)
     (tmp_path / "results" / "my_run" / "s0").mkdir(parents=True)
@@ -123,9 +118,7 @@ def test_data_and_checkpoints(tmp_path: Path) -> None:
     assert checkpoints.fix.endswith(f"--save_dir ./data {tmp_path}")
 
 
-def test_an_import_that_fails_is_shown_by_its_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_fails_is_shown_by_its_last_line(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path)  # which is not imported from
     assert "planted" not in doctor.examine_import().detail
@@ -136,7 +129,7 @@ def test_an_import_that_fails_is_shown_by_its_last_line(
     assert doctor.examine_import()[1:3] == (MISSING, detail)
 
 
-def test_a_table_with_each_fix_once_below_it() -> None:
+def test_a_table_with_each_fix_once_below_it():
     table = doctor.checks_text(
         [
             Check("a", OK, "1.0"),

@@ -7,27 +7,27 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable
 
 import pytest
 import torch
 from openood_tiny import cifar10_tree, need_openood, tree_with_data, write_imagenet
-from processes import Done, run
+from processes import run
 
 from nac_openood.errors import NACError
-from nac_openood.plugin import compat, launch
+from nac_openood.plugin import compat
 from nac_openood.plugin import register as registration
-from nac_openood.plugin.launch import openood_root, run_script
+from nac_openood.plugin.register import register, run_script
 
 Write = Callable[[str], Path]
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def calls(monkeypatch):
     """Stands for `register`, which needs OpenOOD; checks that everything is restored."""
     made: list[str] = []
-    monkeypatch.setattr(launch, "register", lambda: made.append("register") is None)
-    monkeypatch.setattr(launch, "unregister", lambda: made.append("unregister"))
+    monkeypatch.setattr(registration, "register", lambda: made.append("register") is None)
+    monkeypatch.setattr(registration, "unregister", lambda: made.append("unregister"))
     before = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
     yield made
     after = (list(sys.argv), list(sys.path), Path.cwd(), torch.load, sys.modules["__main__"])
@@ -36,8 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(source: str) -> Path:
+def write(tmp_path):
+    def write(source):
         path = tmp_path / "script.py"
         path.write_text(textwrap.dedent(source))
         return path
@@ -48,9 +48,7 @@ def write(tmp_path: Path) -> Write:
 # ---- like python
 
 
-def test_the_script_sees_what_python_would_show(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_sees_what_python_would_show(write, tmp_path, capsys):
     script = write(
         """
         import os, sys
@@ -64,9 +62,7 @@ def test_the_script_sees_what_python_would_show(
     assert shown == ["__main__ True ['--root', 'a b']", "True True", str(Path.cwd())]
 
 
-def test_a_relative_path_and_a_neighbor_to_import(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_and_a_neighbor_to_import(write, tmp_path, monkeypatch):
     write("import sys, nac_test_neighbor; sys.exit(nac_test_neighbor.code)")
     (tmp_path / "nac_test_neighbor.py").write_text("code = 7")
     with monkeypatch.context() as there:
@@ -85,9 +81,7 @@ def test_a_relative_path_and_a_neighbor_to_import(
         ("def", 1),
     ],
 )
-def test_the_exit_code_is_pythons(
-    write: Write, source: str, code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_is_pythons(write, source, code, capfd):
     script = write(source)
     assert run_script(str(script), []) == code
     ours = capfd.readouterr().err
@@ -99,7 +93,7 @@ def test_the_exit_code_is_pythons(
     assert ours == done.stderr
 
 
-def test_an_interrupt_is_the_callers(write: Write, calls: list[str]) -> None:
+def test_an_interrupt_is_the_callers(write, calls):
     with pytest.raises(KeyboardInterrupt):
         run_script(str(write("raise KeyboardInterrupt")), [])
     assert calls == ["register", "unregister"]
@@ -108,35 +102,29 @@ def test_an_interrupt_is_the_callers(write: Write, calls: list[str]) -> None:
 # ---- with NAC
 
 
-def test_nac_is_registered_while_the_script_runs(write: Write, calls: list[str]) -> None:
-    script = write("from nac_openood.plugin import launch; launch.register(); 1 / 0")
+def test_nac_is_registered_while_the_script_runs(write, calls):
+    script = write("from nac_openood.plugin import register as r; r.register(); 1 / 0")
     assert run_script(str(script), []) == 1
     assert calls == ["register", "register", "unregister"]
 
 
-def test_a_registration_of_the_caller_stays(
-    write: Write, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "register", lambda: False)  # there was nothing left to do
+def test_a_registration_of_the_caller_stays(write, calls, monkeypatch):
+    monkeypatch.setattr(registration, "register", lambda: False)  # there was nothing left to do
     assert run_script(str(write("pass")), []) == 0
     assert calls == []
 
 
-def test_an_openood_that_cannot_be_imported_is_told(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "register", registration.register)
+def test_an_openood_that_cannot_be_imported_is_told(write, monkeypatch):
+    monkeypatch.setattr(registration, "register", register)
     monkeypatch.setitem(sys.modules, "openood", None)  # as if it were not installed
-    for use in (registration.register, lambda: run_script(str(write("pass")), [])):
+    for use in (register, lambda: run_script(str(write("pass")), [])):
         with pytest.raises(NACError, match=r"openood.*nac-openood doctor"):
             use()
     assert not registration.unregister()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_compat_is_there_if_wanted(
-    write: Write, wanted: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compat_is_there_if_wanted(write, wanted, capsys):
     script = write("from nac_openood.plugin import compat; print(len(compat.applied))")
     with compat.compat() as needed:
         pass
@@ -144,42 +132,42 @@ def test_compat_is_there_if_wanted(
     assert int(capsys.readouterr().out) == (len(needed) if wanted else 0)
 
 
-def test_a_missing_script_is_told(tmp_path: Path) -> None:
+def test_a_missing_script_is_told(tmp_path):
     with pytest.raises(NACError, match=r"such as scripts/eval_ood.py, but no/such.py does not"):
         run_script("no/such.py", [])
     with pytest.raises(NACError, match=r"is a folder .* give the full path"):
         run_script(str(tmp_path), [])
 
 
-def test_the_tree_is_found_from_the_script(tmp_path: Path) -> None:
+def test_the_tree_is_found_from_the_script(write, tmp_path, capsys):
     script = tmp_path / "tree" / "scripts" / "eval_ood.py"
     script.parent.mkdir(parents=True)
-    script.touch()
-    assert openood_root(script) is None
+    write("import sys; print(sys.path[-1])").rename(script)
     (tmp_path / "tree" / "openood").mkdir()
     (tmp_path / "tree" / "openood" / "__init__.py").touch()
-    assert openood_root(script) == tmp_path / "tree"
     link = tmp_path / "link.py"
     link.symlink_to(script)
-    assert openood_root(link) == (tmp_path / "tree").resolve()
+    for path in (script, link):
+        assert run_script(str(path), []) == 0
+        assert capsys.readouterr().out.strip() == str(tmp_path / "tree")
 
 
 # ---- OpenOOD's own scripts
 
 
-def nac_openood(tree: Path, *args: object, before: str = "") -> Done:
+def nac_openood(tree, *args, before=""):
     done = run(["run", *args], cwd=tree, before=before)
     assert done.returncode == 0, done.stderr
     return done
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory):
     """OpenOOD with tiny data for CIFAR-10 and a checkpoint in results/run."""
     return cifar10_tree(tmp_path_factory.mktemp("launch"))
 
 
-def table(path: Path) -> dict[str, list[str]]:
+def table(path):
     with path.open() as file:
         return {row[0]: row[1:] for row in csv.reader(file)}
 
@@ -189,7 +177,7 @@ EVAL = ("scripts/eval_ood.py", "--root", "results/run", "--id-data", "cifar10")
 
 @pytest.mark.openood
 @pytest.mark.parametrize("name", ["nac", "nac_plus", "knn"])
-def test_eval_ood_twice(tree: Path, name: str) -> None:
+def test_eval_ood_twice(tree, name):
     # as on Python 3.14, whose workers would run the script, which has no guard, once more
     spawn = "import multiprocessing; multiprocessing.set_start_method('forkserver')"
     tables = []
@@ -211,7 +199,7 @@ def test_eval_ood_twice(tree: Path, name: str) -> None:
 
 
 @pytest.mark.openood
-def test_a_wrong_argument_ends_as_the_script_says(tree: Path) -> None:
+def test_a_wrong_argument_ends_as_the_script_says(tree):
     wrong = ("run", "scripts/eval_ood.py", "--root", "results/none")
     command = [sys.executable, "-m", "nac_openood", *wrong, "--id-data", "y"]  # as users start it
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
@@ -224,7 +212,7 @@ def test_a_wrong_argument_ends_as_the_script_says(tree: Path) -> None:
 
 @pytest.mark.openood
 @pytest.mark.parametrize("name", ["nac", "msp"])
-def test_main_runs_a_pipeline(tree: Path, name: str) -> None:
+def test_main_runs_a_pipeline(tree, name):
     from nac_openood.detector.config import CONFIG_ROOT
 
     configs = [
@@ -241,7 +229,7 @@ def test_main_runs_a_pipeline(tree: Path, name: str) -> None:
 
 
 @pytest.mark.openood
-def test_nac_through_eval_ood_imagenet(tmp_path: Path) -> None:
+def test_nac_through_eval_ood_imagenet(tmp_path):
     tree = tree_with_data(need_openood(scripts=True), tmp_path, write_imagenet(tmp_path / "data"))
     torch.manual_seed(0)
     from openood.networks.resnet50 import ResNet50

@@ -89,7 +89,7 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
     assert "once, got [1, 1, 2, 3]" in refused("nac1", "nac1", "nac2", "nac3")
     assert "nac_plus3 and nac1 are shards of different runs" in refused("nac1", "nac2", "nac_plus3")
     assert "there is no nac9" in refused("nac1", "nac9")
-    assert "net.pt cannot be merged" in refused("nac1", "net.pt")
+    assert "net.pt cannot be merged" in refused("net.pt", "nac1")
     shutil.copytree("nac2", "unfinished")
     (here / "unfinished" / "shard.json").unlink()
     assert "unfinished holds no finished shard" in refused("nac1", "unfinished", "nac3")
@@ -168,7 +168,7 @@ def test_tables_must_be_whole_and_of_one_run(here, capsys):
         (["half1", "cut"], "cut is incomplete"),
         (["half1", "torn"], "torn is incomplete"),
         (["half1", "edited"], "edited is incomplete or was changed"),
-        (["half1", "nac1"], "cannot be merged with each other: shards of a fit, tables of scores"),
+        (["half1", "nac1"], "nac1 cannot be merged with the others: expected tables"),
     ):
         assert main(["merge", *given, "--out", "nothing"]) == 1
         assert told in capsys.readouterr().err

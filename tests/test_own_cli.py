@@ -55,8 +55,8 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--arch", "net.py:make"], "expected one of --id-data and --train to say which images"),
-        ([*NETWORK, *DATA, "--id-data", "cifar10"], "got --id-data and --train"),
+        (["--arch", "net.py:make"], "expected either --id-data or --train"),
+        ([*NETWORK, *DATA, "--id-data", "cifar10"], "expected either --id-data or --train"),
         ([*NETWORK, *DATA, "--fsood"], "--fsood goes with --id-data only"),
         ([*NETWORK, "--id-data", "cifar10", "--val", "x"], "--val goes with --train only"),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +16,12 @@ EVAL = ("run", "scripts/eval_ood.py", "--root", "results/run", "--id-data", "cif
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory):
     """OpenOOD with tiny data for CIFAR-10 and a checkpoint in results/run."""
     return cifar10_tree(tmp_path_factory.mktemp("parallel"))
 
 
-def outcome(tree: Path, name: str) -> tuple[list[list[str]], dict]:
+def outcome(tree, name):
     """The table and the scores, which are removed for the next run."""
     run_folder = tree / "results" / "run"
     with (run_folder / "ood" / f"{name}.csv").open() as file:
@@ -34,7 +33,7 @@ def outcome(tree: Path, name: str) -> tuple[list[list[str]], dict]:
 
 
 @pytest.mark.parametrize("name", ["nac", "nac_plus", "odin"])
-def test_several_processes_give_the_table_of_one(tree: Path, name: str) -> None:
+def test_several_processes_give_the_table_of_one(tree, name):
     args = (*EVAL, "--postprocessor", name, "--save-csv", "--save-score", "--batch-size", 3)
     alone = run(args, cwd=tree)
     assert alone.returncode == 0, alone.stderr

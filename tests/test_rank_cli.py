@@ -177,13 +177,11 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
         "there is no checkpoint": [tmp_path / "nowhere", *sources, *ARCH],
         "CHECKPOINTS, --train not given": ARCH,
         "--data not given": ["--runs", study, *ARCH],
-        "--runs cannot be combined with --train": ["--runs", study, "--data", pacs, *sources, *ARCH],
         "which are not domains; expected": ["--runs", pacs.parent, "--data", pacs, *ARCH],
         "does not choose checkpoints on 'data": [
             run, "--train", pacs, *ARCH, "--against", "paper"
         ],
         "unknown architecture": [run, *sources, "--arch", "resnet19"],
-        "--image-size must be at least 1": [run, *sources, *ARCH[:2], "--image-size", "0"],
         "--image-size and --transform exclude each other": [
             run, *sources, *ARCH, "--transform", "auto"
         ],

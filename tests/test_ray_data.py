@@ -277,8 +277,6 @@ def test_what_cannot_be_read(folder):
     assert good["path"] == "y" and math.isfinite(good["score"])
     with pytest.raises(NACError, match=r"cannot read x \(not an image\).*unreadable='null'"):
         _Score(load, rows, 0.05, "raise")(block)
-    with pytest.raises(NACError, match=r"no column 'bytes'. It has \['image', 'path'\]"):
-        _Score(load, rows._replace(column="bytes"), 0.05, "raise")(block)
 
 
 def test_bad_arguments_are_refused_before_anything_runs():

@@ -397,7 +397,7 @@ def test_without_matplotlib_the_tables_are_written(tmp_path, monkeypatch, capsys
     assert main(["report", str(tmp_path)]) == 1
     assert (tmp_path / "results.csv").is_file() and (tmp_path / "results.md").is_file()
     told = capsys.readouterr()
-    assert "results.csv, results.md" in told.out and "no report.html" in told.err
+    assert "results.csv, results.md" in told.out and "no figures" in told.err
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):

@@ -187,7 +187,7 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
     ("options", "message"),
     [
         ([], "--arch not given. Pass --arch, --checkpoint and --id-data or --train"),
-        (["--arch", "resnet50"], "expected one of --id-data and --train to say which images to use, got none"),
+        (["--arch", "resnet50"], "expected either --id-data or --train"),
         (["--readings", "nowhere"], "there is no nowhere"),
         (["--readings", "{kept}", "--n-samples", "9"], "--n-samples cannot change readings"),
         (["--readings", "{kept}", "--layers", "x"], r"no layers ['x'], only ['avgpool'"),
@@ -199,7 +199,6 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
         (["--ood-val", "nowhere"], "val_nowhere.txt"),
         (["--layers", "layer9"], "has no layer 'layer9'"),
         (["--n-samples", "5"], "n_samples=5 is less than one sample for each of the 10 classes"),
-        (["--held-out", "-1"], "--held-out must be at least 0"),
         (["--out", "{data}/benchmark_imglist/cifar10/val_tin.txt"], "cannot create the folder"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from service_toy import connected
 from test_fit_score import NETWORK, here, place, score, table  # noqa: F401
 
 from nac_openood.cli import main
-from nac_openood.serving import server as server_module
+from nac_openood.serving import app as app_module
 
 TOKEN = "a-token-of-some-length"
 
@@ -30,7 +30,7 @@ def serve(*arguments):
 def use(monkeypatch, capsys, work, *arguments):
     """Serve in this thread, as signals want it, while another thread uses the service."""
     found, opened = [], threading.Event()
-    real = server_module.listening_socket
+    real = app_module.listening_socket
 
     def listening(host, port):
         made = real(host, port)
@@ -46,7 +46,7 @@ def use(monkeypatch, capsys, work, *arguments):
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(server_module, "listening_socket", listening)
+    monkeypatch.setattr(app_module, "listening_socket", listening)
     thread = threading.Thread(target=client)
     thread.start()
     code = serve(*arguments)
@@ -110,17 +110,15 @@ def test_limits_are_options(here, monkeypatch, capsys):  # noqa: F811
     assert status == 413 and "36 x 36 pixels are more than the 100" in answer["error"]
     _, (status, _), _ = use(monkeypatch, capsys, post(here / "stripes/1.png"), "--max-bytes", "50")
     assert status == 413
-    assert serve("--max-bytes", "0") == 1
-    assert "--max-bytes must be a positive number, got 0" in capsys.readouterr().err
-    assert serve("--max-queue", "3") == 1
-    assert "Raise --max-queue or lower --max-images" in capsys.readouterr().err
+    assert serve("--timeout", "0") == 1
+    assert "--timeout must be a positive number, got 0" in capsys.readouterr().err
 
 
 def test_a_transform_that_does_not_resize_is_warned_about(here, monkeypatch, capsys):  # noqa: F811
     from nac_openood.serving.judge import Judge
 
     monkeypatch.setattr(Judge, "warm_up", lambda self: "shapes cannot be multiplied")
-    monkeypatch.setattr(server_module, "run_until_signal", lambda *_, **__: None)
+    monkeypatch.setattr(app_module, "run_until_signal", lambda *_, **__: None)
     assert serve() == 0
     assert "the network fails on a gray image" in capsys.readouterr().err
 
@@ -144,12 +142,14 @@ def test_help_needs_neither_the_extra_nor_torch():
 
 
 def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
-    monkeypatch.setattr(server_module, "_NEEDED", ("no_such_library",))
+    monkeypatch.delitem(sys.modules, "nac_openood.serving.app")
+    monkeypatch.delattr("nac_openood.serving.app")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "--detector", "missing.nac"]) == 1
-    assert "needs no_such_library: pip install 'nac-openood[serve]'" in capsys.readouterr().err
+    assert "needs uvicorn: pip install 'nac-openood[serve]'" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_told(here, capsys):  # noqa: F811
-    with server_module.listening_socket("127.0.0.1", 0) as taken:
+    with app_module.listening_socket("127.0.0.1", 0) as taken:
         assert serve("--port", str(taken.getsockname()[1])) == 1
     assert "Choose another --port or --host" in capsys.readouterr().err

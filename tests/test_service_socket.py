@@ -18,12 +18,8 @@ from service_toy import connected, encoded, exchange, picture, running, toy_judg
 from test_service import Slow
 
 from nac_openood.errors import NACError
+from nac_openood.serving.app import listening_socket, run_until_signal, server
 from nac_openood.serving.limits import Limits
-from nac_openood.serving.server import (
-    listening_socket,
-    run_until_signal,
-    server,
-)
 
 PNG = {"Content-Type": "image/png"}
 HEAD = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -163,7 +159,7 @@ def test_requests_under_way_are_answered_at_the_end_and_new_ones_refused(judge):
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(judge, which):
     """Here the service runs in the main thread, as signals arrive there."""
-    opened, ended, statuses = listening_socket("127.0.0.1", 0), [], []
+    opened, statuses = listening_socket("127.0.0.1", 0), []
 
     def use(address):
         with connected(address) as connection:
@@ -174,9 +170,9 @@ def test_a_signal_ends_it_in_order(judge, which):
     before = signal.getsignal(which)
     thread = threading.Thread(target=use, args=(opened.getsockname(),))
     thread.start()
-    run_until_signal(server(judge), opened, stopping=lambda: ended.append(True))
+    run_until_signal(server(judge), opened)
     thread.join()
-    assert ended == [True] and statuses == [200] and signal.getsignal(which) == before
+    assert statuses == [200] and signal.getsignal(which) == before
 
 
 def test_a_host_without_an_address():

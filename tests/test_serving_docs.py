@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
+from prometheus_client import generate_latest
 from service_toy import connected, encoded, picture, running, toy_judge
 
 from nac_openood.cli import build_parser
@@ -56,7 +57,7 @@ def test_options_and_statuses_exist():
 
 def test_metrics_exist():
     told = set(re.findall(r"\bnac_[a-z_]+", PAGE)) - {"nac_openood", "nac_plus"}
-    text = ServiceMetrics(0.05, lambda: 0).page("")[0].decode()
+    text = generate_latest(ServiceMetrics(0.05, lambda: 0).registry).decode()
     found = set(re.findall(r"^# TYPE (nac_[a-z_]+) ", text, re.MULTILINE))
     known = {name for name in found if not name.endswith("_created")}
     assert told == known, "told and found"

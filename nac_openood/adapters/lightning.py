@@ -5,20 +5,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any, Callable, Iterable, Optional
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from nac_openood.detector.config import AUTO, LayerChoice
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike
-
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    raise ImportError(
-        "this callback needs PyTorch Lightning, which is not installed: "
-        "pip install 'nac-openood[lightning]'."
-    ) from None
 
 #: Finds the network in a LightningModule.
 FindNetwork = Optional[Callable[[Any], nn.Module]]

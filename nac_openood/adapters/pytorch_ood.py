@@ -8,27 +8,15 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Mapping, Optional
 
 import torch
+from pytorch_ood import api
 from torch import Tensor
 
 from nac_openood.adapters.scikit_learn import NACOutlierDetector
 from nac_openood.core.reading import Reading
 from nac_openood.detector.detector import NACDetector
 
-try:
-    from pytorch_ood.api import (
-        FeaturesDetector,
-        ModelNotSetException,
-        RequiresFittingException,
-        StructuredDetector,
-    )
-except ImportError:
-    raise ImportError(
-        "these detectors need pytorch-ood, which is not installed: "
-        "pip install 'nac-openood[baselines]'."
-    ) from None
 
-
-class PyTorchOODNetwork(StructuredDetector):
+class PyTorchOODNetwork(api.StructuredDetector):
     """A `NACDetector` with pytorch-ood's interface of a detector of a network.
 
     Examples:
@@ -91,10 +79,10 @@ class PyTorchOODNetwork(StructuredDetector):
 
     def _check(self) -> None:
         if self.detector.rule_ is None:
-            raise RequiresFittingException
+            raise api.RequiresFittingException
 
 
-class PyTorchOODFeatures(FeaturesDetector):
+class PyTorchOODFeatures(api.FeaturesDetector):
     """A `NACOutlierDetector` with pytorch-ood's interface of a detector of features.
 
     Args:
@@ -127,12 +115,12 @@ class PyTorchOODFeatures(FeaturesDetector):
     def predict_features(self, x: Tensor) -> Tensor:
         """Outlier scores `[batch]` of features `[batch, D]`, on their device."""
         if self.detector is None:
-            raise RequiresFittingException
+            raise api.RequiresFittingException
         scores = self.detector.score_samples(x.detach().cpu().numpy())
         return -torch.from_numpy(scores).to(x.device)
 
     def _encoded(self, x: Tensor) -> Tensor:
         if self.encoder is None:
-            raise ModelNotSetException("this detector has no `encoder`: use predict_features.")
+            raise api.ModelNotSetException("this detector has no `encoder`: use predict_features.")
         with torch.no_grad():
             return self.encoder(x if self.device is None else x.to(self.device))

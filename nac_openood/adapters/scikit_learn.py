@@ -49,18 +49,12 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> NACOutlierDetector:
         """Fit on rows `[samples, features]`, at least 16 of them; `y` is ignored."""
-        X = validate_data(self, X, dtype=np.float64)
-        if len(X) < MIN_SAMPLES:
-            raise NACError(
-                f"expected at least {MIN_SAMPLES} samples to take p-values against, got "
-                f"{len(X)} sample(s)."
-            )
+        # p-values need some samples to be taken against
+        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=MIN_SAMPLES)
         share: Any = self.contamination
         if share != "auto" and not (isinstance(share, Real) and 0 < float(share) <= 0.5):
-            raise NACError(
-                "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
-                f"{share!r}."
-            )
+            text = "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
+            raise NACError(f"{text}{share!r}.")
         n_folds = whole_number("n_folds", self.n_folds, 2)
         self._scaler = StandardScaler().fit(X)
         rows = torch.from_numpy(self._scaler.transform(X))

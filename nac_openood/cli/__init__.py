@@ -13,11 +13,12 @@ import sys
 import textwrap
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence
 
+from nac_openood import distributed
 from nac_openood.__about__ import __version__
-from nac_openood.cli.output import one_line_warnings, print_error, stdout_failed, use_options
-from nac_openood.distributed import launched
+from nac_openood.cli import output
 from nac_openood.errors import NACError, why_unreadable
 
 #: The commands in the order of `--help`: name -> (module of this package, help).
@@ -25,16 +26,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("compare", "train a small network and compare all methods on it, in about a minute"),
     "fit": ("fit", "fit a detector on your network and images, and write it to a file"),
     "score": ("score", "judge images with a fitted detector: class, score, p-value, decision"),
-    "merge": ("merge", "join shards of fit or score, or comparisons, that ran on their own"),
-    "serve": ("serve", "judge images over HTTP, with metrics and a page to drop images on"),
-    "export": ("export", "write a detector and its network as one ONNX or torch.export program"),
+    "merge": ("fit", "join shards of fit or score, or comparisons, that ran on their own"),
+    "serve": ("deploy", "judge images over HTTP, with metrics and a page to drop images on"),
+    "export": ("deploy", "write a detector and its network as one ONNX or torch.export program"),
     "run": ("openood", "run one of OpenOOD's own scripts with NAC registered"),
     "search": ("search", "find the best NAC settings for a network"),
     "compare": ("compare", "compare NAC with other methods: tables, plots, published numbers"),
-    "analyze": (
-        "analyze",
-        "the paper's analyses: layers, settings, states, number of samples, ...",
-    ),
+    "analyze": ("analyze", "the paper's analyses: layers, settings, states, samples, ..."),
     "rank": ("rank", "rank the checkpoints of a run by NAC-ME, without out-of-distribution data"),
     "report": ("compare", "write the tables and the page of a comparison again"),
     "doctor": ("openood", "show what is installed, what is missing and how to fix it"),
@@ -48,7 +46,7 @@ _SHARED = ("fit", "score", "search", "compare", "run")
 def terminal() -> int:
     """Run `main` as the console script does, with warnings on one line."""
     if sys.argv[1:2] != ["run"]:  # OpenOOD's scripts warn as they always do
-        one_line_warnings()
+        output.one_line_warnings()
     for stream in (sys.stdin, sys.stdout):  # file names need not be valid text
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
@@ -103,29 +101,28 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser, commands = build_parser(argv[0] if argv else "")
     args, unknown = parser.parse_known_args(argv)
-    name = args.command
+    name, run = args.command, args.run
     if unknown:
         commands[name].error(_unrecognized(unknown, commands[name]))
-    use_options(commands[name])
+    output.use_options(commands[name])
     try:
-        code = _run_shared(name, lambda: args.run(args)) if launched() else args.run(args)
+        code = _run_shared(name, run, args) if distributed.launched() else run(args)
         if sys.stdout is not None:
             sys.stdout.flush()  # while an error can still be reported
         return code
     except NACError as error:
-        print_error(str(error))
-        return 1
+        problem = str(error)
     except OSError as error:
-        if not stdout_failed():
-            print_error(f"{error}.")
-            return 1
-        if name in _PRINTING and isinstance(error, BrokenPipeError):
-            return 0  # the reader, e.g. `head`, has seen enough
-        print_error(f"cannot write to stdout: {why_unreadable(error)}.")
-        return 1
+        problem = f"{error}."
+        if output.stdout_failed():
+            if name in _PRINTING and isinstance(error, BrokenPipeError):
+                return 0  # the reader, e.g. `head`, has seen enough
+            problem = f"cannot write to stdout: {why_unreadable(error)}."
     except KeyboardInterrupt:
-        print_error("interrupted")
+        output.print_error("interrupted")
         return 130
+    output.print_error(problem)
+    return 1
 
 
 def build_parser(
@@ -172,32 +169,30 @@ def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str
     return f"{problem}. Did you mean {meant[0]}?" if meant else problem
 
 
-def _run_shared(name: str, run: Callable[[], int]) -> int:
+def _run_shared(
+    name: str, run: Callable[[argparse.Namespace], int], args: argparse.Namespace
+) -> int:
     """Run a command in one of the processes that `torchrun` started; return its exit code.
 
     The first process prints and writes files. The others print nothing but errors of their own.
     """
+    import warnings
+    from contextlib import redirect_stdout
+
     if name not in _SHARED:
         raise NACError(
             f"nac-openood {name} runs in one process: start it without torchrun. Several processes "
             f"can share {', '.join(_SHARED)}."
         )
-    import warnings
-    from contextlib import ExitStack, redirect_stdout
-
-    from nac_openood.distributed import joined, was_shared
-
-    with ExitStack() as stack:
-        world = stack.enter_context(joined())
+    quiet = warnings.catch_warnings()
+    with distributed.joined() as world:
         if not world.rank:
-            return run()
-        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123
-        stack.enter_context(redirect_stdout(nowhere))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        try:
-            return run()
-        except NACError as error:
-            if was_shared(error):
-                return 1
-            raise NACError(f"{error} (process {world.rank})") from error
+            return run(args)
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), quiet:
+            warnings.simplefilter("ignore")
+            try:
+                return run(args)
+            except NACError as error:
+                if distributed.was_shared(error):
+                    return 1
+                raise NACError(f"{error} (process {world.rank})") from error

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from nac_openood.analysis import ALL, KINDS, chosen_kinds
-from nac_openood.cli import inputs
+from nac_openood.cli import inputs, output
 from nac_openood.cli.options import command
-from nac_openood.cli.output import interrupted, open_page, print_error, publish, say, typed_command
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData
-    from nac_openood.analysis.finding import Finding
 
 _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
 
@@ -29,21 +28,21 @@ network and images:
 settings and studies:
   --nac-config
   --no-search             use NAC's settings as they are instead of searching them
-  --repeats N: int        repeats of random draws (default: 5)
+  --repeats N: count      repeats of random draws (default: 5)
   --shares S...: float    samples: shares of the training data
   --steepness A...: float   states, params: values of alpha
   --bounds R...: float    params: values of r
-  --n-bins M...: int      params: values of M
+  --n-bins M...: count    params: values of M
   --neuron N: int         states: the neuron to show
   --ood-set NAME          states: the OOD set to show (default: the first far)
   --methods M...          near: the methods to compare with
-  --most-samples N: int   cost: measure on at most N samples
-  --epochs N: int         schemes: epochs of training (default: 15)
+  --most-samples N: count   cost: measure on at most N samples
+  --epochs N: count       schemes: epochs of training (default: 15)
   --backend
 how to run:
   --out DIR = analyze
   --against
-  --most-train N: int     read at most N training images (default: 50000)
+  --most-train N: count   read at most N training images (default: 50000)
   --batch-size --workers --device --seed --open
 """,
     f"""
@@ -74,62 +73,52 @@ def analyze_command(args: argparse.Namespace) -> int:
 
     from nac_openood.analysis.api import analyze
     from nac_openood.analysis.data import Options
+    from nac_openood.report import findings
 
     out = Path(args.out)
     names = ["against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron"]
     names += ["ood_set", "methods", "backend", "most_samples", "epochs"]
-    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    failed: list[str] = []
-    page = None
+    options = Options(say=output.say, **inputs.arguments(args, *names))
+    failed, page = 0, None
     try:
-        for kind, found in analyze(_data(args, out), args.kinds, Options(say=say, **options)):
+        for kind, found in analyze(_data(args, out), args.kinds, options):
             if isinstance(found, NACError):
-                print_error(f"{kind}: {found}")
-                failed.append(kind)
+                output.print_error(f"{kind}: {found}")
+                failed += 1
                 continue
-            page = _publish(found, out)
+            page = output.publish(
+                out,
+                f"\n{findings.finding_text(found)}\n",
+                partial(findings.write_finding, found, out),
+                lambda found=found: [  # type: ignore[misc]
+                    *findings.write_figures(found, out),
+                    findings.write_analysis_page(out),
+                ],
+            )
     except KeyboardInterrupt:
-        return interrupted(out)
-    open_page(page, args.open)
-    return 0 if not failed else 1 if len(failed) == len(kinds) else 2
-
-
-def _publish(found: Finding, out: Path) -> Optional[Path]:
-    from nac_openood.report.findings import (
-        finding_text,
-        write_analysis_page,
-        write_figures,
-        write_finding,
-    )
-
-    return publish(
-        out,
-        f"\n{finding_text(found)}\n",
-        lambda: write_finding(found, out),
-        "figures",
-        lambda: [*write_figures(found, out), write_analysis_page(out)],
-    )
+        return output.interrupted(out)
+    output.open_page(page, args.open)
+    return 0 if not failed else 1 if failed == len(kinds) else 2
 
 
 def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data of the options, or load what was read before."""
-    from nac_openood.analysis.api import MOST_TRAIN, prepare_analysis
+    from nac_openood.analysis.api import prepare_analysis
     from nac_openood.demo import NETWORKS, network_and_sets
     from nac_openood.detector.config import read_config
 
-    inputs.check_one_source(args)
     if args.embedded:
-        kind = args.arch or "resnet"
-        if kind not in NETWORKS or args.checkpoint is not None:
+        arch = args.arch or "resnet"
+        if arch not in NETWORKS or args.checkpoint or args.id_data or args.train:
             raise NACError(
-                f"--embedded has networks of its own: expected --arch {' or '.join(NETWORKS)} and "
-                "no --checkpoint."
+                f"--embedded has networks and images of its own: expected --arch "
+                f"{' or '.join(NETWORKS)}, and no --checkpoint, --id-data or --train."
             )
-        net, sets = network_and_sets(kind, args.seed, say)
-        net, arch = inputs.on_device(net, args.device), NETWORKS[kind]
+        net, sets = network_and_sets(arch, args.seed, output.say)
+        net, arch = inputs.on_device(net, args.device), NETWORKS[arch]
     else:
         path, arch = inputs.one_checkpoint(args), args.arch
-        sets = inputs.data_of(args, [path]).sets
+        sets, _ = inputs.data_of(args, [path])
         net = inputs.network_loader(args, sets.n_classes)(path)
     return prepare_analysis(
         net,
@@ -137,12 +126,8 @@ def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
         out,
         arch=arch,
         config=None if args.nac_config is None else read_config(args.nac_config),
-        search=args.search,
-        most_train=inputs.number(args, "most_train", MOST_TRAIN, 1),
-        seed=args.seed,
-        skip_bad=args.skip_bad,
-        checkpoint=args.checkpoint or "",
+        **inputs.arguments(args, "search", "most_train", "seed", "skip_bad", "checkpoint"),
         **inputs.loading(args),
-        command=typed_command(),
-        say=say,
+        command=output.typed_command(),
+        say=output.say,
     )

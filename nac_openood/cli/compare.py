@@ -7,19 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
+from nac_openood import distributed
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.cli import inputs
+from nac_openood.cli import inputs, output
 from nac_openood.cli.options import STRATEGY_NAMES, command
-from nac_openood.cli.output import (
-    interrupted,
-    open_page,
-    print_error,
-    publish,
-    say,
-    show,
-    typed_command,
-)
-from nac_openood.distributed import is_main, single_process
 
 if TYPE_CHECKING:
     from nac_openood.benchmark.run.results import Results
@@ -77,7 +68,7 @@ def compare_command(args: argparse.Namespace) -> int:
 
     config = None if args.nac_config is None else read_config(args.nac_config)
     checkpoints = inputs.checkpoints(args)
-    sets = inputs.data_of(args, list(checkpoints.values())).sets
+    sets, _ = inputs.data_of(args, list(checkpoints.values()))
     load = inputs.network_loader(args, sets.n_classes)
     names = ["arch", "methods", "search", "backend", "opengan", "nac_strategy", "layers"]
     names += ["against", "out", "batch_size", "workers", "seed", "skip_bad"]
@@ -86,11 +77,11 @@ def compare_command(args: argparse.Namespace) -> int:
         lambda: compare(
             {name: load(None) if path is None else path for name, path in checkpoints.items()},
             **vars(sets),
-            **{name: getattr(args, name) for name in names},
+            **inputs.arguments(args, *names),
             load=load,
             nac_config=config,
-            command=typed_command(),
-            say=say,
+            command=output.typed_command(),
+            say=output.say,
         ),
     )
 
@@ -122,11 +113,13 @@ def demo_command(args: argparse.Namespace) -> int:
 
     start = time.perf_counter()
     out = make_folder(args.out)  # before the slow part, so that its result can be written
-    options = {name: getattr(args, name) for name in ("arch", "backend", "quick", "seed")}
+    options = inputs.arguments(args, "arch", "backend", "quick", "seed")
     code = run_comparison(
-        out, lambda: run_demo(out, **options, command=typed_command(), say=say), show_page=args.open
+        out,
+        lambda: run_demo(out, **options, command=output.typed_command(), say=output.say),
+        show_page=args.open,
     )
-    show(f"Done in {time.perf_counter() - start:.0f} s.")
+    output.show(f"Done in {time.perf_counter() - start:.0f} s.")
     return code
 
 
@@ -151,7 +144,7 @@ def report_command(args: argparse.Namespace) -> int:
     from nac_openood.benchmark.run.results import Results
 
     page = publish_results(Results.load(args.folder))
-    open_page(page, args.open)
+    output.open_page(page, args.open)
     return 0 if page is not None else 1
 
 
@@ -170,11 +163,11 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
     except KeyboardInterrupt:
         if (out / RESULTS_FILE).is_file():
             publish_results(Results.load(out), RESULTS_FILE)
-        return interrupted(out)
-    open_page(publish_results(results, RESULTS_FILE), show_page)
+        return output.interrupted(out)
+    output.open_page(publish_results(results, RESULTS_FILE), show_page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
-        print_error(f"failed: {', '.join(failed)} (see the table)")
+        output.print_error(f"failed: {', '.join(failed)} (see the table)")
     return 2 if failed else 0
 
 
@@ -192,13 +185,12 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
     """
     from nac_openood.report.comparison import summary_table, write_page, write_tables
 
-    if not is_main():
+    if not distributed.is_main():
         return None
-    with single_process():
-        return publish(
+    with distributed.single_process():
+        return output.publish(
             results.folder,
             f"\n{summary_table(results)}\n",
             lambda: [*(results.folder / name for name in more), *write_tables(results)],
-            "report.html",
             lambda: [write_page(results)],
         )

@@ -1,14 +1,14 @@
-"""`nac-openood fit`: a network and its training images become one detector file."""
+"""`nac-openood fit` and `merge`: a network and its training images become one detector file."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
-from nac_openood.cli.output import print_error, show
+from nac_openood.cli.output import print_error, results_stream, show
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ detector:
   --rule NAME: rule = nac_plus   nac_plus needs no settings and only forward passes; nac is the
       paper's; or a rule of your own (default: %(default)s)
   --layers LAYER...       layers to read (default: found by running the network)
-  --n-samples N: int      training images to fit on, equally many of each class (default:
+  --n-samples N: count    training images to fit on, equally many of each class (default:
       {_SAMPLES}, or {_PER_CLASS} per class if that is more)
   --alpha
 how to run:
@@ -59,45 +59,53 @@ def fit_command(args: argparse.Namespace) -> int:
     to stderr.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.detector.checked_fit import fit_checked
+    from nac_openood.detector import checked_fit
     from nac_openood.detector.detector import NACDetector
+    from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
     from nac_openood.sources.fitted import note_origin
     from nac_openood.sources.samples import common_files
     from nac_openood.sources.sets import classes_of
 
-    out = Path(args.out)
-    check_target(out)  # before the slow part, so that its result can be written
-    args.ood_val = "none"
+    if args.shard is None:
+        check_target(Path(args.out))  # before the slow part, so that its result can be written
+    args.ood_val, alpha = "none", checked_alpha(args.alpha)
     path = inputs.one_checkpoint(args)
-    data = inputs.data_of(args, [path], needs_test=False)
-    sets = data.sets
-    net = inputs.network_loader(args, sets.n_classes)(path)
+    sets, transform = inputs.data_of(args, [path], needs_test=False)
+    n_classes = sets.n_classes
+    net = inputs.network_loader(args, n_classes)(path)
+    roles = {"train": sets.train, "val": sets.id_val, "test": sets.test}
     loaders: dict[str, Any] = {
-        role: None if found is None else inputs.loader(args, role, found)
-        for role, found in (("train", sets.train), ("val", sets.id_val), ("test", sets.test))
+        role: inputs.loader(args, role, found) for role, found in roles.items() if found is not None
     }
+    sizes = {role: len(loader.dataset) for role, loader in loaders.items()}
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
-    wanted = inputs.number(args, "n_samples", max(_SAMPLES, _PER_CLASS * sets.n_classes), 1)
-    n_train = len(loaders["train"].dataset)
-    if args.n_samples is not None and wanted > n_train:
-        raise NACError(f"`n_samples={wanted}`: there are only {n_train} training samples.")
-    n_samples = None if wanted >= n_train else wanted
+    if (args.n_samples or 0) > sizes["train"]:
+        raise NACError(
+            f"`n_samples={args.n_samples}`: there are only {sizes['train']} training samples."
+        )
+    n_samples = args.n_samples or max(_SAMPLES, _PER_CLASS * n_classes)
+    n_samples = None if n_samples >= sizes["train"] else n_samples
     note_origin(
         detector,
         arch=args.arch,
-        n_classes=sets.n_classes,
+        n_classes=n_classes,
         classes=classes_of(sets.train),
-        transform=data.transform,
+        transform=transform,
     )
     if args.shard is not None:
-        return _fit_shard(args, detector, loaders, n_samples, sets.n_classes)
-    found = fit_checked(
-        detector, *loaders.values(), n_samples=n_samples, n_classes=sets.n_classes, alpha=args.alpha
+        sizes["train"] = n_samples or sizes["train"]
+        (number, of), batch_size = args.shard, loaders["val"].batch_size
+        notes = checked_fit.ShardNotes(number, of, batch_size, alpha, n_classes, sizes)
+        checked_fit.write_shard(args.out, notes, detector, **loaders, n_samples=n_samples)
+        show(f"Written to {args.out}: shard {number} of {of}")
+        return 0
+    found = checked_fit.fit_checked(
+        detector, **loaders, n_samples=n_samples, n_classes=n_classes, alpha=alpha
     )
-    detector.save(out)
+    detector.save(args.out)
     how = "" if args.layers else " (found by running the network)"
-    show_fit(found, args.arch, detector.rule, f"{', '.join(detector.layers)}{how}", out)
+    _show_fit(found, args.arch, detector.rule, f"{', '.join(detector.layers)}{how}", args.out)
     shared = common_files(sets.train, sets.id_val)
     if shared:  # networks memorize training data, so p-values of new data would be too low
         print_error(
@@ -107,23 +115,7 @@ def fit_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fit_shard(
-    args: argparse.Namespace, detector: Any, loaders: dict[str, Any], n_samples: Any, n_classes: int
-) -> int:
-    from nac_openood.detector.checked_fit import ShardNotes, write_shard
-    from nac_openood.detector.outcomes import checked_alpha
-
-    sizes = {role: len(loader.dataset) for role, loader in loaders.items() if loader is not None}
-    sizes["train"] = n_samples or sizes["train"]
-    number, of = args.shard
-    batch_size, alpha = loaders["val"].batch_size, checked_alpha(args.alpha)
-    notes = ShardNotes(number, of, batch_size, alpha, n_classes, sizes)
-    write_shard(args.out, notes, detector, **loaders, n_samples=n_samples)
-    show(f"Written to {args.out}: shard {number} of {of}")
-    return 0
-
-
-def show_fit(report: FitReport, arch: str, rule: str, layers: str, out: Path) -> None:
+def _show_fit(report: FitReport, arch: str, rule: str, layers: str, out: str) -> None:
     """Print the report of a fit, and where the detector was written to."""
     alarms = report.false_alarms
     lines = {
@@ -139,4 +131,80 @@ def show_fit(report: FitReport, arch: str, rule: str, layers: str, out: Path) ->
         show(f"{name:<13} {text}")
     for warning in report.warnings:
         print_error(f"warning: {warning}")
-    show(f"Written to {out} ({out.stat().st_size / 1e3:.0f} kB)")
+    show(f"Written to {out} ({Path(out).stat().st_size / 1e3:.0f} kB)")
+
+
+@command(
+    """
+  shards PART...          all shards of one run, in any order, or folders of comparisons
+  --out FILE              what to write (default: detector.nac for shards of fit, stdout for those
+      of score); for comparisons a folder
+"""
+)
+def merge_command(args: argparse.Namespace) -> int:
+    r"""Join the shards of nac-openood fit or nac-openood score, or comparisons.
+
+    These are jobs that ran on different machines or at different times.
+
+    Examples:
+      nac-openood fit --arch net.py:make --checkpoint net.pt --transform transform.yml \
+          --train birds/train --val birds/val --shard 1/3 --out part1
+          the first of three shards of a fit; 2/3 and 3/3 may run elsewhere, at any time
+      nac-openood merge part1 part2 part3 --out birds.nac
+          exactly the detector that nac-openood fit would have written without --shard
+      nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/ \
+          --shard 1/3 > part1.csv
+      nac-openood merge part1.csv part2.csv part3.csv > birds.csv
+          the same for a table of scores
+      nac-openood merge results/msp_knn results/nac --out results/all
+          comparisons on the same data, with different methods or networks, as one
+
+    All shards must be made with the same options, on the same data in the same order.
+    For exit codes see nac-openood --help.
+    """
+    from nac_openood.benchmark.run.results import RESULTS_FILE
+
+    paths = [Path(shard) for shard in args.shards]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise NACError(f"there is no {missing[0]}. Pass what nac-openood wrote with --shard.")
+    if all((path / RESULTS_FILE).is_file() for path in paths):
+        _merge_comparisons(paths, args.out)
+    elif all(path.is_dir() for path in paths):
+        _merge_fits(paths, args.out or "detector.nac")
+    else:
+        _merge_scores(paths, args.out)
+    return 0
+
+
+def _merge_comparisons(paths: list[Path], out: Optional[str]) -> None:
+    from nac_openood.benchmark.run.results import RESULTS_FILE, Results, merge_results
+    from nac_openood.cli.compare import publish_results
+
+    if out is None:
+        raise NACError("expected --out: the folder of the merged comparison.")
+    merged = merge_results([Results.load(path) for path in paths], Path(out))
+    publish_results(merged, RESULTS_FILE)
+
+
+def _merge_fits(paths: list[Path], out: str) -> None:
+    from nac_openood.detector.checked_fit import merge_shards
+    from nac_openood.files import check_target
+
+    check_target(Path(out))
+    fitted, report = merge_shards(paths)
+    fitted.save(out)
+    arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
+    _show_fit(report, arch, fitted.rule.name, layers, out)
+
+
+def _merge_scores(paths: list[Path], out: Optional[str]) -> None:
+    from nac_openood.cli.score import merge_tables
+    from nac_openood.files import replacing
+
+    merged = merge_tables(paths)  # checks everything before anything is written
+    if out is None:
+        results_stream().buffer.write(merged)
+        return
+    with replacing(out) as temporary:
+        temporary.write_bytes(merged)

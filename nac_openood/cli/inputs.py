@@ -26,7 +26,7 @@ data (--train, --val, --test, NAME=... of --near and --far):
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError, first_line
@@ -49,24 +49,14 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def number(args: argparse.Namespace, name: str, default: int, least: int) -> int:
-    """The value of an option, checked; the default if it is not set."""
-    from nac_openood.core.layer_config import whole_number
-
-    value = getattr(args, name)
-    most = 1024 if name == "workers" else 2**31 - 1
-    return whole_number(f"`{name}`", default if value is None else value, least, most)
+def arguments(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The options of these names that are set, as arguments of a function."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def loading(args: argparse.Namespace) -> dict[str, Any]:
     """The options for loading samples: `batch_size` and `workers`."""
-    return {
-        "batch_size": number(args, "batch_size", 100, 1),
-        "workers": number(args, "workers", 0, 0),
-    }
-
-
-# ---- network and transform
+    return {"batch_size": args.batch_size or 100, "workers": args.workers or 0}
 
 
 def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
@@ -76,8 +66,6 @@ def on_device(net: nn.Module, name: Optional[str]) -> nn.Module:
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        if chosen.type == "meta":
-            raise RuntimeError("it computes nothing")
         if chosen.type == "cuda" and chosen.index is not None:
             torch.cuda.set_device(chosen)  # OpenOOD calls .cuda() without a device
         return net.to(chosen)
@@ -125,7 +113,7 @@ def transform_of(
     if args.image_size is not None:
         if args.transform is not None:
             raise NACError("--image-size and --transform exclude each other: give one of them.")
-        return Preprocessing.of(square_settings(number(args, "image_size", 224, 1)))
+        return Preprocessing.of(square_settings(args.image_size))
     made = [
         chosen_transform(args.transform, args.arch, path, benchmark=benchmark) for path in paths
     ]
@@ -163,33 +151,10 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Pipeline:
     return found
 
 
-# ---- data
-
-
-def check_one_source(args: argparse.Namespace) -> None:
-    """Raise unless exactly one option selects the images."""
-    sources = [name for name in ("embedded", "id_data", "train") if name in args]
-    used = [option(name) for name in sources if getattr(args, name) not in (None, False)]
-    if len(used) != 1:
-        *most, last = map(option, sources)
-        raise NACError(
-            f"expected one of {', '.join(most)} and {last} to say which images to use, got "
-            f"{' and '.join(used) or 'none'}."
-        )
-
-
-class Data(NamedTuple):
-    """Datasets, the transform of their samples (None without one) and the name of `ood_val`."""
-
-    sets: Datasets
-    transform: Optional[Preprocessing]
-    ood_val: str = ""
-
-
 def data_of(
     args: argparse.Namespace, paths: Sequence[Optional[str]], *, needs_test: bool = True
-) -> Data:
-    """Load the data of --id-data or --train, with the transform of the network.
+) -> tuple[Datasets, Optional[Preprocessing]]:
+    """Load the data of --id-data or --train, and the transform of its samples if there is one.
 
     Args:
         args: the options.
@@ -199,23 +164,27 @@ def data_of(
     from nac_openood.sources.networks import kind_of
     from nac_openood.sources.sets import benchmark_named, listed_sets, needs_transform, own_sets
 
-    check_one_source(args)
-    listed = args.id_data is not None
-    for name in ("val", "test") if listed else ("fsood",):
-        if getattr(args, name, None):
-            raise NACError(f"{option(name)} goes with {'--train' if listed else '--id-data'} only.")
-    ood: dict[str, Any] = {name: getattr(args, name, None) for name in ("near", "far", "ood_val")}
-    if listed:
+    if (args.id_data is None) == (args.train is None):
+        raise NACError("expected either --id-data or --train: which images?")
+    value, other = vars(args).get, "--id-data" if args.id_data is None else "--train"
+    for name in ("fsood",) if args.id_data is None else ("val", "test"):
+        if value(name):
+            raise NACError(f"{option(name)} goes with {other} only.")
+    if args.id_data is not None:
         benchmark = benchmark_named(args.id_data)
         transform = transform_of(args, paths, benchmark)
-        ood["full_spectrum"] = getattr(args, "fsood", False)
-        root = args.data_root or "data"
-        sets = listed_sets(benchmark, root, transform.transform, **ood, needs_test=needs_test)
-        name, is_folder, _ = (args.ood_val or benchmark.ood_val).partition("=")
-        title = name if is_folder else f"val_{name}"
-        return Data(sets, transform, "" if sets.ood_val is None else title)
-    roles: dict[str, Any] = {name: getattr(args, name, None) for name in ("val", "test", "ood_val")}
-    roles.update({name: getattr(args, name, None) or () for name in ("near", "far")})
+        sets = listed_sets(
+            benchmark,
+            args.data_root or "data",
+            transform.transform,
+            **{name: value(name) for name in ("near", "far", "ood_val")},
+            full_spectrum=value("fsood", False),
+            needs_test=needs_test,
+        )
+        return sets, transform
+    roles: dict[str, Any] = {
+        n: value(n) for n in ("val", "test", "near", "far", "ood_val") if value(n)
+    }
     made = None
     try:
         made = transform_of(args, paths)
@@ -231,7 +200,7 @@ def data_of(
         seed=args.seed,
         needs_test=needs_test,
     )
-    return Data(sets, made, (args.ood_val or "").partition("=")[0])
+    return sets, made
 
 
 def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:

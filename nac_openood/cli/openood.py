@@ -28,7 +28,7 @@ def run_command(args: argparse.Namespace) -> int:
       nac-openood run scripts/eval_ood_imagenet.py --tvs-pretrained --arch resnet50 \
           --postprocessor nac --save-csv
     """
-    from nac_openood.plugin.launch import run_script
+    from nac_openood.plugin.register import run_script
 
     return run_script(args.script, args.args, compat=args.compat)
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping
 
 from nac_openood.benchmark.methods.table import BACKENDS
-from nac_openood.errors import NACError
 
 _Run = Callable[[argparse.Namespace], int]
 
@@ -36,7 +35,7 @@ _SHARED = f"""
   --checkpoint PATH     a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1
   --transform T         how images become the network's input: auto (the network's own
       configuration), a YAML file, or your code path/to/file.py:name (default: auto; see below)
-  --image-size N: int   in place of --transform: resize to N x N and normalize as for ImageNet
+  --image-size N: count   in place of --transform: resize to N x N and normalize as for ImageNet
   --train DATA          training images of your own: a folder with a subfolder per class, a CSV
       file with the columns path and label, or your code path/to/file.py:function (see below)
   --val DATA            ID validation images unseen in training (default: 20 %% of --train)
@@ -58,7 +57,7 @@ _SHARED = f"""
   --open                open the page in a browser
   --backend {{{",".join(BACKENDS)}}} = auto   library that provides the baselines (default: openood
       if installed, else pytorch-ood)
-  --batch-size N: int   images per batch (default: 100)
+  --batch-size N: count   images per batch (default: 100)
   --workers N: int      processes that load images (default: 0, load them in the main process)
   --device NAME         cpu, cuda, cuda:1, ... (default: cuda if available)
   --seed N: seed = 0    random seed (default: %(default)s)
@@ -76,26 +75,25 @@ detector and network:
 """
 
 
-class Shard(NamedTuple):
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """The type of an option that takes a whole number."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}")
+        return int(text)
+
+    return convert
+
+
+def _shard(text: str) -> tuple[int, int]:
     """The number of a shard, from 1 on, and the number of shards."""
-
-    number: int
-    of: int
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}")
-    return int(text)
-
-
-def _shard(text: str) -> Shard:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(
             f"expected I/N with 1 <= I <= N, such as 2/5, got '{text}'"
         )
-    return Shard(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
 def _rule(text: str) -> str:
@@ -103,18 +101,21 @@ def _rule(text: str) -> str:
 
     if text in RULES:
         return text
-    from nac_openood.core.rule import rule_named  # imports torch
+    from nac_openood.core.rule import rule_names  # imports torch
 
-    try:
-        return rule_named(text).name
-    except NACError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if text not in rule_names():
+        raise argparse.ArgumentTypeError(
+            f"unknown rule '{text}'; expected one of {', '.join(rule_names())}. Packages can add "
+            "rules of their own as entry points: see docs/own_rule.md"
+        )
+    return text
 
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "int": {"type": int},
+    "int": {"type": _whole(0)},
+    "count": {"type": _whole(1)},
     "float": {"type": float},
-    "seed": {"type": _seed},
+    "seed": {"type": _whole(0, 2**32 - 1)},
     "shard": {"type": _shard},
     "rule": {"type": _rule},
     "required": {"required": True},
@@ -150,12 +151,12 @@ def add_options(parser: argparse.ArgumentParser, run: _Run) -> None:
     for row in _rows(table):
         if row.endswith(":"):
             group = parser.add_argument_group(row[:-1])
-            continue
-        names = row.split()
-        if not all(name in shared for name in names):
-            names = [row]
-        for name in names:
-            _add(group, name, shared)
+        elif all(name in shared for name in row.split()):
+            for name in row.split():
+                _add(group, shared[name])
+        else:  # perhaps a shared option with another default
+            known = shared.get(row.split()[0], "").partition("  ")[2]
+            _add(group, row if "  " in row else f"{row}  {known}")
 
 
 def _rows(table: str) -> list[str]:
@@ -163,28 +164,22 @@ def _rows(table: str) -> list[str]:
     return [re.sub(r"\n\s+", " ", row.strip()) for row in re.split(r"\n(?! {3})", table.strip())]
 
 
-def _add(group: argparse._ActionsContainer, row: str, shared: Mapping[str, str]) -> None:
-    name = row.split()[0]
+def _add(group: argparse._ActionsContainer, row: str) -> None:
     head, _, text = row.partition("  ")
-    if name in shared and not text:  # the shared help, perhaps with another default
-        known, _, text = shared[name].partition("  ")
-        head = known if head == name else head
     match = _ROW.fullmatch(head)
     assert match is not None, row
-    metavar, kind, default = match[2], match[3], match[4]
+    name, metavar, kind, default = match.groups()
     about: dict[str, Any] = {"help": text.strip(), **(_KINDS[kind] if kind else {})}
-    if metavar is None:
-        off = name.startswith("--no-")
-        about["action"] = "store_false" if off else "store_true"
-        about.update({"dest": name[5:].replace("-", "_")} if off else {})
+    if metavar is None and name.startswith("--no-"):
+        about.update(action="store_false", dest=name[5:].replace("-", "_"))
+    elif metavar is None:
+        about["action"] = "store_true"
     elif metavar.startswith("{"):
         about["choices"] = metavar[1:-1].split(",")
-    elif metavar.endswith("..."):
-        about.update(nargs="+", metavar=metavar[:-3])
-    elif metavar.endswith("...]"):
-        about.update(nargs="*", metavar=metavar[1:-4])
     else:
-        about["metavar"] = metavar
+        about["metavar"] = metavar.strip("[.]")
+        if "..." in metavar:
+            about["nargs"] = "*" if metavar.startswith("[") else "+"
     if default is not None:
         about["default"] = about.get("type", str)(default)
     group.add_argument(name, **about)

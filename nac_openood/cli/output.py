@@ -17,7 +17,6 @@ from typing import Any, Callable, Optional, Sequence, TextIO
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, NACError
 
-_ARGUMENT = re.compile(r"`([a-z_]+)(?:=([^`]+))?`")
 _parser = argparse.ArgumentParser(add_help=False)
 
 
@@ -34,30 +33,19 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
     """
     options = {action.dest: action for action in parser._actions if action.option_strings}
 
-    def translated(match: re.Match[str]) -> str:
-        action = options.get(match[1])
-        return (action and _with_value(action, match[2])) or match[0]
+    def typed(match: re.Match[str]) -> str:
+        action, value = options.get(match[1]), match[2]
+        if action is None:
+            return match[0]
+        option = action.option_strings[-1]
+        if value is None or (action.nargs == 0 and value == str(action.const)):
+            return option
+        if action.nargs == 0 or value in ("None", "True", "False"):  # cannot be typed
+            return match[0]
+        words = re.sub(r"[\[\](),'\"]", "", value)
+        return f"{option} {words}"
 
-    return _ARGUMENT.sub(translated, text)
-
-
-def _with_value(action: argparse.Action, value: Optional[str]) -> Optional[str]:
-    """An option as it is typed for a Python value, or None if it does not take that value."""
-    import ast  # only errors need it
-
-    option = action.option_strings[-1]
-    if value is None:
-        return option
-    try:
-        literal = ast.literal_eval(value)
-    except (SyntaxError, ValueError):  # a placeholder, such as PATH
-        literal = value
-    if action.nargs == 0:  # a switch
-        return option if literal == action.const else None
-    if literal is None or isinstance(literal, bool):
-        return None
-    words = literal if isinstance(literal, (list, tuple)) else [literal]
-    return " ".join([option, *map(str, words)])
+    return re.sub(r"`([a-z_]+)(?:=([^`]+))?`", typed, text)
 
 
 def show(text: str) -> None:
@@ -92,9 +80,7 @@ def stdout_failed() -> bool:
     try:
         print(flush=True)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # for the last flush
-        os.close(nowhere)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
         return True
     return False
 
@@ -124,11 +110,7 @@ def interrupted(out: Path) -> int:
 
 
 def publish(
-    folder: Path,
-    text: str,
-    write: Callable[[], Sequence[Path]],
-    drawing: str,
-    draw: Callable[[], Sequence[Path]],
+    folder: Path, text: str, write: Callable[[], Sequence[Path]], draw: Callable[[], Sequence[Path]]
 ) -> Optional[Path]:
     """Show a result, write its files and list them.
 
@@ -136,7 +118,6 @@ def publish(
         folder: the folder of the files.
         text: the text to show.
         write: writes files.
-        drawing: a name for what `draw` writes.
         draw: writes files that need matplotlib, the page last.
 
     Returns:
@@ -149,7 +130,7 @@ def publish(
     except FileError:
         raise
     except NACError as error:  # e.g. without matplotlib; the tables are still listed
-        print_error(f"no {drawing}: {error}")
+        print_error(f"no figures: {error}")
     show(f"Written to {folder}: {', '.join(path.name for path in [*written, *drawn])}")
     return drawn[-1] if drawn else None
 

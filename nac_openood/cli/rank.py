@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -27,7 +28,7 @@ checkpoints and images:
   --trial N: int = 0      trial number, which seeds the split of --train (default: %(default)s)
   --runs DIR              folder of runs: DIR/<target domain>/trial_<number>
   --data DIR              with --runs: folder of all domains, e.g. PACS
-  --image-size N: int     images are resized to N x N and normalized as for ImageNet (default: 224)
+  --image-size N: count   images are resized to N x N and normalized as for ImageNet (default: 224)
   --transform T           in place of --image-size: auto (the network's own configuration), a YAML
       file, or your code path/to/file.py:name
 how to rank:
@@ -69,121 +70,78 @@ def rank_command(args: argparse.Namespace) -> int:
     continue. Writes results.csv, results.md, results.json and report.html into --out.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.report.checkpoints import (
-        ranked_summary,
-        write_ranked_page,
-        write_ranked_tables,
-    )
+    from nac_openood.demo.ranking import run_rank_demo
+    from nac_openood.report import checkpoints as report
 
     out = Path(args.out)
-    if args.demo:
-        other = ("checkpoints", "arch", "train", "val", "test", "runs", "data")
-        _check(args, "--demo", refuses=other)
-        from nac_openood.demo.ranking import run_rank_demo
-
-        ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
-    else:
-        try:
-            ranked = _one_run(args, out) if args.runs is None else _many_runs(args, out)
-        except KeyboardInterrupt:
-            return interrupted(out)
-        ranked = _with_origin(ranked, args)
+    try:
+        if args.demo:
+            ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
+        else:
+            ranked = _ranked(args, out)
+    except KeyboardInterrupt:
+        return interrupted(out)
     page = publish(
         out,
-        f"\n{ranked_summary(ranked)}\n",
-        lambda: [ranked.save(out), *write_ranked_tables(ranked, out)],
-        "report.html",
-        lambda: [write_ranked_page(ranked, out)],
+        f"\n{report.ranked_summary(ranked)}\n",
+        lambda: [ranked.save(out), *report.write_ranked_tables(ranked, out)],
+        lambda: [report.write_ranked_page(ranked, out)],
     )
     open_page(page, args.open)
     return 0
 
 
-def _one_run(args: argparse.Namespace, out: Path) -> RankedRuns:
-    """Rank the checkpoints of one run."""
-    from nac_openood.evaluation.rank import domains_by_role, rank_checkpoints
+def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
+    """Rank the checkpoints of one run, or of many runs, each without its target domain."""
+    from nac_openood.benchmark.paper.published import published_choice
+    from nac_openood.evaluation import rank
     from nac_openood.evaluation.ranking import RankedRun, RankedRuns
     from nac_openood.sources.checkpoints import run_checkpoints
-
-    _check(args, "CHECKPOINTS", ("checkpoints", "arch", "train"), ("data",))
-    found = run_checkpoints(args.checkpoints)
-    roles, classes = domains_by_role(
-        args.train, args.val, args.test, _transform(args), trial=args.trial
-    )
-    ranking = rank_checkpoints(
-        {each.name: each.path for each in found}, **roles, **_options(args, classes), out=out
-    )
-    return RankedRuns.of([RankedRun(" and ".join(roles["test"]), None, ranking)])
-
-
-def _many_runs(args: argparse.Namespace, out: Path) -> RankedRuns:
-    """Rank the runs of a folder, each without its target domain."""
-    from nac_openood.evaluation.rank import all_domains, find_runs, rank_runs
-
-    _check(args, "--runs", ("data", "arch"), ("checkpoints", "train", "val", "test"))
-    domains = all_domains(args.data, _transform(args))
-    runs = find_runs(args.runs, list(domains))
-    classes = next(iter(domains.values())).classes
-    return rank_runs(runs, domains, out=out, **_options(args, classes))
-
-
-def _transform(args: argparse.Namespace) -> Any:
-    """The transform of images, by default that of DomainBed."""
     from nac_openood.sources.readers import domainbed_transform
 
-    default = args.transform is None and args.image_size is None
-    return domainbed_transform() if default else inputs.transform_of(args, [None]).transform
-
-
-def _options(args: argparse.Namespace, classes: Sequence[str]) -> dict[str, Any]:
-    """Arguments that both ways of ranking share."""
-    from nac_openood.benchmark.paper.published import published_choice
-    from nac_openood.evaluation.rank import space_named
-
-    if args.against:  # raises early if the paper has no numbers
-        published_choice(_dataset(args), args.arch)
-    space = args.space or space_named(_dataset(args))
-    load = inputs.network_loader(args, len(classes))
-    return {"load": load, "layer": args.layer, "space": space, "say": say, **inputs.loading(args)}
-
-
-def _dataset(args: argparse.Namespace) -> str:
-    """The name of the dataset: --space, or the folder of its domains."""
-    from nac_openood.evaluation.rank import space_named
-
+    needed = ("checkpoints", "arch", "train") if args.runs is None else ("data", "arch")
+    missing = [name for name in needed if not getattr(args, name)]
+    if missing:
+        names = ", ".join(n.upper() if n == "checkpoints" else inputs.option(n) for n in missing)
+        raise NACError(
+            f"{names} not given. Pass CHECKPOINTS, --arch and --train to rank one run, or --runs, "
+            "--data and --arch for runs that leave one domain out."
+        )
     folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
-    name = args.space if args.space not in (None, "all") else folder.resolve().name
-    return name if space_named(name) == "all" else space_named(name)
+    dataset = args.space if args.space not in (None, "all") else folder.resolve().name
+    space = rank.space_named(dataset)
+    dataset = dataset if space == "all" else space
+    if args.against:  # raises early if the paper has no numbers
+        published_choice(dataset, args.arch)
+    transform: Any = domainbed_transform()
+    if args.transform is not None or args.image_size is not None:
+        transform = inputs.transform_of(args, [None]).transform
+    options = {"layer": args.layer, "space": args.space or space, "out": out, "say": say}
+    options.update(inputs.loading(args))
+    if args.runs is None:
+        found = {each.name: each.path for each in run_checkpoints(args.checkpoints)}
+        roles, classes = rank.domains_by_role(
+            args.train, args.val, args.test, transform, trial=args.trial
+        )
+        load = inputs.network_loader(args, len(classes))
+        ranking = rank.rank_checkpoints(found, **roles, load=load, **options)
+        run = RankedRun(" and ".join(roles["test"]), None, ranking)
+        ranked = RankedRuns.of([run])
+    else:
+        domains = rank.all_domains(args.data, transform)
+        load = inputs.network_loader(args, len(next(iter(domains.values())).classes))
+        runs = rank.find_runs(args.runs, list(domains))
+        ranked = rank.rank_runs(runs, domains, load=load, **options)
+    if args.against and ranked.has_test:
+        ranked = _beside_paper(ranked, dataset, args.arch)
+    return replace(ranked, dataset=dataset, arch=args.arch, command=typed_command())
 
 
-def _with_origin(ranked: RankedRuns, args: argparse.Namespace) -> RankedRuns:
-    """Add what a reader needs to judge and repeat the numbers."""
-    from dataclasses import asdict, replace
-
+def _beside_paper(ranked: RankedRuns, dataset: str, arch: str) -> RankedRuns:
     from nac_openood.benchmark.paper.published import against_choice, printed_architecture
 
-    dataset, notes, paper = _dataset(args), ranked.notes, []
-    if args.against and ranked.has_test:
-        paper = [asdict(row) for row in against_choice(ranked.measured(), dataset, args.arch)]
-        printed = printed_architecture(args.arch)
-        if printed != args.arch:
-            notes = (*notes, f"The published numbers are those of {printed}, not of {args.arch}.")
-    origin = {"dataset": dataset, "arch": args.arch, "command": typed_command()}
-    return replace(ranked, notes=notes, paper=tuple(paper), **origin)
-
-
-def _check(
-    args: argparse.Namespace, kind: str, needs: Sequence[str] = (), refuses: Sequence[str] = ()
-) -> None:
-    """Raise if an option is missing for this kind of ranking, or cannot be combined with it."""
-    names = {name: inputs.option(name) for name in (*needs, *refuses)}
-    names["checkpoints"] = "CHECKPOINTS"
-    missing = ", ".join(names[name] for name in needs if not getattr(args, name))
-    if missing:
-        raise NACError(
-            f"{missing} not given. Pass CHECKPOINTS, --arch and --train to rank one run, or "
-            "--runs, --data and --arch for runs that leave one domain out."
-        )
-    refused = ", ".join(names[name] for name in refuses if getattr(args, name))
-    if refused:
-        raise NACError(f"{kind} cannot be combined with {refused}: leave that out.")
+    notes, printed = ranked.notes, printed_architecture(arch)
+    if printed != arch:
+        notes = (*notes, f"The published numbers are those of {printed}, not of {arch}.")
+    rows = against_choice(ranked.measured(), dataset, arch)
+    return replace(ranked, notes=notes, paper=tuple(map(asdict, rows)))

@@ -1,7 +1,6 @@
 """`nac-openood score`: judge images with a detector; stdout gets a table and nothing else.
 
-A shard of the table (`--shard I/N`) has comments: the number of the shard, the batch of the rows
-that follow, and a checksum at the end. `merge_tables` joins all shards.
+`merge_tables` joins shards of the table, which `--shard I/N` prints.
 """
 
 from __future__ import annotations
@@ -19,26 +18,20 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence, TextIO
 
+from nac_openood import distributed
 from nac_openood.cli import inputs
 from nac_openood.cli.options import DETECTOR, command
 from nac_openood.cli.output import print_error, results_stream
-from nac_openood.distributed import (
-    ShardResult,
-    as_shard,
-    from_main,
-    is_main,
-    ordered_shards,
-    synchronized,
-)
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.sources.fitted import Pipeline, Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
+# version 0.1 also wrote the number of lines that follow
+_BATCH = re.compile(rb"^# batch ([0-9]+)(?:, [0-9]+ lines)?\n", re.MULTILINE)
 #: Number of images on the page of --gallery.
 _IN_GALLERY = 24
-_BATCH = re.compile(rb"# batch ([0-9]+), ([0-9]+) lines\n")
 
 
 @command(
@@ -79,11 +72,12 @@ def score_command(args: argparse.Namespace) -> int:
     """
     out = results_stream()
     # other output, e.g. of the user's own network, must not get into the table
-    with redirect_stdout(sys.stderr), synchronized("judge images"):
-        return _score(args, out)
+    with redirect_stdout(sys.stderr), distributed.synchronized("judge images"):
+        _score(args, out)
+    return 0
 
 
-def _score(args: argparse.Namespace, out: TextIO) -> int:
+def _score(args: argparse.Namespace, out: TextIO) -> None:
     from nac_openood.detector.batches import tqdm
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
@@ -100,36 +94,36 @@ def _score(args: argparse.Namespace, out: TextIO) -> int:
     if args.gallery and texts:
         raise NACError("--gallery shows images, and this detector is one of texts.")
     # in one process: several would each read a part of stdin
-    paths = from_main("list of files", lambda: expand(_named(args.paths), texts=texts))
-    table, counts = _Table(args, out, paths), Counter[str]()
-    total, hidden = None if args.shard else len(paths), None if is_main() else True
+    paths = distributed.from_main("files", lambda: expand(_named(args.paths), texts=texts))
+    counts = Counter[str]()
 
-    def printed() -> Iterator[Prediction]:
+    def readable(answers: Iterable[Prediction]) -> Iterator[Prediction]:
+        for answer in answers:
+            counts["bad" if answer.problem else answer.decision] += 1
+            if not answer.problem:
+                yield answer
+                continue
+            text = f"cannot read {answer.path} ({answer.problem})"
+            if not args.skip_bad:
+                raise NACError(
+                    f"{text}. Replace it, or pass `skip_bad=True` to go on without such files."
+                )
+            print_error(text)
+
+    number, of = args.shard or (1, 1)
+    with distributed.as_shard(number - 1, of) if args.shard else nullcontext():
         found = judge_images(pipeline, paths, alpha=args.alpha, **inputs.loading(args))
-        for answer in tqdm(found, "score", total, False, unit="image", disable=hidden):
-            counts["bad" if answer.problem else "out" if answer.is_out else "in"] += 1
-            if answer.problem:
-                text = f"cannot read {answer.path} ({answer.problem})"
-                if not args.skip_bad:
-                    raise NACError(
-                        f"{text}. Replace it, or pass `skip_bad=True` to go on without such files."
-                    )
-                print_error(text)
-            table.add(answer)
-            yield answer
-
-    share = nullcontext() if args.shard is None else as_shard(args.shard.number - 1, args.shard.of)
-    with share:
+        total, hidden = None if args.shard else len(paths), None if distributed.is_main() else True
+        bar = tqdm(found, "score", total, False, unit="image", disable=hidden)
+        printed = readable(_printed(bar, args, out, paths))
         # nothing can be explained about NaN
-        explainable = (a for a in printed() if not a.problem and a.score == a.score)
+        explainable = (answer for answer in printed if answer.score == answer.score)
         suspects = heapq.nsmallest(_IN_GALLERY, explainable, key=lambda answer: answer.score)
-    table.close()
     if counts["bad"]:
         print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
     if args.gallery:
         sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
         _write_gallery(Path(args.gallery), suspects, pipeline, alpha=args.alpha, **sizes)
-    return 0
 
 
 def _named(paths: Sequence[str]) -> Iterator[str]:
@@ -144,63 +138,41 @@ def _named(paths: Sequence[str]) -> Iterator[str]:
                 yield name
 
 
-class _Table:
-    """Prints predictions as CSV or JSON lines, one by one or, for a shard, batch by batch.
+def _printed(
+    answers: Iterable[Prediction], args: argparse.Namespace, out: TextIO, paths: Sequence[str]
+) -> Iterator[Prediction]:
+    """Print answers as CSV or JSON lines as they pass, for the reader of a pipe.
 
-    Args:
-        args: the options.
-        out: the stream to print to.
-        paths: all images, not only those of the shard.
+    A shard gets comments: which it is, the batch of the rows that follow, and a checksum.
     """
+    from nac_openood.sources.fitted import Prediction
 
-    def __init__(self, args: argparse.Namespace, out: TextIO, paths: Sequence[str]) -> None:
-        from nac_openood.sources.fitted import Prediction
+    digest, is_csv = hashlib.sha256(), args.format == "csv"
+    batch_size = inputs.loading(args)["batch_size"]
 
-        self._out, self._shard, self._csv = out, args.shard, args.format == "csv"
-        self._batch_size = inputs.number(args, "batch_size", 100, 1)
-        self._rows, self._answers, self._digest = "", 0, hashlib.sha256()
-        header = _csv_row(Prediction("").fields()) if self._csv else ""
-        if self._shard is not None:
-            detector = hashlib.sha256(Path(args.detector).read_bytes()).hexdigest()
-            options = (detector, args.alpha, args.format, self._batch_size, args.skip_bad)
-            run = hashlib.sha256("\0".join(map(repr, options)).encode())
-            for path in paths:
-                run.update(b"\0" + path.encode("utf-8", "surrogateescape"))
-            shard = f"shard {self._shard.number}/{self._shard.of} of {run.hexdigest()[:16]}"
-            header = f"# nac-openood score, {shard}\n{header}"
-        self._print(header)
-
-    def add(self, answer: Prediction) -> None:
-        """Print an answer, unless its file could not be read."""
-        if not answer.problem:
-            row = answer.fields().values() if self._csv else answer.json_fields()
-            self._rows += _csv_row(row) if self._csv else f"{json.dumps(row)}\n"
-        self._answers += 1
-        if self._shard is None:
-            self._print(self._rows)  # at once, for the reader of a pipe
-            self._rows = ""
-        elif self._answers % self._batch_size == 0:
-            self._print_batch()
-
-    def close(self) -> None:
-        """Print what is left; a shard ends with a checksum."""
-        if self._shard is not None:
-            if self._answers % self._batch_size:
-                self._print_batch()
-            self._print(f"# end {self._digest.hexdigest()}\n")
-
-    def _print_batch(self) -> None:
-        turn = (self._answers - 1) // self._batch_size
-        number, lines = turn * self._shard.of + self._shard.number - 1, self._rows.count("\n")
-        self._print(f"# batch {number}, {lines} lines\n{self._rows}")
-        self._rows = ""
-
-    def _print(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+    def write(text: str) -> None:
+        out.write(text)
+        out.flush()
         # the bytes, because stdout may have any encoding
-        encoded = text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
-        self._digest.update(encoded)
+        digest.update(text.encode(out.encoding or "utf-8", out.errors or "strict"))
+
+    if args.shard:
+        number, of = args.shard
+        detector = hashlib.sha256(Path(args.detector).read_bytes()).hexdigest()
+        options = (detector, args.alpha, args.format, batch_size, args.skip_bad, *paths)
+        run = hashlib.sha256("\0".join(map(repr, options)).encode()).hexdigest()
+        write(f"# nac-openood score, shard {number}/{of} of {run[:16]}\n")
+    if is_csv:
+        write(_csv_row(Prediction("").fields()))
+    for n, answer in enumerate(answers):
+        if args.shard and n % batch_size == 0:
+            write(f"# batch {n // batch_size * of + number - 1}\n")
+        if not answer.problem:
+            row = answer.json_fields()
+            write(_csv_row(answer.fields().values()) if is_csv else f"{json.dumps(row)}\n")
+        yield answer
+    if args.shard:
+        write(f"# end {digest.hexdigest()}\n")
 
 
 def _csv_row(values: Iterable[Any]) -> str:
@@ -215,35 +187,27 @@ def merge_tables(paths: Sequence[Path]) -> bytes:
     Raises:
         NACError: a shard is missing, unfinished or of another run.
     """
-    shards = ordered_shards(read_shard(path) for path in paths)
+    shards = distributed.ordered_shards(map(_read_shard, paths))
     batches = {number: rows for shard in shards for number, rows in shard.content.items()}
-    return b"".join(line for number in sorted(batches) for line in batches[number])
+    return b"".join(batches[number] for number in sorted(batches))
 
 
-def read_shard(path: Path) -> ShardResult:
-    """Read a shard: its lines by batch, and the header as batch -1."""
-    lines = re.findall(rb"[^\n]*\n", path.read_bytes())
-    first = _FIRST.fullmatch(lines[0]) if lines else None
+def _read_shard(path: Path) -> distributed.ShardResult:
+    """Read a shard: its rows by batch, and the header as batch -1."""
+    content = path.read_bytes() if path.is_file() else b""
+    first = _FIRST.match(content)
     if first is None:
         raise NACError(
-            f"{path} cannot be merged: expected a folder that nac-openood fit --shard or "
-            "nac-openood compare wrote, or a table of nac-openood score --shard."
+            f"{path} cannot be merged with the others: expected tables of nac-openood score "
+            "--shard, or folders that nac-openood fit --shard or nac-openood compare wrote."
         )
-    at = next((n for n, line in enumerate(lines) if n and line.startswith(b"# ")), len(lines))
-    batches = {-1: lines[1:at]}
-    while at < len(lines):
-        batch = _BATCH.fullmatch(lines[at])
-        if batch is None:
-            break
-        # by number, because a row may look like a comment
-        end = at + 1 + int(batch[2])
-        batches[int(batch[1])] = lines[at + 1 : end]
-        at = end
-    digest = hashlib.sha256(b"".join(lines[:at])).hexdigest()
+    body, _, end = content.rpartition(b"# end")
     # early versions wrote no checksum
-    if lines[at:] not in ([f"# end {digest}\n".encode()], [b"# end\n"]):
+    if not body or end not in (f" {hashlib.sha256(body).hexdigest()}\n".encode(), b"\n"):
         raise NACError(f"{path} is incomplete or was changed. Run this shard again.")
-    return ShardResult(path, int(first[1]), int(first[2]), first[3], batches)
+    header, *parts = _BATCH.split(body[first.end() :])
+    batches = {-1: header, **dict(zip(map(int, parts[::2]), parts[1::2]))}
+    return distributed.ShardResult(path, int(first[1]), int(first[2]), first[3], batches)
 
 
 def _write_gallery(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Any, Mapping
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import OBJECTIVE_NAMES, STRATEGY_NAMES, command
@@ -34,7 +34,7 @@ what to read:
   --id-data --data-root --skip-bad
   --layers LAYER...       layers to search (default: those of the shipped preset; for --train found
       by running the network)
-  --n-samples N: int      training images to fit on (default: as in the preset)
+  --n-samples N: count    training images to fit on (default: as in the preset)
   --held-out N: int       other training images, for the guard (default: 1000)
   --batch-size --workers --device
   --fast                  fold BatchNorm: faster, same results up to rounding
@@ -49,10 +49,10 @@ how to search:
       validation images with an AUROC further than this from 0.5: a number, 'auto' (0.05, or more
       for small sets) or 'none' (default: %(default)s)
   --seed
-  --budget-points N: int    points that 'random' tries (default: 10000)
+  --budget-points N: count = 10000   points that 'random' tries (default: %(default)s)
   --budget-seconds S: float   time limit of 'random' (default: none)
-  --restarts N: int       starting points of 'layerwise' (default: 8)
-  --top N: int = 10       candidates to show (default: %(default)s)
+  --restarts N: count = 8   starting points of 'layerwise' (default: %(default)s)
+  --top N: count = 10       candidates to show (default: %(default)s)
 """,
     inputs.FORMS,
 )
@@ -79,40 +79,37 @@ def search_command(args: argparse.Namespace) -> int:
     (all results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') to --out.
     For exit codes see nac-openood --help.
     """
+    from nac_openood import search as searching
     from nac_openood.core.coverage import Coverage
     from nac_openood.detector.readings import fit_rule
     from nac_openood.files import locked, make_folder
     from nac_openood.report.figures import draw_landscape
-    from nac_openood.search import SURROGATE_LABEL, Budget, search
     from nac_openood.search.recipe import advise_after_search, layers_and_lists
     from nac_openood.search.stored import write_config, write_report
 
-    guard = _guard(args.guard)
-    limits = {
-        "points": args.budget_points,
-        "seconds": args.budget_seconds,
-        "restarts": args.restarts,
-    }
-    budget = Budget(**{name: limit for name, limit in limits.items() if limit is not None})
+    guard: Any = {"auto": "auto", "none": None}.get(args.guard, args.guard)
+    if guard not in ("auto", None):
+        try:
+            guard = float(guard)
+        except ValueError:
+            text = f"--guard: expected a number, 'auto' or 'none', got '{guard}'."
+            raise NACError(text) from None
     out = make_folder(args.out)  # before the slow part, so that its result can be written
     with locked(out):
         readings = _readings(args)
         space = args.space or ("preset" if args.strategy == "grid" else "paper")
         layers, lists = layers_and_lists(readings, space, args.layers)
-        result = search(
+        result = searching.search(
             readings.fit,
             readings.id_val,
             readings.ood_val,
             held_out=readings.held_out,
             layers=layers,
             sweep=lists,
-            strategy=args.strategy,
-            objective=args.objective,
             guard=guard,
             surrogate=readings.surrogate,
-            top=args.top,
-            seed=args.seed,
-            budget=budget,
+            budget=searching.Budget(args.budget_points, args.budget_seconds, args.restarts),
+            **inputs.arguments(args, "strategy", "objective", "top", "seed"),
         )
         rule = fit_rule(Coverage(result.layers), readings.fit.batches())
         advice = advise_after_search(rule, readings)
@@ -121,69 +118,60 @@ def search_command(args: argparse.Namespace) -> int:
         config, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
         write_config(config, result, readings.about)
         write_report(record, result, readings.about, {**options, "space": space}, advice)
-        note = SURROGATE_LABEL if result.surrogate else None
+        note = searching.SURROGATE_LABEL if result.surrogate else None
         publish(
             out,
             _result_text(result, readings.about, advice),
             lambda: [config, record],
-            picture.name,
             lambda: [draw_landscape(picture, result, note)],
         )
     return 0
 
 
-def _guard(text: str) -> Union[float, str, None]:
-    if text in ("auto", "none"):
-        return None if text == "none" else text
-    try:
-        return float(text)
-    except ValueError:
-        raise NACError(f"--guard: expected a number, 'auto' or 'none', got '{text}'.") from None
-
-
 def _readings(args: argparse.Namespace) -> ReadingSet:
     """Load saved readings, or read a network."""
-    if args.readings is None:
-        return _read_network(args)
-    from nac_openood.search.stored import ReadingSet
-
-    unset = (None, False)  # compared by identity, because 0 == False
-    used = [n for n in _READING if not any(getattr(args, n) is value for value in unset)]
-    if used:
-        raise NACError(
-            f"--readings needs no network: {', '.join(map(inputs.option, used))} cannot change "
-            "readings that are already made. Leave them out, or leave out --readings."
-        )
-    return ReadingSet.load(args.readings)
-
-
-def _read_network(args: argparse.Namespace) -> ReadingSet:
     from nac_openood.detector.config import NACConfig
     from nac_openood.detector.detector import NACDetector
     from nac_openood.search.recipe import HELD_OUT, about_network, config_for, gather
+    from nac_openood.search.stored import ReadingSet
+    from nac_openood.sources.sets import benchmark_named
 
+    if args.readings is not None:
+        # compared by identity, because 0 == False
+        used = [n for n in _READING if not any(getattr(args, n) is no for no in (None, False))]
+        if used:
+            raise NACError(
+                f"--readings needs no network: {', '.join(map(inputs.option, used))} cannot change "
+                "readings that are already made. Leave them out, or leave out --readings."
+            )
+        return ReadingSet.load(args.readings)
     if args.arch is None:
         raise NACError(
             "--arch not given. Pass --arch, --checkpoint and --id-data or --train to read a "
             "network, or --readings to use readings made earlier."
         )
     path = inputs.one_checkpoint(args)
-    data = inputs.data_of(args, [path], needs_test=False)
-    sets = data.sets
+    sets, _ = inputs.data_of(args, [path], needs_test=False)
     net = inputs.network_loader(args, sets.n_classes)(path)
     # shipped settings are for OpenOOD's data; for other data layers are found automatically
-    automatic = args.id_data is None and not args.layers
-    config = NACConfig({}) if automatic else config_for(net, sets.id_name, args.layers)
-    names = {"id_val": f"val_{sets.id_name}", "ood_val": data.ood_val}
-    roles = {"train": sets.train, names["id_val"]: sets.id_val}
-    if sets.ood_val is not None:
-        roles[data.ood_val] = sets.ood_val
+    own = args.id_data is None
+    config = (
+        NACConfig({}) if own and not args.layers else config_for(net, sets.id_name, args.layers)
+    )
+    ood_val, is_folder, _ = (
+        args.ood_val or ("" if own else benchmark_named(args.id_data).ood_val)
+    ).partition("=")
+    names = {
+        "id_val": f"val_{sets.id_name}",
+        "ood_val": ood_val if own or is_folder else f"val_{ood_val}",
+    }
+    roles = {"train": sets.train, names["id_val"]: sets.id_val, names["ood_val"]: sets.ood_val}
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": sets.id_name}
     return gather(
         NACDetector(net, config.layer_choice, fast=args.fast),
-        *(inputs.loader(args, name, found) for name, found in roles.items()),
-        n_samples=inputs.number(args, "n_samples", config.n_samples or 1000, 1),
-        n_held_out=inputs.number(args, "held_out", HELD_OUT, 0),
+        *(inputs.loader(args, name, found) for name, found in roles.items() if found is not None),
+        n_samples=args.n_samples or config.n_samples or 1000,
+        n_held_out=HELD_OUT if args.held_out is None else args.held_out,
         folder=args.save_readings,
         names=names,
         about={**about, **about_network(net)},
@@ -215,8 +203,16 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
             f"{rank:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
             f"{guard:>8}  {names}"
         )
-    lines += [f"\n{fpr}: {fpr.meaning}", f"{fpr_in}: {fpr_in.meaning}"]
-    lines += [f"guard: {_guard_note(result.guard, result.best.guard)}\n"]
+    note = "nothing was excluded"
+    if result.guard is not None:
+        note = f"further than {result.guard:.1%} from it is excluded"
+    if result.best.guard is None:
+        note = "not measured, there are no held-out samples"
+    lines += [
+        f"\n{fpr}: {fpr.meaning}",
+        f"{fpr_in}: {fpr_in.meaning}",
+        f"guard: AUROC of held-out training against ID validation, good near 50%; {note}\n",
+    ]
     layers = list(dict.fromkeys(point.layer for point in result.landscape))
     width = max(len("chosen"), *map(len, layers)) + 2
     lines.append(f"{'chosen':{width}}{'bins':>6}{'O*':>7}{'alpha':>9}{'weight':>8}  state")
@@ -227,12 +223,3 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
             row = f"{c.n_bins:>6}{c.full_count:>7}{c.steepness:>9g}{c.weight:>8g}  {c.state}"
         lines.append(f"{name:{width}}{row}")
     return "\n".join([*lines, f"\n{advice}\n"])
-
-
-def _guard_note(limit: Optional[float], value: Optional[float]) -> str:
-    what = "AUROC of held-out training against ID validation, good near 50%"
-    if value is None:
-        return f"{what}; not measured, there are no held-out samples"
-    if limit is None:
-        return f"{what}; nothing was excluded"
-    return f"{what}; further than {limit:.1%} from it is excluded"

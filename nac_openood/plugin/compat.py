@@ -31,16 +31,15 @@ def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
         The names of the patches applied by this call; pass them to `remove_compat` to remove
         exactly these. A second call applies nothing and returns `()`.
     """
-    needed = {
-        "numpy-names": bool(_missing_in_numpy()),
-        "fork-workers": sys.platform == "linux" and _start_method() != "fork",
-        "cuda-to-cpu": on_cpu or not torch.cuda.is_available(),
+    patches = {
+        "numpy-names": (bool(_missing_in_numpy()), _add_numpy_names),
+        "fork-workers": (sys.platform == "linux" and _start_method() != "fork", _fork_workers),
+        "cuda-to-cpu": (on_cpu or not torch.cuda.is_available(), _use_cpu),
     }
-    new = tuple(name for name in needed if needed[name] and name not in applied)
-    for name in new:
-        applied[name] = ExitStack()
-        _PATCHES[name](applied[name])
-    return new
+    new = {n: patch for n, (needed, patch) in patches.items() if needed and n not in applied}
+    for name, patch in new.items():
+        patch(applied.setdefault(name, ExitStack()))
+    return tuple(new)
 
 
 def remove_compat(names: Optional[Iterable[str]] = None) -> None:
@@ -121,8 +120,9 @@ def _use_cpu(undo: ExitStack) -> None:
     replace_attribute(torch.Tensor, "to", _without_cuda(torch.Tensor.to), undo)
     for name in ("ones", "eye"):
         replace_attribute(torch, name, _without_cuda(getattr(torch, name)), undo)
-    # MDSEns and GMM use this type
-    replace_attribute(torch.cuda, "FloatTensor", _CpuFloatTensor, undo)
+    # MDSEns and GMM use this type; a class, because OpenOOD's networks use it in `isinstance`
+    made = type("FloatTensor", (), {"__new__": lambda cls, *args: torch.FloatTensor(*args)})
+    replace_attribute(torch.cuda, "FloatTensor", made, undo)
     replace_attribute(torch, "load", _load_on_cpu(torch.load), undo)
 
 
@@ -142,13 +142,6 @@ def _without_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _CpuFloatTensor:
-    """Makes CPU tensors. It is a class because OpenOOD's networks use it in `isinstance`."""
-
-    def __new__(cls, *args: Any) -> Any:
-        return torch.FloatTensor(*args)
-
-
 def _load_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.load` that puts on the CPU what was saved on a GPU."""
 
@@ -158,10 +151,3 @@ def _load_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(f, location, *args, **kwargs)
 
     return load
-
-
-_PATCHES: dict[str, Callable[[ExitStack], None]] = {
-    "numpy-names": _add_numpy_names,
-    "fork-workers": _fork_workers,
-    "cuda-to-cpu": _use_cpu,
-}

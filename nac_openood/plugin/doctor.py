@@ -23,9 +23,7 @@ OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
-# without the current folder, where a file such as torch.py would be imported
-_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
-_IMPORT += "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
+_IMPORT = "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
 
 #: What `import openood.evaluation_api` needs beside our own requirements, much of it undeclared:
 #: module -> (what pip installs, as in the extra `openood` of setup.cfg; what in OpenOOD needs it).
@@ -116,27 +114,25 @@ def examine_packages() -> Iterator[Check]:
             fix = _LIBMR if module == "libmr" else f"{_PIP} 'nac-openood[openood]'"
             yield Check(module, MISSING, f"not installed; needed for {use}", fix)
         else:
-            version = _version(requirement.split("==")[0])
-            yield Check(module, OK, version or "installed by another package")
+            name = requirement.split("==")[0]
+            yield Check(module, OK, _version(name) or "installed by another package")
     version = _version("pytorch-ood")
-    detail = version or "not installed; it provides baselines where OpenOOD is missing"
-    fix = "" if version else f"{_PIP} 'nac-openood[baselines]'"
-    yield Check("pytorch-ood", OK if version else WARNING, detail, fix)
+    if version:
+        yield Check("pytorch-ood", OK, version)
+    else:
+        detail = "not installed; it provides baselines where OpenOOD is missing"
+        yield Check("pytorch-ood", WARNING, detail, f"{_PIP} 'nac-openood[baselines]'")
 
 
 def examine_import() -> Check:
     """Import OpenOOD's evaluation API with compat in another process."""
-    name = "import of OpenOOD"
     command = [sys.executable, "-c", _IMPORT]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    except subprocess.TimeoutExpired:
-        return Check(name, WARNING, "took more than 300 s", "try it by hand")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
-        return Check(name, OK, "works with compat")
+        return Check("import of OpenOOD", OK, "works with compat")
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     fix = "install what is missing; if nothing is, report this line as a bug"
-    return Check(name, MISSING, lines[-1], fix)
+    return Check("import of OpenOOD", MISSING, lines[-1], fix)
 
 
 def examine_data(data_root: _Folder) -> Iterator[Check]:
@@ -147,12 +143,12 @@ def examine_data(data_root: _Folder) -> Iterator[Check]:
         if inside:
             yield Check(f"data: {name}", OK, f"{folder}: {', '.join(inside)}")
             continue
-        detail = f"{folder} {'is empty' if folder.is_dir() else 'does not exist'}"
         # ImageNet is large, and the CIFAR benchmarks do not need it
-        large = name == "images_largescale"
-        what = f"--contents datasets --datasets {'imagenet-1k' if large else 'cifar-10'}"
-        fix = _download(f"{what} --save_dir {shlex.quote(str(data_root))}")
-        yield Check(f"data: {name}", WARNING if large else MISSING, detail, fix)
+        status, data = MISSING, "cifar-10"
+        if name == "images_largescale":
+            status, data = WARNING, "imagenet-1k"
+        fix = _download(f"datasets --datasets {data} --save_dir {shlex.quote(str(data_root))}")
+        yield Check(f"data: {name}", status, f"{folder} is empty or does not exist", fix)
 
 
 def examine_checkpoints(results_root: _Folder) -> Check:
@@ -160,11 +156,10 @@ def examine_checkpoints(results_root: _Folder) -> Check:
     runs = sorted({path.parent.parent.name for path in Path(results_root).glob("*/s*/best.ckpt")})
     if runs:
         return Check("checkpoints", OK, f"{results_root}: {', '.join(runs)}")
-    detail = f"no */s*/best.ckpt in {results_root}"
-    what = "--contents checkpoints --checkpoints cifar10_res18_v1.5"
     # the script wants a folder for data as well, though it does not use it here
-    fix = _download(f"{what} --save_dir ./data {shlex.quote(str(results_root))}")
-    return Check("checkpoints", MISSING, detail, fix)
+    folders = f"./data {shlex.quote(str(results_root))}"
+    fix = _download(f"checkpoints --checkpoints cifar10_res18_v1.5 --save_dir {folders}")
+    return Check("checkpoints", MISSING, f"no */s*/best.ckpt in {results_root}", fix)
 
 
 def checks_text(checks: Iterable[Check]) -> str:
@@ -183,14 +178,14 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def _download(arguments: str) -> str:
+def _download(contents: str) -> str:
     """A call of OpenOOD's own download script, which is in its source tree."""
     try:
         tree = openood_tree()
     except NACError:
         tree = Path("OpenOOD")
     script = tree / "scripts" / "download" / "download.py"
-    return f"{_PYTHON} {shlex.quote(str(script))} {arguments}"
+    return f"{_PYTHON} {shlex.quote(str(script))} --contents {contents}"
 
 
 def _version(package: str) -> str | None:

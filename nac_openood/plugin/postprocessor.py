@@ -20,16 +20,17 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.errors import NACError, NotFittedError
 from nac_openood.network.fingerprint import difference, fingerprint
-from nac_openood.plugin.source import import_failure
+from nac_openood.plugin.source import IMPORT_ERRORS, import_failure
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 from nac_openood.search.advise import Advice
 from nac_openood.search.recipe import advise_after_search, gather, search_settings
+from nac_openood.search.stored import ReadingSet
 
 try:
     from openood.postprocessors.base_postprocessor import BasePostprocessor
     from openood.preprocessors.base_preprocessor import BasePreprocessor
     from openood.preprocessors.test_preprocessor import TestStandardPreProcessor
-except ImportError as error:
+except IMPORT_ERRORS as error:
     raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
 
 Inferred = Tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -73,7 +74,8 @@ class NACPostprocessor(BasePostprocessor):
         self._layers: dict[str, Any] = {}  # the settings in use, perhaps after a search
         self._rule: Optional[Rule] = None
         self._network: dict[str, str] = {}
-        self._cache: Optional[_SweepCache] = None
+        # for OpenOOD's own sweep: all readings, and the loaders of those that are validation data
+        self._cache: Optional[tuple[ReadingSet, Sequence[tuple[Any, Readings]]]] = None
         self._detector: Optional[NACDetector] = None
 
     # -- OpenOOD's contract -----------------------------------------------------------------
@@ -116,14 +118,14 @@ class NACPostprocessor(BasePostprocessor):
         )
         if readings.surrogate:
             warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=4)
-        validation = [(id_val, readings.id_val), (ood_val, readings.ood_val)]
-        cache = _SweepCache(settings.rule, readings.fit, validation)
+        self._use(settings.layers)
         if settings.search_in == "openood":
-            self._cache = cache
-            self._use(settings.layers)
+            self._cache = readings, [(id_val, readings.id_val), (ood_val, readings.ood_val)]
+            for _, validation in self._cache[1]:
+                validation.check_finite("validation")
             return
         found = self.search_result = search_settings(readings, settings, strategy="grid")
-        rule = cache.fitted(found.layers)
+        rule = fit_rule(rule_named(settings.rule)(found.layers), readings.fit.batches())
         self._use(found.layers, rule)
         self._detector_on(detector.net)
         self.hyperparam_search_done = True
@@ -145,10 +147,10 @@ class NACPostprocessor(BasePostprocessor):
 
     def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
         """Predictions, confidences and labels of a dataset."""
-        readings = None if self._cache is None else self._cache.readings(data_loader)
-        if self._cache is not None and readings is not None:
-            score = self._cache.score(data_loader, self._layers)
-            return readings.prediction.numpy(), score.numpy(), readings.label.numpy()
+        for loader, readings in self._cache[1] if self._cache else ():
+            if loader is data_loader:  # perhaps shuffled, so labels are those of the readings
+                score = self._fitted().score(readings)
+                return readings.prediction.numpy(), score.numpy(), readings.label.numpy()
         detector = self._detector_on(net)
         if self.hyperparam_search_done:
             self._cache = None  # the sweep is over and OpenOOD has moved on to the test sets
@@ -184,17 +186,18 @@ class NACPostprocessor(BasePostprocessor):
         """Use these settings from now on; without `rule`, it is fitted when it is needed."""
         self._layers, self._rule, self._detector = dict(layers), rule, None
 
-    def _fit_cached(self) -> None:
-        if self._rule is None and self._cache is not None:
-            self._rule = self._cache.fitted(self._layers)
-
-    def _detector_on(self, net: nn.Module) -> NACDetector:
-        self._fit_cached()
+    def _fitted(self) -> Rule:
+        if self._rule is None and self._cache is not None and self._source is not None:
+            rule = rule_named(self._source.rule)(self._layers)
+            self._rule = fit_rule(rule, self._cache[0].fit.batches())
         if self._rule is None:
             raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
+        return self._rule
+
+    def _detector_on(self, net: nn.Module) -> NACDetector:
         if self._detector is None or self._detector.net is not net:
             fast = self._source is not None and self._source.fast
-            self._detector = NACDetector.from_rule(net, self._rule, fast=fast)
+            self._detector = NACDetector.from_rule(net, self._fitted(), fast=fast)
         return self._detector
 
     def _is_current(self, net: nn.Module, settings: NACConfig) -> bool:
@@ -213,7 +216,8 @@ class NACPostprocessor(BasePostprocessor):
     # -- pickles: small, without the network ------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        self._fit_cached()  # the cache is not pickled
+        if self._cache is not None:  # which is not pickled
+            self._fitted()
         state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
             # on the CPU: the pickle may be loaded without a GPU
@@ -228,51 +232,6 @@ class NACPostprocessor(BasePostprocessor):
         if isinstance(self._rule, tuple):  # in early pickles it is the rule itself
             name, settings, tensors = self._rule
             self._rule = rule_named(name).restore(settings, tensors)
-
-
-class _SweepCache:
-    """Readings for OpenOOD's own sweep, with a cache of layer scores.
-
-    Predictions and labels are stored with the readings, so loaders may be shuffled: they are read
-    once, and every point of the sweep sees the same samples in the same order.
-
-    Args:
-        rule: the name of the rule.
-        fit: readings of the fitting set.
-        validation: the loaders of validation data, each with its readings.
-    """
-
-    def __init__(
-        self, rule: str, fit: Readings, validation: Sequence[tuple[Any, Readings]]
-    ) -> None:
-        self._rule, self._fit = rule_named(rule), fit
-        for _, readings in validation:
-            readings.check_finite("validation")
-        # keeps the loaders alive, so that no other object can have their identity
-        self._validation = {id(loader): (loader, readings) for loader, readings in validation}
-        self._scores: dict[tuple[str, Any], dict[int, Tensor]] = {}
-
-    def readings(self, loader: Any) -> Optional[Readings]:
-        """The readings of a loader, if it is one of validation data."""
-        return self._validation[id(loader)][1] if id(loader) in self._validation else None
-
-    def fitted(self, layers: Mapping[str, Any]) -> Rule:
-        """The rule with these settings, fitted on the fitting set."""
-        return fit_rule(self._rule(layers), self._fit.batches())
-
-    def score(self, loader: Any, layers: Mapping[str, Any]) -> Tensor:
-        """Scores `[samples]` of a validation loader."""
-        parts = {}
-        for name, config in layers.items():
-            layer = (name, replace(config, weight=1.0))  # weights enter when layers are combined
-            if layer not in self._scores:
-                rule = self.fitted(dict([layer]))
-                self._scores[layer] = {
-                    key: rule.parts(readings)[name]
-                    for key, (_, readings) in self._validation.items()
-                }
-            parts[name] = self._scores[layer][id(loader)]
-        return self._rule(layers).combine(parts)
 
 
 # ---- OpenOOD's configs
@@ -296,7 +255,7 @@ def settings_in(document: Mapping[str, Any]) -> Optional[NACConfig]:
         value not in (None, {}) for key, value in root.items() if key not in ("name", "APS_mode")
     ):
         return NACConfig.from_dict({"postprocessor": root})
-    rule_named(str(root.get("name") or "nac"))
+    rule_named(str(root.get("name") or "nac"))  # raises if there is none
     return None
 
 

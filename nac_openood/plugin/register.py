@@ -1,20 +1,30 @@
-"""Register our rules as OpenOOD postprocessors, without changing its files; can be undone."""
+"""Register our rules as OpenOOD postprocessors, and run OpenOOD's own scripts with them.
+
+OpenOOD's files are not changed, and everything can be undone.
+
+If `torchrun` starts several processes, each of them runs the script. Passes over data, of NAC and
+of any other postprocessor, are shared batch by batch, and all processes get the complete results.
+The first process writes the files.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
 import os
+import runpy
 import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from nac_openood.core.rule import rule_names
 from nac_openood.detector.config import CONFIG_ROOT
+from nac_openood.distributed import is_main, world
 from nac_openood.errors import NACError
-from nac_openood.plugin.compat import apply_compat, remove_compat
-from nac_openood.plugin.source import import_failure
+from nac_openood.plugin import compat as patches
+from nac_openood.plugin.source import IMPORT_ERRORS, import_failure
 
 #: What undoes `register`; None if it was not called.
 _undo: Optional[ExitStack] = None
@@ -43,10 +53,10 @@ def register(compat: bool = False) -> bool:
         return False
     with ExitStack() as undo:
         if compat:
-            undo.callback(remove_compat, apply_compat())
+            undo.callback(patches.remove_compat, patches.apply_compat())
         try:
             _replace_lookups(undo)
-        except ImportError as error:
+        except IMPORT_ERRORS as error:
             raise NACError(import_failure(error)) from error
         _undo = undo.pop_all()
     return True
@@ -97,11 +107,14 @@ def _replace_lookups(undo: ExitStack) -> None:
         return NACPostprocessor(config) if ours else by_pipelines(config)
 
     for original, replacement in ((by_evaluator, for_evaluator), (by_pipelines, for_pipelines)):
-        for module in [m for n, m in sys.modules.items() if n.split(".")[0] == "openood"]:
+        for module in _openood_modules():
             for name, value in list(vars(module).items()):
                 if value is original:
-                    setattr(module, name, replacement)
-                    undo.callback(setattr, module, name, original)
+                    patches.replace_attribute(module, name, replacement, undo)
+
+
+def _openood_modules() -> list[Any]:
+    return [module for name, module in sys.modules.items() if name.split(".")[0] == "openood"]
 
 
 def _configured(config_root: Path, rule: str, id_data: str) -> Any:
@@ -109,14 +122,131 @@ def _configured(config_root: Path, rule: str, id_data: str) -> Any:
     from nac_openood.plugin.postprocessor import NACPostprocessor, read_openood_config
 
     own = config_root / "postprocessors" / f"{rule}.yml"
-    shipped = CONFIG_ROOT / "postprocessors" / own.name
+    shipped, is_own = CONFIG_ROOT / "postprocessors" / own.name, os.path.lexists(own)
     document: Any = {"postprocessor": {"name": rule, "APS_mode": False}}
-    if os.path.lexists(own):
-        document = read_openood_config(own, rule)
-    elif shipped.is_file():
-        document = read_openood_config(shipped, rule)
+    if is_own or shipped.is_file():
+        document = read_openood_config(own if is_own else shipped, rule)
     found = NACPostprocessor({**document, "dataset": {"name": id_data}})
-    if os.path.lexists(own):
+    if is_own:
         # absolute: a pickle may be set up from another working directory
         found.config_file = str(own.resolve())
     return found
+
+
+# ---- OpenOOD's own scripts
+
+
+def run_script(script: str, args: Sequence[str], *, compat: bool = True) -> int:
+    """Run `python script args...` in this process with NAC registered, then restore everything.
+
+    The script sees `__name__ == '__main__'`, its own `sys.argv`, and the `sys.path` that Python
+    would give it plus the root of its OpenOOD tree. The working directory stays the caller's.
+
+    Args:
+        script: the path of the script.
+        args: its arguments.
+        compat: apply the patches of `nac_openood.plugin.compat` that this machine needs.
+
+    Returns:
+        The exit code: 0, what the script passed to `sys.exit`, or 1 after an exception, whose
+        traceback is written to stderr.
+
+    Raises:
+        NACError: the script does not exist, or OpenOOD cannot be imported.
+    """
+    path = Path(os.path.abspath(script))  # noqa: PTH100 (resolve() would follow links)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise NACError(
+            f"Expected a script of OpenOOD such as scripts/eval_ood.py, but {script} {what} (in "
+            f"{Path.cwd()}). Change to the folder of your OpenOOD clone, or give the full path."
+        )
+    with ExitStack() as restored:
+        # first, because OpenOOD cannot be imported on NumPy 2 without it
+        if compat:
+            restored.enter_context(patches.compat())
+        _as_python_would(path, args, restored)
+        if register():  # False if the caller has registered already
+            restored.callback(unregister)
+        replaced = _share_evaluation(restored) if world().size > 1 else {}
+        try:
+            runpy.run_path(str(path), init_globals=replaced, run_name="__main__")
+        except SystemExit as stop:
+            if stop.code is None or isinstance(stop.code, int):
+                return stop.code or 0
+            sys.stderr.write(f"{stop.code}\n")
+            return 1
+        except Exception as error:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+                trace = trace.tb_next  # leave out our own frames
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            return 1
+    return 0
+
+
+def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
+    """Set `sys.argv` and `sys.path` as `python path args...` does, until `undo` is closed."""
+    undo.callback(setattr, sys, "argv", sys.argv)
+    undo.callback(operator.setitem, sys.path, slice(None), list(sys.path))
+    sys.argv = [str(path), *args]
+    if not getattr(sys.flags, "safe_path", False):  # python -P; the flag is new in 3.11
+        sys.path.insert(0, str(path.resolve().parent))
+    # the path before its resolved form: OpenOOD's scripts look for data relative to the former
+    for root in (*path.parents, *path.resolve().parents):
+        if (root / "openood" / "__init__.py").is_file():
+            # last, as OpenOOD's scripts do it themselves: an installed OpenOOD takes precedence
+            sys.path.append(str(root))
+            return
+
+
+def _share_evaluation(undo: ExitStack) -> dict[str, Any]:
+    """Share the passes of OpenOOD's evaluator among the processes until `undo` is closed.
+
+    Returns:
+        Replacements of builtins in the script.
+    """
+    import numpy as np
+    import torch
+    from openood.evaluation_api.evaluator import Evaluator
+    from openood.postprocessors.base_postprocessor import BasePostprocessor
+
+    from nac_openood.detector.batches import map_shards
+
+    infer, classify = BasePostprocessor.inference, Evaluator._classifier_inference
+
+    def columns(step: str, loader: Any, work: Callable[[Any], Any]) -> Any:
+        """The results of `work` on loaders of one batch each, column by column."""
+        return zip(
+            *map_shards(step, loader, lambda b: work([{"data": b.data, "label": b.labels()}]))
+        )
+
+    def inference(self: Any, net: Any, data_loader: Any, progress: bool = True) -> Any:
+        found = columns("inference", data_loader, lambda one: infer(self, net, one, False))
+        return tuple(map(np.concatenate, found))
+
+    def classification(self: Any, data_loader: Any, msg: str = "", progress: bool = True) -> Any:
+        found = columns("accuracy", data_loader, lambda one: classify(self, one, msg, False))
+        return tuple(map(torch.cat, found))
+
+    patches.replace_attribute(BasePostprocessor, "inference", inference, undo)
+    patches.replace_attribute(Evaluator, "_classifier_inference", classification, undo)
+    return {} if is_main() else _discard_writes(undo)
+
+
+def _discard_writes(undo: ExitStack) -> dict[str, Any]:
+    """Keep OpenOOD from writing files, and from failing if a folder exists already."""
+    import pandas as pd
+
+    make = functools.partial(os.makedirs, exist_ok=True)
+
+    def discarding_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax"):
+            file, mode = os.devnull, mode.replace("x", "w")
+        return open(file, mode, *args, **kwargs)  # noqa: PTH123
+
+    patches.replace_attribute(os, "makedirs", lambda name, *_, **__: make(name), undo)
+    patches.replace_attribute(pd.DataFrame, "to_csv", lambda *_, **__: None, undo)
+    for module in _openood_modules():
+        patches.replace_attribute(module, "open", discarding_open, undo)
+    return {"open": discarding_open}

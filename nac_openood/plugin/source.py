@@ -17,6 +17,9 @@ from typing import Iterator, Optional
 
 from nac_openood.errors import NACError
 
+#: What importing OpenOOD may raise; AttributeError: on NumPy 2, without `compat`.
+IMPORT_ERRORS = (ImportError, AttributeError)
+
 
 @contextmanager
 def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
@@ -66,12 +69,12 @@ def openood_tree() -> Path:
     )
 
 
-def import_failure(error: ImportError) -> str:
+def import_failure(error: Exception) -> str:
     """The error message if OpenOOD cannot be imported."""
-    return (
-        f"OpenOOD cannot be imported: {error}. `nac-openood doctor` shows what is missing and how "
-        "to fix it."
-    )
+    text = f"OpenOOD cannot be imported: {error}"
+    if isinstance(error, AttributeError):  # of imgaug, which OpenOOD imports
+        return f"{text} On NumPy 2 OpenOOD needs patches: call nac_openood.register(compat=True)."
+    return f"{text}. `nac-openood doctor` shows what is missing and how to fix it."
 
 
 @functools.cache

@@ -1,10 +1,12 @@
-"""The HTTP application around a judge."""
+"""The HTTP application around a judge, and the process that serves it until a signal."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
+import signal
+import socket
 import time
 from contextlib import asynccontextmanager
 from functools import cache
@@ -12,19 +14,20 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, AsyncIterator, Literal, Mapping, Optional
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi_offline import FastAPIOffline
+from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, Field
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.base import RequestResponseEndpoint
 
 from nac_openood.__about__ import __version__
+from nac_openood.errors import NACError
 from nac_openood.serving.judge import Judge
 from nac_openood.serving.limits import Access, Limits
-from nac_openood.serving.metrics import ServiceMetrics
-from nac_openood.serving.scoring import CLIENT_LEFT, Scoring, retry
+from nac_openood.serving.scoring import Scoring, retry
 
 _DESCRIPTION = """\
 Classifies images and tells whether the prediction can be trusted: `score` (higher = more like the
@@ -32,12 +35,12 @@ training data), `p_value` (how unusual the score is) and `decision` (`in` or `ou
 """
 #: Paths that are counted by name; all others are counted as one, so that clients cannot add any.
 _PATHS = ("/", "/score", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-)
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
 
 
 # -- the OpenAPI page ----------------------------------------------------------------------------
@@ -82,17 +85,30 @@ def service(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await scoring.start()
-        try:
-            yield
-        finally:
-            await scoring.close()
+        await scoring.batcher.start()
+        yield
+        await scoring.close()
 
     app: FastAPI = FastAPIOffline(
         title="nac-openood", version=__version__, description=_DESCRIPTION, lifespan=lifespan,
         redoc_url=None,
     )  # fmt: skip
-    app.add_middleware(_Guard, access=access or Access(), metrics=scoring.metrics)
+    allowed = access or Access()
+
+    @app.middleware("http")
+    async def guard(request: Request, respond: RequestResponseEndpoint) -> Response:
+        """Check access, count the request, and add security headers to the response."""
+        path, start, status = request.url.path, time.perf_counter(), 500
+        refusal = allowed.refusal(path, request.headers)
+        try:
+            response = await respond(request) if refusal is None else _refused(*refusal)
+            status = response.status_code
+        finally:
+            known = path if path in _PATHS else "other"
+            scoring.metrics.requests.labels(known, str(status)).inc()
+            scoring.metrics.seconds.labels(known).observe(time.perf_counter() - start)
+        response.headers.update(_HEADERS)
+        return response
 
     @app.exception_handler(HTTPException)
     async def refuse(_: Request, error: HTTPException) -> Response:
@@ -131,41 +147,10 @@ def service(
     @app.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
         """Numbers in the format of Prometheus."""
-        content, kind = scoring.metrics.page(request.headers.get("accept", ""))
-        return Response(content, media_type=kind)
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(scoring.metrics.registry), media_type=kind)
 
     return app
-
-
-class _Guard:
-    """ASGI middleware: checks access, counts requests, and adds security headers."""
-
-    def __init__(self, app: ASGIApp, access: Access, metrics: ServiceMetrics) -> None:
-        self.app, self.access, self.metrics = app, access, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection event."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        start, status = time.perf_counter(), CLIENT_LEFT
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
-            await send(message)
-
-        refusal = self.access.refusal(scope["path"], Headers(scope=scope))
-        app = self.app if refusal is None else _refused(*refusal)
-        try:
-            await app(scope, receive, send_with_headers)
-        except Exception:  # uvicorn answers and logs it
-            status = 500
-            raise
-        finally:
-            path = scope["path"] if scope["path"] in _PATHS else "other"
-            self.metrics.request(path, status, time.perf_counter() - start)
 
 
 def _refused(status: int, reason: str, headers: Optional[Mapping[str, str]] = None) -> Response:
@@ -176,8 +161,7 @@ def _refused(status: int, reason: str, headers: Optional[Mapping[str, str]] = No
 @cache
 def _page() -> tuple[str, str]:
     """The page to drop images on, and a policy that allows only its own script."""
-    file = Path(__file__).parent / "assets" / "drop.html"
-    text = file.read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "assets" / "drop.html").read_text(encoding="utf-8")
     policy = (
         "default-src 'none'; connect-src 'self'; img-src blob: data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
@@ -187,3 +171,52 @@ def _page() -> tuple[str, str]:
         digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
         policy += f"; {tag}-src 'sha256-{digest}'"
     return text, policy
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket on which connections wait until the service has started; port 0 is any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+    except OSError as error:
+        raise NACError(
+            f"cannot listen on {host}, port {port} ({error.strerror}). Choose another `port` or "
+            "`host`."
+        ) from error
+
+
+def server(
+    judge: Judge, *, limits: Optional[Limits] = None, access: Optional[Access] = None
+) -> uvicorn.Server:
+    """A uvicorn server of `judge`; `run(sockets=[...])` runs it, `should_exit` stops it."""
+    limits = limits or Limits()
+    config = uvicorn.Config(
+        service(judge, limits=limits, access=access),
+        http="h11", ws="none", lifespan="on", log_level="error", access_log=False,
+        # clients are identified by the connection's address: any of them can claim to be a proxy
+        proxy_headers=False, server_header=False,
+        limit_concurrency=limits.max_connections + 1,  # uvicorn refuses this many
+        timeout_keep_alive=max(1, int(limits.timeout)),
+        timeout_graceful_shutdown=int(2 * limits.timeout) + 1,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def run_until_signal(serving: uvicorn.Server, opened: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM, then answer the requests under way, and return.
+
+    Args:
+        serving: from `server`.
+        opened: from `listening_socket`; closed at the end.
+    """
+    # after its shutdown uvicorn raises the signals that it caught again; they are ignored here
+    before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        serving.run(sockets=[opened])
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+        opened.close()

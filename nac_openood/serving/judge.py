@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Optional, Sequence
@@ -15,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
-from nac_openood.errors import NACError
 from nac_openood.serving.limits import Limits
 from nac_openood.sources.fitted import Pipeline, Prediction, judge_batch
 from nac_openood.sources.images import COMMON_FORMATS, rgb_image
@@ -43,13 +41,7 @@ class Judge:
             ImageError: the bytes are not an accepted image.
         """
         image = rgb_image(io.BytesIO(content), formats=COMMON_FORMATS, max_pixels=max_pixels)
-        made = self.pipeline.transform(image)
-        if not isinstance(made, Tensor):
-            raise NACError(
-                f"`transform` must turn an image into a tensor, but returned "
-                f"{type(made).__name__}. End it with ToTensor()."
-            )
-        return made
+        return self.pipeline.transform(image)
 
     def answers(self, batch: Tensor) -> list[Prediction]:
         """Score transformed images `[batch, ...]` in one pass over the network."""
@@ -96,8 +88,8 @@ class Batcher:
         observe: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         self._work, self._limits, self._observe = work, limits, observe
-        self._queue: deque[_Waiting] = deque()
-        self._task: Optional[asyncio.Task[None]] = None
+        self._queue: list[_Waiting] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
         self.running = False
 
     def __len__(self) -> int:
@@ -105,8 +97,7 @@ class Batcher:
         return len(self._queue)
 
     async def start(self) -> None:
-        """Start the thread and the task that process batches."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
+        """Start the task that processes batches."""
         self._changed = asyncio.Event()
         self.running = True
         self._task = asyncio.create_task(self._run())
@@ -114,10 +105,9 @@ class Batcher:
     async def close(self) -> None:
         """Accept no more images, finish those that wait, and stop."""
         self.running = False
-        if self._task is not None:
-            self._changed.set()
-            await self._task
-            self._thread.shutdown()
+        self._changed.set()
+        await self._task
+        self._thread.shutdown()
 
     async def results(self, items: Sequence[Tensor]) -> list[Any]:
         """Wait for the results of some images. Cancelling it removes them from the queue.
@@ -128,19 +118,18 @@ class Batcher:
         """
         if not self.running:
             raise BusyError("the service is stopping.")
-        if len(self._queue) + len(items) > self._limits.max_queue:
+        if self._queue and len(self._queue) + len(items) > self._limits.max_queue:
             raise BusyError("too many images are waiting. Try again.")
         loop = asyncio.get_running_loop()
         waiting = [_Waiting(item, loop.create_future(), loop.time()) for item in items]
-        self._queue.extend(waiting)
+        self._queue += waiting
         self._changed.set()
-        futures = [entry.future for entry in waiting]
         try:
-            return list(await asyncio.gather(*futures))
+            return list(await asyncio.gather(*(entry.future for entry in waiting)))
         except BaseException:  # the caller has given up, or one of the images failed
-            for future in futures:
-                future.cancel()
-            self._queue = deque(entry for entry in self._queue if not entry.future.done())
+            for entry in waiting:
+                entry.future.cancel()
+            self._queue = [entry for entry in self._queue if not entry.future.done()]
             raise
 
     async def _run(self) -> None:
@@ -150,7 +139,7 @@ class Batcher:
                 waited = asyncio.get_running_loop().time() - self._queue[0].since
                 left = self._limits.max_wait_ms / 1000 - waited
                 if left <= 0 or len(self._queue) >= self._limits.max_batch or not self.running:
-                    await self._finish(self._take())
+                    await self._process(self._take())
                     continue
             self._changed.clear()
             with suppress(asyncio.TimeoutError):
@@ -159,28 +148,22 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         """The next batch: the first image and those of its shape."""
         shape = self._queue[0].item.shape
-        alike = [entry for entry in self._queue if entry.item.shape == shape]
-        taken = alike[: self._limits.max_batch]
-        futures = {entry.future for entry in taken}
-        self._queue = deque(entry for entry in self._queue if entry.future not in futures)
-        return taken
+        batch = [entry for entry in self._queue if entry.item.shape == shape]
+        batch = batch[: self._limits.max_batch]
+        taken = set(map(id, batch))
+        self._queue = [entry for entry in self._queue if id(entry) not in taken]
+        return batch
 
-    async def _finish(self, batch: list[_Waiting]) -> None:
+    async def _process(self, batch: list[_Waiting]) -> None:
         """Process a batch; if that fails, each image alone, so that only the bad one fails."""
-        batch = [entry for entry in batch if not entry.future.done()]
-        if not batch:
-            return
+        loop, found = asyncio.get_running_loop(), list[Any]()
         try:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._timed, batch
-            )
+            found = await loop.run_in_executor(self._thread, self._timed, batch)
         except Exception as error:
-            if len(batch) > 1:
-                for entry in batch:
-                    await self._finish([entry])
-            elif not batch[0].future.done():
+            for entry in batch if len(batch) > 1 else ():
+                await self._process([entry])
+            if len(batch) == 1 and not batch[0].future.done():
                 batch[0].future.set_exception(error)
-            return
         for entry, result in zip(batch, found):
             if not entry.future.done():
                 entry.future.set_result(result)
@@ -188,7 +171,5 @@ class Batcher:
     def _timed(self, batch: list[_Waiting]) -> list[Any]:
         start = time.perf_counter()
         found = self._work(torch.stack([entry.item for entry in batch]))
-        if len(found) != len(batch):
-            raise RuntimeError(f"{len(batch)} images got {len(found)} results")
         self._observe(len(batch), time.perf_counter() - start)
         return found

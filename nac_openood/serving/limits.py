@@ -35,7 +35,7 @@ class Limits:
         max_images: images in a request.
         max_requests: requests that are received or answered at the same time.
         max_connections: open connections, idle ones included.
-        max_queue: decoded images that wait for the network.
+        max_queue: decoded images of several requests that wait for the network.
         max_batch: images in a pass over the network.
         max_wait_ms: milliseconds that an image waits for others to join its batch.
         timeout: seconds that a body may take to arrive, and then its response to be computed.
@@ -59,11 +59,6 @@ class Limits:
             least = 0 if field.name == "max_wait_ms" else math.ulp(0)
             if value is not None and not (value >= least and math.isfinite(value)):
                 raise NACError(f"`{field.name}` must be a positive number, got {value!r}.")
-        if self.max_queue < self.max_images:
-            raise NACError(
-                f"`max_queue` is {self.max_queue}, too small for one request of `max_images` = "
-                f"{self.max_images}. Raise `max_queue` or lower `max_images`."
-            )
 
 
 class Rates:
@@ -87,10 +82,8 @@ class Rates:
 
     def charge(self, client: str, images: int) -> None:
         """Take images from the client's bucket, which may become negative."""
-        if self.rate is None:
-            return
         left = self._left(client) - images
-        self._buckets.pop(client, None)
+        self._buckets.pop(client, None)  # to the end
         self._buckets[client] = left, self._clock()
         if len(self._buckets) > _MAX_CLIENTS:
             del self._buckets[next(iter(self._buckets))]

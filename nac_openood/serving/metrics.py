@@ -7,7 +7,6 @@ from functools import partial
 from typing import Callable, Iterable
 
 import prometheus_client as prometheus
-from prometheus_client.exposition import choose_encoder
 
 from nac_openood.sources.fitted import Prediction
 
@@ -27,49 +26,37 @@ class ServiceMetrics:
 
     def __init__(self, alpha: float, waiting: Callable[[], int]) -> None:
         own = self.registry = prometheus.CollectorRegistry()
-        prometheus.ProcessCollector(registry=own)
-        prometheus.PlatformCollector(registry=own)
-        prometheus.GCCollector(registry=own)
+        for collector in ("ProcessCollector", "PlatformCollector", "GCCollector"):
+            getattr(prometheus, collector)(registry=own)
         counter = partial(prometheus.Counter, registry=own)
         times = partial(prometheus.Histogram, registry=own, buckets=_SECONDS)
-        self._requests = counter("nac_requests", "Requests by path and status", ["path", "status"])
-        self._seconds = times("nac_request_seconds", "Time from head to response", ["path"])
-        self._passes = times("nac_batch_seconds", "Time of a pass over the network")
-        self._batches = prometheus.Histogram(
-            "nac_batch_images", "Images in a pass over the network", registry=own, buckets=_SIZES
+        self.requests = counter("nac_requests", "Requests by path and status", ["path", "status"])
+        self.seconds = times("nac_request_seconds", "Time from head to response", ["path"])
+        self.passes = times("nac_batch_seconds", "Time of a pass over the network")
+        self.batches = times(
+            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES
         )
-        self._images = counter("nac_images", "Images by decision and class", ["decision", "class"])
-        self._last: deque[bool] = deque(maxlen=WINDOW)
+        self.images = counter("nac_images", "Images by decision and class", ["decision", "class"])
+        last = self._last = deque[bool](maxlen=WINDOW)
         for name, description, value in (
             ("nac_queue_images", "Images that wait for the network", waiting),
             ("nac_alpha", "Share of in-distribution images expected to be out", lambda: alpha),
-            ("nac_out_share", f"Share of the last {WINDOW} images that was out", self.out_share),
-            ("nac_out_share_images", "Images in nac_out_share", lambda: len(self._last)),
+            ("nac_out_share_images", "Images in nac_out_share", lambda: len(last)),
+            (
+                "nac_out_share",
+                f"Share of the last {WINDOW} images that was out",
+                lambda: sum(last) / len(last) if last else float("nan"),
+            ),
         ):
             prometheus.Gauge(name, description, registry=own).set_function(value)
 
-    def out_share(self) -> float:
-        """The share of the last images that was out; NaN before the first."""
-        last = list(self._last)
-        return sum(last) / len(last) if last else float("nan")
-
-    def predictions(self, made: Iterable[Prediction]) -> None:
-        """Count predictions."""
-        for prediction in made:
-            self._images.labels(prediction.decision, prediction.label).inc()
+    def count(self, predictions: Iterable[Prediction]) -> None:
+        """Count the decisions about images."""
+        for prediction in predictions:
+            self.images.labels(prediction.decision, prediction.label).inc()
             self._last.append(prediction.is_out)
 
-    def batch(self, images: int, seconds: float) -> None:
+    def count_batch(self, images: int, seconds: float) -> None:
         """Count a pass over the network."""
-        self._batches.observe(images)
-        self._passes.observe(seconds)
-
-    def request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        self._requests.labels(path, str(status)).inc()
-        self._seconds.labels(path).observe(seconds)
-
-    def page(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in the requested format, and its content type."""
-        encode, kind = choose_encoder(accept)
-        return encode(self.registry), kind
+        self.batches.observe(images)
+        self.passes.observe(seconds)

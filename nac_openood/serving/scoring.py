@@ -6,11 +6,10 @@ import asyncio
 import logging
 import math
 import os
-from asyncio import FIRST_COMPLETED
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, AsyncGenerator, Tuple
+from typing import Any, AsyncGenerator, Coroutine, Tuple
 
+import python_multipart as python_multipart  # which starlette imports when a form arrives
 from fastapi import HTTPException, Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -57,14 +56,10 @@ class Scoring:
     def __init__(self, judge: Judge, limits: Limits) -> None:
         self.judge, self.limits = judge, limits
         self.metrics = ServiceMetrics(judge.alpha, lambda: len(self.batcher))
-        self.batcher = Batcher(judge.answers, limits, self.metrics.batch)
+        self.batcher = Batcher(judge.answers, limits, self.metrics.count_batch)
         self.rates = Rates(limits.rate, max(limits.max_images, int(limits.rate or 0)))
         self._requests = 0
-
-    async def start(self) -> None:
-        """Start the threads."""
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decoder")
-        await self.batcher.start()
 
     async def close(self) -> None:
         """Finish the accepted images, and stop the threads."""
@@ -92,7 +87,7 @@ class Scoring:
             raise HTTPException(CLIENT_LEFT, "the client left before its answer.") from None
         finally:
             self._requests -= 1
-        self.metrics.predictions(answers)
+        self.metrics.count(answers)
         named = zip(images, answers)
         return [answer._replace(path=name).json_fields() for (name, _), answer in named]
 
@@ -105,8 +100,7 @@ class Scoring:
         if not is_form and not kind.startswith("image/") and kind != "application/octet-stream":
             raise HTTPException(415, f"the Content-Type is {kind or 'missing'}. {_HINT}")
         declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self.limits.max_bytes:
-            raise self._too_long()
+        self._check_size(int(declared) if declared.isdigit() else 0)
         timeout = self.limits.timeout
         reading = self._form if is_form else self._image
         try:
@@ -123,17 +117,14 @@ class Scoring:
         return [(request.query_params.get("path", ""), content)]
 
     async def _form(self, request: Request) -> list[_Upload]:
-        most = self.limits.max_images
-        chunks = self._chunks(request)
+        most, chunks = self.limits.max_images, self._chunks(request)
         try:
             parser = _InMemoryParser(request.headers, chunks, max_files=most, max_fields=0)
             form = await parser.parse()
         except MultiPartException as error:
-            if "Too many files" in error.message:
-                raise HTTPException(413, f"more than {most} images in a request.") from error
-            if "Too many fields" in error.message:
-                raise HTTPException(400, f"a part of the form is not a file. {_HINT}") from error
-            raise HTTPException(400, f"the form cannot be read: {error.message}") from error
+            status = 413 if "Too many files" in error.message else 400
+            reason = f"the form cannot be read: {error.message} {_HINT}"
+            raise HTTPException(status, reason) from error
         parts: Any = [part for _, part in form.multi_items()]  # files: other parts were refused
         found = [(part.filename or "", await part.read()) for part in parts]
         await form.close()
@@ -145,23 +136,27 @@ class Scoring:
         size = 0
         async for chunk in request.stream():
             size += len(chunk)
-            if size > self.limits.max_bytes:
-                raise self._too_long()
+            self._check_size(size)
             yield chunk
 
-    def _too_long(self) -> HTTPException:
+    def _check_size(self, size: int) -> None:
         most = self.limits.max_bytes
-        return HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
+        if size > most:
+            raise HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
 
     # -- answers -------------------------------------------------------------------------------
 
-    async def _while_connected(self, request: Request, answering: Any) -> list[Prediction]:
+    async def _while_connected(
+        self, request: Request, answering: Coroutine[Any, Any, list[Prediction]]
+    ) -> list[Prediction]:
         """Wait for the answers until the timeout, or until the client disconnects."""
         timeout = self.limits.timeout
+        work = asyncio.create_task(answering)
         # after the body, the next message is that the client has left
-        work, left = map(asyncio.ensure_future, (answering, request.receive()))
-        both = {work, left}
-        done, pending = await asyncio.wait(both, timeout=timeout, return_when=FIRST_COMPLETED)
+        left = asyncio.ensure_future(request.receive())
+        done, pending = await asyncio.wait(
+            {work, left}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -184,14 +179,16 @@ class Scoring:
             raise HTTPException(500, reason) from error
 
     async def _tensor(self, name: str, content: bytes) -> Tensor:
-        decode = partial(self.judge.tensor, content, self.limits.max_pixels)
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
+            return await loop.run_in_executor(
+                self._decoders, self.judge.tensor, content, self.limits.max_pixels
+            )
+        except LargeImageError as error:
+            raise HTTPException(413, f"{name} is too large: {error}.") from error
         except ImageError as error:
-            large = isinstance(error, LargeImageError)
-            status = 413 if large else 415 if isinstance(error, NoImageError) else 400
-            problem = "is too large" if large else "cannot be read"
-            raise HTTPException(status, f"{name} {problem}: {error}.") from error
+            status = 415 if isinstance(error, NoImageError) else 400
+            raise HTTPException(status, f"{name} cannot be read: {error}.") from error
         except Exception as error:
             _LOG.exception("the transform failed")
             reason = f"the transform failed on {name}; the log has more."

@@ -1,22 +1,19 @@
-"""`nac-openood serve`: serve a detector over HTTP."""
+"""`nac-openood serve` and `export`: a detector as an HTTP service or a program of its own."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import warnings
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import DETECTOR, command
-from nac_openood.cli.output import print_error, say
+from nac_openood.cli.output import print_error, say, show
 from nac_openood.errors import NACError
-from nac_openood.serving.limits import Limits
-
-if TYPE_CHECKING:
-    from nac_openood.serving.judge import Judge
-    from nac_openood.serving.limits import Access
+from nac_openood.serving.limits import Access, Limits, is_loopback
 
 _TOKEN = "NAC_TOKEN"
 
@@ -26,7 +23,7 @@ def _limits_table() -> str:
     helps = dict(re.findall(r"^ {8}(\w+): (.*)\.$", Limits.__doc__ or "", re.MULTILINE))
     rows = []
     for field in fields(Limits):
-        kind = "int" if isinstance(field.default, int) else "float"
+        kind = "count" if isinstance(field.default, int) else "float"
         default = "" if field.default is None else f" = {field.default}"
         text = helps.get(field.name, "") + (" (default: %(default)s)" if default else "")
         rows.append(f"  {inputs.option(field.name)} N: {kind}{default}   {text}")
@@ -67,44 +64,39 @@ def serve_command(args: argparse.Namespace) -> int:
     others can listen on the network. See docs/serving.md.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.serving import server
+    try:
+        from nac_openood.serving import app
+    except ImportError as error:
+        problem = f"the service needs {error.name}: pip install 'nac-openood[serve]'."
+        raise NACError(problem) from error
+    from PIL import Image
 
-    server.check_extra()
     access = _access(args)
     limits = Limits(**{field.name: getattr(args, field.name) for field in fields(Limits)})
     # before the network is loaded, which may be slow
-    opened = server.listening_socket(args.host, args.port)
-    with opened:
-        serving = server.server(_judge(args), limits=limits, access=access)
-        say(f"serving {args.detector} on {server.address_of(opened)} (Ctrl-C stops)")
+    with app.listening_socket(args.host, args.port) as opened:
+        # every image is checked before it is decoded
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        judge = app.Judge(inputs.detector_of(args, images_to="serve"), alpha=args.alpha)
+        failed = judge.warm_up()
+        if failed:
+            print_error(
+                f"warning: the network fails on a gray image of 64 x 64 pixels ({failed}). Does "
+                "the transform resize images?"
+            )
+        serving = app.server(judge, limits=limits, access=access)
+        host, port = opened.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        say(f"serving {args.detector} on {address} (Ctrl-C stops)")
         if access.token is not None:
             say("clients must send the token: Authorization: Bearer TOKEN")
-        server.run_until_signal(serving, opened, stopping=lambda: say("stopped"))
+        app.run_until_signal(serving, opened)
+        say("stopped")
     return 0
-
-
-def _judge(args: argparse.Namespace) -> Judge:
-    import warnings
-
-    from PIL import Image
-
-    from nac_openood.serving.judge import Judge
-
-    # every image is checked before it is decoded
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    judge = Judge(inputs.detector_of(args, images_to="serve"), alpha=args.alpha)
-    failed = judge.warm_up()
-    if failed:
-        print_error(
-            f"warning: the network fails on a gray image of 64 x 64 pixels ({failed}). Does the "
-            "transform resize images?"
-        )
-    return judge
 
 
 def _access(args: argparse.Namespace) -> Access:
     from nac_openood.files import read_text
-    from nac_openood.serving.limits import Access, is_loopback
 
     token, hosts = os.environ.get(_TOKEN) or None, tuple(args.allowed_host)
     if args.token_file is not None:
@@ -118,3 +110,42 @@ def _access(args: argparse.Namespace) -> Access:
             "print(secrets.token_urlsafe())'"
         )
     return Access(token, hosts or None)
+
+
+@command(
+    f"""{DETECTOR}
+program:
+  --alpha
+  --out FILE = detector.onnx   ends in .onnx or .pt2 (default: ./%(default)s)
+  --device
+""",
+    inputs.NETWORK_FORMS,
+)
+def export_command(args: argparse.Namespace) -> int:
+    r"""Write a fitted detector and its network as one program, which runs without this package.
+
+    Examples:
+      nac-openood export --detector birds.nac --arch net.py:make --checkpoint net.pt \
+          --out birds.onnx
+          for ONNX Runtime, in any of its languages (needs pip install 'nac-openood[export]')
+      nac-openood export --detector birds.nac --arch net.py:make --checkpoint net.pt \
+          --alpha 0.01 --out birds.pt2
+          for torch.export.load
+
+    The program takes images as the transform makes them, [batch, channels, height, width], and
+    returns logits, score, p_value and decision (true where an image is out-of-distribution). Rules
+    that need gradients cannot be exported. See docs/export.md.
+    For exit codes see nac-openood --help.
+    """
+    from PIL import Image
+
+    from nac_openood.files import check_target
+
+    out = Path(args.out)
+    check_target(out)
+    pipeline = inputs.detector_of(args, images_to="export")
+    image = pipeline.transform(Image.new("RGB", (256, 256)))  # to find its image size
+    pipeline.detector.export(out, image[None], alpha=args.alpha)
+    shape = ", ".join(map(str, image.shape))
+    show(f"Written to {out} ({out.stat().st_size / 1e6:.1f} MB): takes images [batch, {shape}]")
+    return 0
