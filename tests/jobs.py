@@ -1,7 +1,5 @@
 """Commands and code in several processes, as `torchrun` starts them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -5,8 +5,6 @@ head is right about its training set (OpenMax needs one right answer a class) an
 something to tell apart.
 """
 
-from __future__ import annotations
-
 import colorsys
 import sys
 from typing import Mapping

@@ -1,7 +1,5 @@
 """compat: each patch does its work, leaves no trace, and keeps off machines with a GPU."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import subprocess

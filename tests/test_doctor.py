@@ -1,7 +1,5 @@
 """The diagnosis: what is installed, what is missing, and how to fix it."""
 
-from __future__ import annotations
-
 import configparser
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """OpenOOD's own scripts in several processes: the same tables as in one."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 

@@ -1,7 +1,5 @@
 """NAC inside the real OpenOOD; see test_contract.py for what is tested without it."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 

@@ -1,7 +1,5 @@
 """`nac-openood serve` as a user meets it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

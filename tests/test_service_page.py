@@ -1,11 +1,7 @@
 # ruff: noqa: F811 (the fixture of another file)
 """The page to drop images on and the OpenAPI page, in a real browser."""
 
-from __future__ import annotations
-
 import base64
-from pathlib import Path
-from typing import Any, Iterator
 
 import pytest
 
@@ -28,18 +24,18 @@ if (kind === "paste") window.dispatchEvent(event);
 
 
 @pytest.fixture(scope="module")
-def judge() -> Any:
+def judge():
     return toy_judge()
 
 
 @pytest.fixture(scope="module")
-def url(judge: Any) -> Iterator[str]:
+def url(judge):
     with running(judge, Limits(max_bytes=100_000)) as ((host, port), _):
         yield f"http://{host}:{port}/"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     contents = {
         "one.png": encoded(picture(1, 80)),
@@ -51,13 +47,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def choose(browser: Any, *files: Path) -> None:
+def choose(browser, *files):
     from selenium.webdriver.common.by import By
 
     browser.find_element(By.ID, "file").send_keys("\n".join(map(str, files)))
 
 
-def results(browser: Any, number: int) -> list[str]:
+def results(browser, number):
     """What is told about each image, newest first, once all are judged."""
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -70,14 +66,7 @@ def results(browser: Any, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "name"), [(1280, "service.png"), (390, "service_phone.png")])
-def test_chosen_images_are_judged(
-    browser: Any,
-    url: str,
-    judge: Any,
-    files: list[Path],
-    width: int,
-    name: str,
-) -> None:
+def test_chosen_images_are_judged(browser, url, judge, files, width, name):
     browser.get_log("browser"), browser.get_log("performance")
     show(browser, url, width)
     choose(browser, *files)
@@ -96,7 +85,7 @@ def test_chosen_images_are_judged(
     assert [e["message"] for e in browser.get_log("browser") if "415" not in e["message"]] == []
 
 
-def test_images_can_be_dropped_and_pasted(browser: Any, url: str, files: list[Path]) -> None:
+def test_images_can_be_dropped_and_pasted(browser, url, files):
     show(browser, url, 1280)
     text = base64.b64encode(files[0].read_bytes()).decode()
     browser.execute_script(DROP, "drop", "dropped.png", text)
@@ -105,7 +94,7 @@ def test_images_can_be_dropped_and_pasted(browser: Any, url: str, files: list[Pa
     assert results(browser, 2)[0].startswith("pasted.png\n")
 
 
-def test_it_works_by_keyboard_and_has_names(browser: Any, url: str) -> None:
+def test_it_works_by_keyboard_and_has_names(browser, url):
     from selenium.webdriver.common.keys import Keys
 
     show(browser, url, 1280)
@@ -117,7 +106,7 @@ def test_it_works_by_keyboard_and_has_names(browser: Any, url: str) -> None:
     assert browser.execute_script(outline) == "solid", "the focus is visible"
 
 
-def test_a_token_is_asked_for_and_used(browser: Any, judge: Any, files: list[Path]) -> None:
+def test_a_token_is_asked_for_and_used(browser, judge, files):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
@@ -132,7 +121,7 @@ def test_a_token_is_asked_for_and_used(browser: Any, judge: Any, files: list[Pat
         assert "distribution" in results(browser, 2)[0]
 
 
-def test_the_openapi_page_loads_nothing_from_elsewhere(browser: Any, url: str) -> None:
+def test_the_openapi_page_loads_nothing_from_elsewhere(browser, url):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 

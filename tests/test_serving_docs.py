@@ -1,7 +1,5 @@
 """docs/serving.md: its examples run, its tables are true, its figures are those of the benchmark."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
