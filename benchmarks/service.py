@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector
 from nac_openood.demo.embedded import N_CLASSES, embedded_sets
-from nac_openood.demo.trained import RECIPES, trained
+from nac_openood.demo.trained import EPOCHS, trained
 from nac_openood.files import write_json
 from nac_openood.serving.app import listening_socket, run_until_signal, server
 from nac_openood.serving.judge import Judge
@@ -65,7 +65,7 @@ class PlainJudge(Judge):
 
 def network(arch: str) -> nn.Module:
     torch.manual_seed(0)
-    return trained(arch, progress=False) if arch in RECIPES else build(arch, N_CLASSES)
+    return trained(arch, progress=False) if arch in EPOCHS else build(arch, N_CLASSES)
 
 
 def fit(arch: str, file: Path) -> None:

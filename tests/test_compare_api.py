@@ -268,7 +268,7 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"near": images(5, 1)}, "`near` must map names to datasets"),
         ({"near": {}, "far": {}}, "pass `near`, `far` or both"),
         ({"near": {"a\udcff": images(5, 1)}}, "name of a dataset must .* be UTF-8"),
-        ({"near": {"a/b": images(5, 1)}}, "name of a dataset must not be empty, contain a slash"),
+        ({"near": {"a/b": images(5, 1)}}, "name of a dataset must be one that a file can have"),
         ({"near": {"test": images(5, 1)}}, "and none of test, train.*got test"),
         ({"test": []}, "test: the dataset is empty"),
         ({"test": iter([])}, "test: expected a map-style dataset"),
@@ -281,7 +281,7 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"networks": []}, "at least one network"),
         ({"networks": [3]}, "got \\['int'\\]"),
         ({"networks": {"a/b": SmallNet()}}, "name of a network must not be empty"),
-        ({"train": images(60, 1, labels=False)}, "train: expected a label for every sample"),
+        ({"train": images(60, 1, labels=False)}, "train has no labels"),
         ({"nac_strategy": "luck", "methods": ["nac"]}, None),
     ],
 )

@@ -21,7 +21,7 @@ from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
 from nac_openood.demo import embedded
-from nac_openood.demo.trained import RECIPES
+from nac_openood.demo.trained import EPOCHS
 from nac_openood.errors import NACError
 from nac_openood.report import figures
 
@@ -138,8 +138,7 @@ def test_the_quick_ones(copy, capsys):
 
 
 def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys, monkeypatch):
-    short = RECIPES["vit_embedded"]._replace(epochs=10)
-    monkeypatch.setitem(RECIPES, "vit_embedded", short)
+    monkeypatch.setitem(EPOCHS, "vit_embedded", 10)
     sets = embedded.embedded_sets()
     few = {role: {n: some(s, 8) for n, s in vars(sets)[role].items()} for role in ("near", "far")}
     few.update({role: some(vars(sets)[role], 2) for role in ("test", "ood_val")})

@@ -18,8 +18,7 @@ def found():
 def test_four_domains_with_a_hundred_images_per_class(found):
     assert list(found) == ["digits", "inverted", "mnist", "textured"]
     for domain in found.values():
-        assert domain.pixels.shape == (1000, 32, 32, 3)
-        assert domain.pixels.dtype == np.uint8
+        assert domain.pixels.shape == (1000, 32, 32, 3) and domain.pixels.dtype == np.uint8
         assert domain.labels.tolist() == sorted(list(range(10)) * 100)
 
 

@@ -8,8 +8,7 @@ import torch
 from openood_tiny import REAL_OPENOOD, need_openood, write_configs
 
 import nac_openood
-from nac_openood.demo.embedded import embedded_sets
-from nac_openood.demo.embedded_files import write_openood
+from nac_openood.demo.embedded import embedded_sets, write_openood
 from nac_openood.demo.trained import trained
 from nac_openood.sources.sets import benchmark_named
 

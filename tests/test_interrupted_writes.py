@@ -20,9 +20,7 @@ from nac_openood.benchmark.run import store
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Reading
-from nac_openood.demo.embedded import EmbeddedImages
-from nac_openood.demo.embedded_files import write_openood
-from nac_openood.demo.trained import save_network
+from nac_openood.demo.embedded import EmbeddedImages, write_openood
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
@@ -115,13 +113,12 @@ WRITERS = {
     "landscape": lambda folder, n: draw_landscape(folder / "x.png", found(n)),
     "checkpoint": lambda folder, n: SaveCheckpoints(folder)(1, net(n)),
     "monitor": monitor,
-    "cached network": lambda folder, n: save_network(folder / "x", net(n)),
     "embedded images": lambda folder, n: write_openood(folder, sets(n)),
 }  # fmt: skip
 #: These replace folders, or remove a note before they begin: without it they are incomplete.
 IN_PARTS = {
     "set of readings": "readings.json",
-    "embedded images": "benchmark_imglist/embedded/manifest.json",
+    "embedded images": "benchmark_imglist/embedded/train_embedded.txt",
 }
 
 

@@ -68,8 +68,8 @@ def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_pa
         ("def f(:", "failed.*SyntaxError"),
         ("raise SystemExit(3)", "failed.*SystemExit: 3"),
         ("def g(): pass\nh = 3", r"has no 'f'. It has g\."),
-        ("def f(): return 3", "is or returns a int, expected a network"),
-        ("f = 3", "is or returns a int, expected a network"),
+        ("def f(): return 3", "is or returns a int, expected a torch.nn.Module"),
+        ("f = 3", "is or returns a int, expected a torch.nn.Module"),
         ("def f(a, b): pass", r"must take `n_classes` or nothing, but its parameters are \(a, b\)"),
         ("def f(n_classes, width): pass", r"are \(n_classes, width\)"),
         ("def f(*, depth): pass", r"are \(\*, depth\)"),
@@ -173,8 +173,8 @@ class _Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("net", "told"),
     [
-        (nn.Linear(5, 3), r"does not take images of a usual size .* Export the network"),
-        (_Recurrent(), "is TorchScript, which runs outside of Python, and PyTorch"),
+        (nn.Linear(5, 3), "does not take images of a usual size. Export the network"),
+        (_Recurrent(), "PyTorch cannot turn .* into a graph of operations"),
     ],
 )
 def test_torchscript_that_cannot_be_read(tmp_path, net, told):
@@ -218,7 +218,7 @@ def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
     assert net(x[None]).logits.shape == (1, 4)
     assert detector(net, rule="nac_plus").score(X).shape == (5,)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(NACError, match=r"of transformers failed: .*Expected a folder written by"):
+    with pytest.raises(NACError, match=r"cannot load .*Expected a folder written by"):
         network_of(f"hf:{tmp_path}", 3)
 
 
@@ -228,6 +228,6 @@ def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
 )
 def test_what_to_install(module, arch, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)  # import then fails
-    told = rf"'{arch}' needs {module}, which is not installed: pip install 'nac-openood\[{extra}\]'"
+    told = rf"'{arch}' needs {module}: pip install 'nac-openood\[{extra}\]'"
     with pytest.raises(NACError, match=told):
         network_of(arch, 3)

@@ -173,7 +173,7 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
         "does not fit SmallResNet": [run, tmp_path / "other", *sources, *ARCH],
         "size mismatch for fc.weight: ": [run, tmp_path / "classes", *sources, *ARCH],
         "at least two checkpoints to rank, got 1": [run / "step_00050.pt", *sources, *ARCH],
-        "empty holds no checkpoints: expected files": [tmp_path / "empty", *sources, *ARCH],
+        "empty holds no checkpoints (.pt": [tmp_path / "empty", *sources, *ARCH],
         "there is no checkpoint": [tmp_path / "nowhere", *sources, *ARCH],
         "CHECKPOINTS, --train not given": ARCH,
         "--data not given": ["--runs", study, *ARCH],

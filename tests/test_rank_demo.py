@@ -66,7 +66,7 @@ def test_an_interrupted_run_is_trained_again(few, tmp_path, monkeypatch):
     options = {"seed": 0, "steps": 10, "progress": False, "say": told.append}
     module._train(tmp_path, few, target, **options)
     weights = torch.load(tmp_path / "step_00010.pt", weights_only=True)
-    (tmp_path / "step_00005.pt").unlink()
+    (tmp_path / "training.json").unlink()
     (tmp_path / "step_00060.pt").write_text("of other settings")
     module._train(tmp_path, few, target, **options)
     assert len(told) == 2

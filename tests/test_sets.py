@@ -125,7 +125,7 @@ def test_sets_of_ones_own(data, photos):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        *(({"far": [entry]}, "the name of a dataset must not be empty, contain a slash or begin")
+        *(({"far": [entry]}, "the name of a dataset must be one that a file can have")
           for entry in ("=folder", "a/b=folder", ".hidden=folder")),
         *(({"near": names}, "a different name for each OOD set")
           for names in (["tin", "tin"], ["mnist"])),

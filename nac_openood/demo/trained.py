@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 import warnings
 from pathlib import Path
-from typing import Mapping, NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +14,17 @@ from torch.nn import functional as F
 from nac_openood.__about__ import __version__
 from nac_openood.demo.embedded import N_CLASSES, digit_splits
 from nac_openood.detector.batches import bar
-from nac_openood.errors import FileError, NACError
-from nac_openood.files import PathLike, remove
-from nac_openood.network.fingerprint import difference, fingerprint
+from nac_openood.errors import FileError
+from nac_openood.files import PathLike, make_folder
 from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.networks import build
 from nac_openood.tensor_files import read_tensors, write_tensors
 
 _KIND, _FORMAT = "embedded network", 1
-_BATCH = 64
+_BATCH, _RATE, _DECAY = 64, 3e-3, 0.05
 _SHIFT = 3  # less than a pixel of the original 8x8 images
-
-
-class Recipe(NamedTuple):
-    """Number of epochs, learning rate and weight decay."""
-
-    epochs: int
-    rate: float = 3e-3
-    decay: float = 0.05
-
-
-#: The networks that can be trained here, by their name for `networks.build`.
-RECIPES: Mapping[str, Recipe] = {"resnet_embedded": Recipe(15), "vit_embedded": Recipe(40)}
+#: For how many epochs the networks are trained, by their name for `networks.build`.
+EPOCHS = {"resnet_embedded": 15, "vit_embedded": 40}
 
 
 def cache_folder() -> Path:
@@ -55,36 +43,30 @@ def trained(
 ) -> nn.Module:
     """Train a network on digits 0 to 7, or load it from the cache, in evaluation mode.
 
-    If the file is damaged, or other users can write to it, the network is trained again. If the
-    cache cannot be written, there is a warning.
+    If the file is damaged, the network is trained again. If the cache cannot be written, there is a
+    warning.
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
         cache: folder of the cache; None takes `cache_folder()`.
         seed: random seed of the training.
-        epochs: number of epochs; None takes the recipe's.
+        epochs: number of epochs; None takes those of `EPOCHS`.
         progress: whether to show a progress bar; None shows it on a terminal.
     """
     path = cached_file(arch, cache=cache, seed=seed, epochs=epochs)
     if path.is_file():
         net = build(arch, N_CLASSES)
         try:
-            _check_owner(path)
-            tensors, about = read_tensors(path, _KIND, _FORMAT)
-            net.load_state_dict(tensors)
-            if difference(about, net):
-                raise FileError(f"{path} is damaged: its weights have changed.")
+            net.load_state_dict(read_tensors(path, _KIND, _FORMAT)[0])
             return net
-        except (NACError, RuntimeError) as error:  # RuntimeError: other names or shapes
-            warnings.warn(f"{error} The network is trained again.", UserWarning, stacklevel=2)
+        except (FileError, RuntimeError) as error:  # RuntimeError: other names or shapes
+            warnings.warn(f"{error} The network is trained again.", stacklevel=2)
     net = train_embedded(arch, seed=seed, epochs=epochs, progress=progress)
     try:
-        save_network(path, net)
-    except (FileError, OSError) as error:
+        write_tensors(make_folder(path.parent) / path.name, _KIND, _FORMAT, net.state_dict(), {})
+    except FileError as error:
         warnings.warn(
-            f"the trained network cannot be saved ({error}) and will be trained again next time. "
-            "Set NAC_CACHE to a writable folder.",
-            UserWarning,
+            f"the network cannot be saved ({error}). Set NAC_CACHE to a writable folder.",
             stacklevel=2,
         )
     return net
@@ -94,41 +76,9 @@ def cached_file(
     arch: str, *, cache: Optional[PathLike] = None, seed: int = 0, epochs: Optional[int] = None
 ) -> Path:
     """The file in which `trained` caches a network, named after all that its weights depend on."""
-    epochs = recipe_of(arch).epochs if epochs is None else epochs
+    epochs = EPOCHS[arch] if epochs is None else epochs
     name = f"{arch}-seed{seed}-epochs{epochs}-torch{torch.__version__}-nac{__version__}"
     return Path(cache or cache_folder()) / f"{name}.safetensors"
-
-
-def save_network(path: Path, net: nn.Module) -> None:
-    """Write a network to the cache."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    # writing follows links, and keeps modes
-    if path.is_symlink() or (path.exists() and path.stat().st_mode & stat.S_IWOTH):
-        remove(path)
-    write_tensors(path, _KIND, _FORMAT, net.state_dict(), fingerprint(net))
-
-
-def _check_owner(path: Path) -> None:
-    """Raise an error if another user may have written the cached file."""
-    if not hasattr(os, "geteuid"):  # Windows has no such owners
-        return
-    for each in (path, path.parent):
-        found = each.stat()
-        anyone = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-        if anyone or found.st_uid not in (0, os.geteuid()):
-            raise FileError(
-                f"other users can write to {each}: it is not used. Run chmod o-w on it."
-            )
-
-
-def recipe_of(arch: str) -> Recipe:
-    """The recipe of a network, or an error that lists all of them."""
-    if arch not in RECIPES:
-        raise NACError(
-            f"there is no recipe to train '{arch}' on the embedded benchmark, only for "
-            f"{', '.join(RECIPES)}. Train it yourself and pass the network to `compare`."
-        )
-    return RECIPES[arch]
 
 
 def train_embedded(
@@ -139,23 +89,22 @@ def train_embedded(
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
         seed: random seed; on processors of one kind, equal seeds give equal weights.
-        epochs: number of epochs; None takes the recipe's.
+        epochs: number of epochs; None takes those of `EPOCHS`.
         progress: whether to show a progress bar; None shows it on a terminal.
 
     Returns:
         The network, in evaluation mode.
     """
-    recipe, data = recipe_of(arch), digit_splits()["train"]
+    data, epochs = digit_splits()["train"], EPOCHS[arch] if epochs is None else epochs
     images, labels = data.tensors, torch.from_numpy(data.labels)
-    epochs = recipe.epochs if epochs is None else epochs
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # how sums are rounded depends on the number of threads
     try:
         with kept_random_state(seed):
             net = build(arch, N_CLASSES).train()
             steps = epochs * -(-len(images) // _BATCH)
-            optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, max(steps, 1))
+            optimizer = torch.optim.AdamW(net.parameters(), _RATE, weight_decay=_DECAY)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, max(steps, 1))
             for _ in bar(range(epochs), f"training {arch}", progress):
                 for rows in torch.randperm(len(images)).split(_BATCH):
                     optimizer.zero_grad()

@@ -24,7 +24,7 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl")
 #: Prefix of the names of weights that torchvision publishes.
 PUBLISHED = "torchvision:"
 #: Prefixes of the keys of a wrapped network.
-_PREFIXES = ("module.", "_orig_mod.")
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 #: The entries in which training scripts save a state dict.
 _ENTRIES = ("state_dict", "model_state_dict", "model_dict", "model", "net")
 #: The first bytes of the archives and pickles that `torch.save` writes.
@@ -80,9 +80,7 @@ def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
         inside = [p for p in inside if p == path or p.suffix in _SUFFIXES]
         if not inside:
-            raise NACError(
-                f"{path} holds no checkpoints: expected files that end in {', '.join(_SUFFIXES)}."
-            )
+            raise NACError(f"{path} holds no checkpoints ({', '.join(_SUFFIXES)}).")
         found += map(str, filter(Path.is_file, inside))
     return by_step(_named(found))
 
@@ -128,8 +126,7 @@ def networks_by_name(
     modules = {name: net for name, net in named.items() if isinstance(net, nn.Module)}
     if load is None and len(modules) < len(named):
         raise NACError(
-            f"to {verb} checkpoint files, pass `load`: a function that makes a network from the "
-            "path of a checkpoint. Or pass the networks themselves."
+            f"to {verb} checkpoint files, pass `load`, which makes networks of their paths."
         )
     paths = {**named, **{name: type(unwrap(net)).__name__ for name, net in modules.items()}}
 
@@ -160,7 +157,7 @@ def load_checkpoint(net: nn.Module, path: Union[str, Path]) -> nn.Module:
     Raises:
         NACError: the file is missing or damaged, or does not fit; the message names the keys.
     """
-    state = {_without_prefixes(key): value for key, value in _read_state(Path(path)).items()}
+    state = {_PREFIXES.sub("", key): value for key, value in _read_state(Path(path)).items()}
     try:
         net.load_state_dict(_from_domainbed(state, net.state_dict()))
     except RuntimeError as error:
@@ -186,10 +183,7 @@ def check_archive(path: Union[str, Path]) -> list[str]:
     except Exception as error:  # zipfile raises many kinds of errors for a broken archive
         raise NACError(f"{path} is damaged ({error}).") from error
     if bad is not None:
-        raise NACError(
-            f"{path} is damaged: '{bad}' does not match its checksum. Copy or save it again, with "
-            "checksums (PyTorch's default)."
-        )
+        raise NACError(f"{path} is damaged: '{bad}' does not match its checksum. Copy it again.")
     return names
 
 
@@ -210,9 +204,7 @@ def _read_state(path: Path) -> Mapping[str, Tensor]:
     state = next((inside[k] for k in _ENTRIES if isinstance(inside.get(k), Mapping)), inside)
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         found = sorted(map(str, inside)) or type(content).__name__
-        raise NACError(
-            f"{path}: expected a state dict of tensors, or {{'state_dict': ...}}; got {found}."
-        )
+        raise NACError(f"{path}: expected a state dict of tensors, got {found}.")
     return state
 
 
@@ -228,12 +220,6 @@ def _read_file(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _without_prefixes(key: str) -> str:
-    while key.startswith(_PREFIXES):
-        key = key.split(".", 1)[1]
-    return key
-
-
 def _from_domainbed(state: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
     """Turn the weights of a DomainBed algorithm into those of one classifier.
 
@@ -242,19 +228,14 @@ def _from_domainbed(state: dict[str, Tensor], wanted: Collection[str]) -> dict[s
         wanted: names of the classifier's weights. Those that the featurizer does not have are its
             head: `fc` in a ResNet, `head` in a ViT.
     """
-    if set(state) == set(wanted):
-        return state
-    for prefixes in _DOMAINBED:
+    for prefixes in _DOMAINBED if set(state) != set(wanted) else ():
         features, classifier = (_under(prefix, state) for prefix in prefixes)
         if features and classifier:
-            break
-    else:
-        return state
-    inner = _under("network.", features)
-    features = inner if len(inner) == len(features) else features
-    heads = {key.rpartition(".")[0] for key in wanted if key not in features}
-    head = heads.pop() if len(heads) == 1 else "classifier"
-    return {**features, **{f"{head}.{key}": value for key, value in classifier.items()}}
+            features = _under("network.", features) or features
+            heads = {key.rpartition(".")[0] for key in wanted if key not in features}
+            head = heads.pop() if len(heads) == 1 else "classifier"
+            return {**features, **{f"{head}.{key}": value for key, value in classifier.items()}}
+    return state
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import operator
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -25,11 +26,8 @@ from nac_openood.errors import NACError, some
 
 def is_code(text: str) -> bool:
     """Whether `text` has the form of `package.module:name` or `path/to/file.py:name`."""
-    home, _, name = text.rpartition(":")
-    is_name = all(part.isidentifier() for part in name.split("."))
-    return is_name and (
-        home.endswith(".py") or all(part.isidentifier() for part in home.split("."))
-    )
+    name = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+    return re.fullmatch(rf"(.+\.py|{name}):{name}", text, re.DOTALL) is not None
 
 
 def load_code(text: str, what: str) -> Any:
@@ -54,37 +52,33 @@ def load_code(text: str, what: str) -> Any:
         return operator.attrgetter(name)(module)
     except AttributeError:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise NACError(
-            f"{what}: {home} has no '{name}'. It has {some(names, 8) or 'no functions'}."
-        ) from None
+        raise NACError(f"{what}: {home} has no '{name}'. It has {some(names, 8)}.") from None
 
 
-def call_code(
-    function: Callable[..., Any], text: str, what: str, offered: Mapping[str, Any]
-) -> Any:
-    """Call a user's function with an offered value if it takes one, otherwise with nothing.
+def call_code(text: str, what: str, offered: Mapping[str, Any], made: Any = ()) -> Any:
+    """The object that `text` names or, if it can be called, what it returns.
 
     Args:
-        function: what `load_code` returned.
-        text: what it was loaded from, for errors.
+        text: as in `load_code`.
         what: the argument it was passed as, for errors.
         offered: the value by each parameter name that it is passed to by keyword. A function with
             one required parameter of another name gets the first value.
+        made: objects of this class are not called.
 
     Raises:
         NACError: it requires other arguments, or it fails; its own error is the `__cause__`.
     """
-    signature = inspect.signature(function)
+    found = load_code(text, what)
+    if isinstance(found, made) or not callable(found):
+        return found
+    signature = inspect.signature(found)
     named = {name: value for name, value in offered.items() if name in signature.parameters}
     for positional in ((), tuple(offered.values())[:1]):
-        if accepts(function, *positional, **named):
+        if accepts(found, *positional, **named):
             with user_code(text, what):
-                return function(*positional, **named)
+                return found(*positional, **named)
     allowed = f"`{next(iter(offered))}` or nothing" if offered else "nothing"
-    raise NACError(
-        f"{what}: {text} must take {allowed}, but its parameters are {signature}. Write a function "
-        "that fills these in."
-    )
+    raise NACError(f"{what}: {text} must take {allowed}, but its parameters are {signature}.")
 
 
 def accepts(function: Callable[..., Any], *args: Any, **named: Any) -> bool:

@@ -25,15 +25,10 @@ from nac_openood.detector.store import notes_of
 from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike
+from nac_openood.sources import transforms
 from nac_openood.sources.images import ImageError, Transform, files_in, image_names, rgb_image
 from nac_openood.sources.networks import kind_of, network_of
 from nac_openood.sources.samples import without_padding
-from nac_openood.sources.transforms import (
-    Preprocessing,
-    chosen_transform,
-    restored_transform,
-    takes_text,
-)
 
 
 class Pipeline(NamedTuple):
@@ -59,7 +54,7 @@ def note_origin(
     arch: str,
     n_classes: int,
     classes: Sequence[str],
-    transform: Optional[Preprocessing],
+    transform: Optional[transforms.Preprocessing],
 ) -> None:
     """Record in a detector the network, classes and transform, for `load_fitted`.
 
@@ -105,15 +100,15 @@ def load_fitted(
             raise NACError(f"{path} does not say which network it belongs to: pass `arch`.")
         if not kind_of(arch).by_name:
             raise NACError(
-                f"{path} belongs to the network {arch}, and code or files that a file names are "
-                f"never loaded by themselves. Pass it yourself: `arch={arch}`."
+                f"{path} names {arch}, and code or files that a file names are never loaded by "
+                f"themselves. Pass it yourself: `arch={arch}`."
             )
     if transform is None and "transform" not in notes:
         raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
     if transform is None:
-        chosen = restored_transform(notes["transform"], arch, weights)
+        chosen = transforms.restored_transform(notes["transform"], arch, weights)
     else:
-        chosen = chosen_transform(transform, arch, weights)
+        chosen = transforms.chosen_transform(transform, arch, weights)
     if notes.get("transform_identity", chosen.identity) != chosen.identity:
         raise NACError(
             f"{path} was fitted with another transform than this one ({chosen}), and its scores "
@@ -247,7 +242,7 @@ def judge_images(
 
 def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction], list[Any]]:
     """One empty prediction per file, with its `problem`; inputs for the files without problems."""
-    is_text, files, inputs = takes_text(transform), [], []
+    is_text, files, inputs = transforms.takes_text(transform), [], []
     for path in paths:
         content: Any
         try:
@@ -271,7 +266,6 @@ def stacked(tensors: Sequence[Any]) -> Any:
     if len(shapes) > 1:
         raise NACError(
             f"the transform returns images of different sizes, {list(shapes[0])} and "
-            f"{list(shapes[1])}. Let it make them equal, e.g. with `crop`, or `resize: [height, "
-            "width]`."
+            f"{list(shapes[1])}. Let it make them equal, e.g. with `crop`."
         )
     return torch.stack(list(tensors))

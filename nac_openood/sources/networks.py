@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from nac_openood.errors import NACError, first_line
 from nac_openood.sources.checkpoints import PUBLISHED, load_checkpoint
-from nac_openood.sources.code import call_code, is_code, load_code
+from nac_openood.sources.code import call_code, is_code
 from nac_openood.sources.images import Transform
 from nac_openood.sources.programs import load_program
 
@@ -38,11 +39,8 @@ def kind_of(arch: str) -> NetworkKind:
     for kind in _KINDS:
         if kind.matches(arch):
             return kind(arch)
-    raise NACError(
-        f"unknown architecture '{arch}'. Expected one of: "
-        f"{'; '.join(kind.form for kind in _KINDS)}. torchvision.models.list_models() names all "
-        "of torchvision's."
-    )
+    forms = "; ".join(kind.form for kind in _KINDS)
+    raise NACError(f"unknown architecture '{arch}'. Expected one of: {forms}.")
 
 
 def build(arch: str, n_classes: int) -> nn.Module:
@@ -141,17 +139,14 @@ class _Timm(NetworkKind):
         super().__init__(arch)
         self.timm = _library("timm", arch, "timm")
         if not self.timm.is_model(self.name):
-            raise NACError(
-                f"timm has no model '{self.name}'. See timm.list_models('*{self.name[:6]}*')."
-            )
+            raise NACError(f"timm has no model '{self.name}'. See timm.list_models().")
 
     def build(self, n_classes: int) -> nn.Module:
         return self.timm.create_model(self.name, pretrained=False, num_classes=n_classes)
 
     def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
         if weights is not None or not self.timm.is_model_pretrained(self.name):
-            what = weights or "weights"
-            raise NACError(f"timm publishes no {what} of '{self.name}'. {_PASS_FILE}")
+            raise NACError(f"timm has no {weights or 'weights'} of '{self.name}'. {_PASS_FILE}")
         return _downloaded(self.arch, lambda: self.timm.create_model(self.name, pretrained=True))
 
     def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
@@ -178,9 +173,8 @@ class _Torchvision(NetworkKind):
         name, published = (weights or "").removeprefix(PUBLISHED), list(self._published())
         if name not in published:
             raise NACError(
-                f"torchvision publishes the weights {published} of {self.arch}; got "
-                f"'{name or 'none'}'. Pass a checkpoint file, or e.g. "
-                f"'{PUBLISHED}{(published or ['NAME'])[0]}'."
+                f"torchvision publishes the weights {published} of {self.arch}; got '{name}'. Pass "
+                f"a checkpoint file, or {PUBLISHED}NAME."
             )
         if n_classes != 1000:
             raise NACError(f"{weights} has 1000 classes, not {n_classes}. {_PASS_FILE}")
@@ -188,9 +182,9 @@ class _Torchvision(NetworkKind):
 
     def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
         """The transform of the published weights, of version 1 for a checkpoint file."""
-        is_published = weights is not None and weights.startswith(PUBLISHED)
-        name = str(weights).removeprefix(PUBLISHED) if is_published else "IMAGENET1K_V1"
-        entry = self._published().get(name)
+        published = self._published()
+        name = (weights or "").removeprefix(PUBLISHED)
+        entry = published.get(name, published.get("IMAGENET1K_V1"))
         return None if entry is None else entry.transforms()
 
     def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
@@ -237,12 +231,10 @@ class _HuggingFace(NetworkKind):
         try:
             return getattr(transformers, auto_class).from_pretrained(self.name)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
+            reason = textwrap.shorten(str(error), 400, placeholder=" ...")
             raise NACError(
-                f"{auto_class}.from_pretrained('{self.name}') of transformers failed: "
-                f"{reason[:400]} Expected a folder written by save_pretrained (of the network, and "
-                "of its image processor or tokenizer), or a name on the Hugging Face Hub, which "
-                "needs internet access."
+                f"transformers.{auto_class} cannot load '{self.name}': {reason} Expected a folder "
+                "written by save_pretrained, or a name on the Hugging Face Hub."
             ) from error
 
 
@@ -315,14 +307,12 @@ class _UserCode(NetworkKind):
 
     def build(self, n_classes: int) -> nn.Module:
         """Call the factory, with the number of classes if it takes it."""
-        found = load_code(self.arch, "`arch`")
-        if callable(found) and not isinstance(found, nn.Module):
-            offered = {"n_classes": n_classes, "num_classes": n_classes}
-            found = call_code(found, self.arch, "`arch`", offered)
+        offered = {"n_classes": n_classes, "num_classes": n_classes}
+        found = call_code(self.arch, "`arch`", offered, nn.Module)
         if not isinstance(found, nn.Module):
+            got = type(found).__name__
             raise NACError(
-                f"`arch`: {self.arch} is or returns a {type(found).__name__}, expected a network "
-                "(torch.nn.Module), or a function or class that makes one."
+                f"`arch`: {self.arch} is or returns a {got}, expected a torch.nn.Module."
             )
         return found
 
@@ -335,19 +325,16 @@ def _library(name: str, arch: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise NACError(
-            f"'{arch}' needs {name}, which is not installed: pip install 'nac-openood[{extra}]'."
-        ) from None
+        raise NACError(f"'{arch}' needs {name}: pip install 'nac-openood[{extra}]'.") from None
 
 
 def _downloaded(arch: str, download: Callable[[], nn.Module]) -> nn.Module:
     try:
         return download()
     except Exception as error:  # a download has many ways to fail
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise NACError(
-            f"the weights of {arch} cannot be downloaded ({type(error).__name__}: "
-            f"{first_line(error)}). Download them on a machine with internet access and pass the "
-            "file."
+            f"the weights of {arch} cannot be downloaded ({reason}). {_PASS_FILE}"
         ) from error
 
 
@@ -415,9 +402,6 @@ class SmallResNet(CifarResNet18):
 
     channels, stride = 16, 2
     stage = ResidualBlock
-
-    def __init__(self, n_classes: int = 8) -> None:
-        super().__init__(n_classes)
 
 
 def small_vit(n_classes: int = 8) -> nn.Module:

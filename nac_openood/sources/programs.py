@@ -49,17 +49,11 @@ def load_program(path: str) -> nn.Module:
     parts = check_archive(path)
     if Path(path).suffix != ".pt2":
         if not any(name.endswith("/constants.pkl") for name in parts):
-            raise NACError(
-                f"{path} holds weights, not a network. Pass it as the checkpoint, and say with "
-                "`arch` which network it belongs to."
-            )
+            raise NACError(f"{path} holds weights, not a network. Pass it as the checkpoint.")
         return _load_torchscript(path)
     code = [name for name in parts if any(part in name for part in _CODE)]
     if code:
-        raise NACError(
-            f"{path} holds compiled code or pickled objects ('{code[0]}') and is not loaded, "
-            "because it could run any code. Export the network alone."
-        )
+        raise NACError(f"{path} is not loaded, because it could run code ('{code[0]}').")
     try:
         with _tensors_only():
             program = torch.export.load(path)
@@ -128,10 +122,8 @@ class OperationNetwork(nn.Module):
         for node in list(self._graph.nodes):
             if node.op == "get_attr":
                 value = operator.attrgetter(node.target)(traced)
-                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                    self.weights.register_buffer(node.name, value)
-                else:
-                    setattr(self.weights, node.name, value)
+                is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+                setattr(self.weights, node.name, nn.Buffer(value) if is_buffer else value)
                 node.target = f"weights.{node.name}"
             elif node.op == "call_module":  # checks the sizes of the example
                 self._graph.erase_node(node)
@@ -162,10 +154,7 @@ def _load_torchscript(path: str) -> nn.Module:
                 expected = script(images)
                 break
         else:
-            raise NACError(
-                f"{path} is TorchScript that does not take images of a usual size (3 or 1 "
-                f"channels, {min(_SIDES)} to {max(_SIDES)} pixels). {_HOW_TO_EXPORT}"
-            )
+            raise NACError(f"{path} does not take images of a usual size. {_HOW_TO_EXPORT}")
         with suppress(Exception), torch.no_grad():  # e.g. operations that it cannot convert
             from torch._export.converter import TS2EPConverter
 
@@ -174,7 +163,4 @@ def _load_torchscript(path: str) -> nn.Module:
             net = OperationNetwork(program.module()).eval()
             if torch.allclose(expected, net(images), rtol=1e-4, atol=1e-5):
                 return net
-    raise NACError(
-        f"{path} is TorchScript, which runs outside of Python, and PyTorch cannot turn it into a "
-        f"graph of operations whose outputs can be read. {_HOW_TO_EXPORT}"
-    )
+    raise NACError(f"PyTorch cannot turn {path} into a graph of operations. {_HOW_TO_EXPORT}")

@@ -115,10 +115,7 @@ def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, li
         folders = [(name.partition("/")[0], name) for name in names if "/" in name]
         found = sorted(pair for pair in folders if not pair[0].startswith("."))
         if not found:
-            raise NACError(
-                f"the images of {path} are not in class folders: expected one subfolder per class, "
-                f"as in {path}/dog/1.jpg."
-            )
+            raise NACError(f"the images of {path} are not in class folders, as {path}/dog/1.jpg.")
         names, classes = [name for _, name in found], [folder for folder, _ in found]
     unknown = [-1] * len(names)
     return SampleList(names, unknown, transform, f"the folder {path}", root=path), classes
@@ -141,10 +138,7 @@ def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, l
         raise NACError(f"{path} holds texts, but the network takes images: expected paths.")
     for number, line in lines:
         if None in line or None in line.values():  # too many or too few
-            raise NACError(
-                f"{path}, line {number}: expected {len(names)} entries. Put entries that have "
-                "commas in double quotes."
-            )
+            raise NACError(f"{path}, line {number}: expected {len(names)} entries; quote commas.")
         if not all(line[name].strip() for name in columns):
             raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")
     if not lines:
@@ -182,10 +176,7 @@ class DomainFolder(SampleList):
         if missing or len(data.classes) < 2:
             lacking = f"no images of class {', '.join(missing)}, which another domain has"
             problem = lacking if missing else f"images of one class only, {data.classes[0]}"
-            raise NACError(
-                f"the domain {path} has {problem}. Every domain needs images of the same two or "
-                "more classes: add them, or leave out the class or the domain."
-            )
+            raise NACError(f"the domain {path} has {problem}. Domains need the same classes.")
         vars(self).update(vars(data))
 
     def __getitem__(self, index: int) -> Any:

@@ -25,6 +25,7 @@ from nac_openood.sources.transforms import takes_text, transform_text
 _MULTIPLE = 8
 
 
+@dataclass(eq=False)
 class Samples(Dataset[Any]):
     """Reads any dataset in order: images, tables, text, signals.
 
@@ -45,21 +46,17 @@ class Samples(Dataset[Any]):
         NACError: the data cannot be indexed, or is empty.
     """
 
-    def __init__(
-        self,
-        name: str,
-        data: Any,
-        *,
-        batch_size: int = 100,
-        workers: int = 0,
-        progress: Optional[bool] = None,
-    ) -> None:
-        self.name, self.progress = name, progress
-        self.batch_size, self.workers = batch_size, workers
-        self.dataset, self.collate = _in_order(name, data)
-        origin = getattr(base_dataset(data), "origin", None)
+    name: str
+    data: Any
+    batch_size: int = 100
+    workers: int = 0
+    progress: Optional[bool] = None
+
+    def __post_init__(self) -> None:
+        self.dataset, self.collate = _in_order(self.name, self.data)
+        origin = getattr(base_dataset(self.data), "origin", None)
         #: The name, and the file or folder that the data is from, for errors.
-        self.title = name if origin is None else f"{name} ({origin})"
+        self.title = self.name if origin is None else f"{self.name} ({origin})"
         if not len(self.dataset):
             raise NACError(f"{self.title}: the dataset is empty.")
 
@@ -89,10 +86,7 @@ class Samples(Dataset[Any]):
     def check_labels(self, n_classes: int) -> None:
         """Check that every sample of in-distribution data has the label of a class."""
         if self.labels is None:
-            raise NACError(
-                f"{self.title}: expected a label for every sample, got none. Let the dataset yield "
-                "(x, y) or {'data': x, 'label': y}."
-            )
+            raise NACError(f"{self.title} has no labels: let the dataset yield (x, y).")
         try:
             check_labels(torch.from_numpy(self.labels), n_classes)
         except NACError as error:
@@ -135,29 +129,22 @@ def base_dataset(data: Any) -> Any:
 
 def _in_order(name: str, data: Any) -> tuple[Any, Any]:
     """Return a dataset and its `collate_fn`, without a loader's shuffling and dropping."""
-    collate: Any = None
-    if takes_text(getattr(base_dataset(data), "transform", None)):
-        collate = collate_texts
-    if isinstance(data, DataLoader) and _is_indexed(data.dataset):
+    is_text = takes_text(getattr(base_dataset(data), "transform", None))
+    collate: Any = collate_texts if is_text else None
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         if data.batch_size is None:
-            raise NACError(
-                f"{name}: cannot read a DataLoader with a batch_sampler in order. Pass its dataset."
-            )
+            raise NACError(f"{name}: a batch_sampler cannot be read in order. Pass its dataset.")
         with torch.random.fork_rng(devices=[]):
             rows, collate, data = sorted(set(data.sampler)), data.collate_fn, data.dataset
         data = data if len(rows) == len(data) else Subset(data, rows)
-    if not _is_indexed(data):
+    # an `IterableDataset` has a __getitem__ too, which raises an error
+    is_stream = isinstance(data, (DataLoader, IterableDataset)) or not hasattr(data, "__getitem__")
+    if is_stream or not hasattr(data, "__len__"):
         raise NACError(
             f"{name}: expected a map-style dataset (with __len__ and __getitem__) or a DataLoader "
-            f"of one, got {type(data).__name__}. Read a stream into a list of samples first."
+            f"of one, got {type(data).__name__}."
         )
     return data, collate
-
-
-def _is_indexed(data: Any) -> bool:
-    # an `IterableDataset` has a __getitem__ too, which raises an error
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    return indexed and not isinstance(data, IterableDataset)
 
 
 def _identity(dataset: Any) -> Optional[str]:

@@ -13,15 +13,9 @@ from torch.utils.data import DataLoader, Subset
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector.batches import loader_like
 from nac_openood.errors import NACError
-from nac_openood.sources.code import call_code, is_code, load_code
+from nac_openood.sources import readers
+from nac_openood.sources.code import call_code, is_code
 from nac_openood.sources.images import Transform
-from nac_openood.sources.readers import (
-    PathOrText,
-    labelled_samples,
-    listed_images,
-    split_indices,
-    unlabelled_samples,
-)
 from nac_openood.sources.samples import SampleList, Samples, base_dataset
 from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageSettings
 
@@ -78,10 +72,10 @@ class Datasets:
 
 
 def own_sets(
-    train: PathOrText,
+    train: readers.PathOrText,
     *,
-    val: Optional[PathOrText] = None,
-    test: Optional[PathOrText] = None,
+    val: Optional[readers.PathOrText] = None,
+    test: Optional[readers.PathOrText] = None,
     near: Sequence[str] = (),
     far: Sequence[str] = (),
     ood_val: Optional[str] = None,
@@ -112,10 +106,12 @@ def own_sets(
         needs_test: whether to hold out test images if `test` is None.
     """
 
-    def labelled(role: str, path: PathOrText, known: Optional[tuple[str, ...]] = None) -> Any:
+    def labelled(
+        role: str, path: readers.PathOrText, known: Optional[tuple[str, ...]] = None
+    ) -> Any:
         if is_code(str(path)):
             return _run_code(role, str(path), transform)
-        data = labelled_samples(path, transform, known, classes)
+        data = readers.labelled_samples(path, transform, known, classes)
         if len(data.classes) < 2:
             raise NACError(f"{data.origin} has one class only: expected at least two.")
         return data
@@ -153,7 +149,7 @@ def _ood_sets(
         if is_code(path):
             found[name] = _run_code(role, path, transform)
         elif path:
-            found[name] = unlabelled_samples(path, transform)
+            found[name] = readers.unlabelled_samples(path, transform)
         elif listed is not None:
             found[name] = listed(name)
         else:
@@ -177,15 +173,13 @@ def classes_of(data: Any) -> tuple[str, ...]:
 
 def _run_code(role: str, text: str, transform: Optional[Transform]) -> Any:
     """The dataset that a user's code names or returns."""
-    found = load_code(text, f"`{role}`")
-    offered = {} if transform is None else {"transform": transform}
-    return call_code(found, text, f"`{role}`", offered) if callable(found) else found
+    return call_code(text, f"`{role}`", {} if transform is None else {"transform": transform})
 
 
 def _split(data: Any, seed: int) -> tuple[Any, Any]:
     """Hold out 20 % of the samples."""
     dataset = Samples("train", data).dataset
-    train, held_out = split_indices(len(dataset), seed)
+    train, held_out = readers.split_indices(len(dataset), seed)
     if isinstance(data, SampleList):
         return data.without(held_out.tolist()), data.without(train.tolist())
     parts = (Subset(dataset, np.sort(rows).tolist()) for rows in (train, held_out))
@@ -204,9 +198,8 @@ def _title(train: str) -> str:
 
 def _count_classes(train: Any) -> int:
     """How many classes are named, or one more than the largest label."""
-    names = classes_of(train)
-    if names:
-        return len(names)
+    if classes_of(train):
+        return len(classes_of(train))
     labels = Samples("train", train).labels
     if labels is None:
         raise NACError("the training data has no labels: let the dataset yield (x, y).")
@@ -220,27 +213,21 @@ def check_names(names: Sequence[str]) -> None:
     if wrong:
         raise NACError(
             f"expected a different name for each OOD set, and none of {', '.join(RESERVED)}; got "
-            f"{', '.join(wrong)}."
+            + ", ".join(wrong)
         )
 
 
 def check_mapping(role: str, value: Any, what: str, example: str) -> None:
     """Check that an argument is a mapping, of datasets by name."""
     if not isinstance(value, Mapping):
-        got = type(value).__name__
-        raise NACError(
-            f"`{role}` must map {what} to datasets: {{'{example}': dataset}}; got {got}."
-        )
+        raise NACError(f"`{role}` must map {what} to datasets, as in {{'{example}': dataset}}.")
 
 
 def check_file_names(what: str, names: Iterable[str]) -> None:
     """Check that files can have these names on all systems."""
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name):
-            raise NACError(
-                f"the name of {what} must not be empty, contain a slash or begin with a '.', "
-                f"and must be UTF-8, because files are named after it; got {name!r}."
-            )
+            raise NACError(f"the name of {what} must be one that a file can have; got {name!r}.")
 
 
 @dataclass(frozen=True)
@@ -285,7 +272,7 @@ class Benchmark:
         """The images of a list, e.g. `train_cifar10`."""
         root = Path(data_root)
         path = root / "benchmark_imglist" / self.name / f"{part}.txt"
-        return listed_images(path, root / self.folder, transform)
+        return readers.listed_images(path, root / self.folder, transform)
 
 
 _SMALL, _LARGE = "images_classic", "images_largescale"
@@ -318,7 +305,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "imagenet", 1000, _LARGE, *_IMAGENET,
             {f"imagenet_{kind}": f"test_imagenet_{kind}" for kind in ("v2", "c", "r", "es")},
         ),
-        # `demo.embedded_files.write_openood` writes it
+        # `demo.embedded.write_openood` writes it
         Benchmark(
             "embedded", 8, "images_embedded", "flower", 32, 32, (0.303,) * 3, (0.325,) * 3,
             ("digits_8_9", "mnist_8_9"), ("photos", "portrait", "terrain", "textures", "scenes"),

@@ -60,17 +60,12 @@ class ImageSettings:
             value = getattr(self, name)
             values = (value,) * channels if isinstance(value, (int, float)) else value
             if values is not None and len(values) != channels:
-                raise NACError(
-                    f"'{name}' must be {channels} numbers, one per channel, got {value}."
-                )
+                raise NACError(f"'{name}' must be {channels} numbers, one per channel.")
             object.__setattr__(self, name, values and tuple(map(float, values)))
         if (self.mean is None) != (self.std is None):
             raise NACError("expected both 'mean' and 'std' or neither of them.")
         if self.interpolation not in _INTERPOLATIONS:
-            raise NACError(
-                f"'interpolation' must be one of {', '.join(_INTERPOLATIONS)}, got "
-                f"{self.interpolation!r}."
-            )
+            raise NACError(f"'interpolation' must be one of {', '.join(_INTERPOLATIONS)}.")
 
     @classmethod
     def from_yaml(cls, text: str, origin: str) -> ImageSettings:
@@ -180,42 +175,36 @@ def chosen_transform(
     Raises:
         NACError: the choice is invalid, or no transform is known for the network.
     """
-    if choice is None or choice == AUTO:
-        return _automatic(arch, weights, benchmark)
-    if Path(choice).suffix in (".yml", ".yaml") or Path(choice).is_file():
-        return Preprocessing.of(read_settings(choice))
-    if is_code(choice):
-        return Preprocessing(user_transform(choice), choice)
-    raise NACError(
-        "`transform`: expected 'auto', a YAML file, package.module:name or path/to/file.py:name, "
-        f"got '{choice}'."
-    )
-
-
-def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> Preprocessing:
-    """Make the transform from the `text` in a file; code that a file names is not run."""
-    if text == AUTO:
-        return _automatic(arch, weights, None)
-    if is_code(text):
-        raise NACError(
-            f"the transform is {text}, and code that a file names is never run by itself. Pass it "
-            f"yourself: `transform={text}`."
-        )
-    return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
-
-
-def _automatic(arch: str, weights: Optional[str], benchmark: Optional[Benchmark]) -> Preprocessing:
+    if choice is not None and choice != AUTO:
+        if Path(choice).suffix in (".yml", ".yaml") or Path(choice).is_file():
+            return Preprocessing.of(read_settings(choice))
+        if is_code(choice):
+            return Preprocessing(user_transform(choice), choice)
+        raise NACError(f"`transform`: expected 'auto', a YAML file or code, got '{choice}'.")
     kind = kind_of(arch)
+    own = None
     if benchmark is None or benchmark.name in kind.benchmarks:
-        transform = kind.transform(weights)
-        if transform is not None:
-            return Preprocessing(transform, AUTO)
+        own = kind.transform(weights)
+    if own is not None:
+        return Preprocessing(own, AUTO)
     if benchmark is not None:
         return Preprocessing.of(benchmark.settings())
     raise NACError(
         f"no transform is known for {arch}: pass `transform`, a YAML file such as\n{_EXAMPLE}or "
         "code that makes a transform, path/to/file.py:name."
     )
+
+
+def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> Preprocessing:
+    """Make the transform from the `text` in a file; code that a file names is not run."""
+    if text == AUTO:
+        return chosen_transform(AUTO, arch, weights)
+    if is_code(text):
+        raise NACError(
+            f"the transform is {text}, and code that a file names is never run by itself. Pass it "
+            f"yourself: `transform={text}`."
+        )
+    return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
 
 
 def user_transform(text: str) -> Transform:
@@ -231,10 +220,7 @@ def user_transform(text: str) -> Transform:
         with user_code(text, "`transform`"):
             found = found()
     if not callable(found):
-        raise NACError(
-            f"`transform`: {text} makes a {type(found).__name__}, expected a transform: a function "
-            "of an image that returns a tensor."
-        )
+        raise NACError(f"`transform`: {text} makes a {type(found).__name__}, not a transform.")
     return _UserTransform(found, text)
 
 
@@ -248,9 +234,8 @@ class _UserTransform:
         with user_code(self.text, "`transform`"):
             made = self.transform(image)
         if not isinstance(made, Tensor):
-            raise NACError(
-                f"`transform`: {self.text} returned a {type(made).__name__}, expected a tensor."
-            )
+            got = type(made).__name__
+            raise NACError(f"`transform`: {self.text} returned a {got}, expected a tensor.")
         return made
 
     def __repr__(self) -> str:
