@@ -63,10 +63,8 @@ class Cell:
     @classmethod
     def of(cls, entry: Entry, rank: Optional[int] = None) -> Cell:
         """How an entry is shown."""
-        if isinstance(entry, Cell):
-            return entry
-        if isinstance(entry, str):
-            return cls(entry)
+        if isinstance(entry, (Cell, str)):
+            return cls(entry) if isinstance(entry, str) else entry
         mean, std = entry if isinstance(entry, (list, tuple)) else (entry, None)
         if mean is None:
             return cls(NOTHING)
@@ -196,26 +194,15 @@ class BarGroups(Figure):
 
 @dataclass(frozen=True)
 class Density:
-    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is shown above them.
-
-    `shifted` has the shares of datasets under covariate shift.
-    """
+    """Shares of ID and OOD samples between `edges`, `[bins]` each; `note` is shown above them."""
 
     edges: Sequence[float]
     inside: Sequence[float]
     outside: Sequence[float]
     note: str = ""
-    shifted: Sequence[Sequence[float]] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls,
-        inside: np.ndarray,
-        outside: np.ndarray,
-        *shifted: np.ndarray,
-        bins: int = 40,
-        note: str = "",
-    ) -> Density:
+    def of(cls, inside: np.ndarray, outside: np.ndarray, note: str = "", bins: int = 40) -> Density:
         """Bins over the middle 99 percent, so that a few outliers do not flatten the rest."""
         low, high = np.quantile(np.concatenate([inside, outside]), [0.005, 0.995])
         # values too close together for that many bins count as equal
@@ -223,9 +210,9 @@ class Density:
             half = max(0.01, abs(low) * 1e-3)
             low, high = low - half, high + half
         edges = np.linspace(low, high, bins + 1)
-        counts = [np.histogram(v.clip(low, high), edges)[0] for v in (inside, outside, *shifted)]
-        found = [(each / max(1, each.sum())).tolist() for each in counts]
-        return cls(edges.tolist(), found[0], found[1], note, found[2:])
+        counts = [np.histogram(v.clip(low, high), edges)[0] for v in (inside, outside)]
+        shares = [(each / max(1, each.sum())).tolist() for each in counts]
+        return cls(edges.tolist(), *shares, note)
 
 
 @dataclass(frozen=True)

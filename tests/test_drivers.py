@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from nac_openood.core.layer_config import STATES
 from nac_openood.detector.config import read_config
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("table_*.sh"))
-PARSER, COMMANDS = build_parser()
+PARSER, _ = build_parser()
 
 #: Writes its arguments to a file, one a line, an empty line behind each call.
 STANDIN = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$CALLS"\necho >> "$CALLS"\n'
@@ -48,19 +49,6 @@ def test_every_table_has_one_driver() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
-def test_driver_is_thin_and_says_what_it_needs(script: Path) -> None:
-    assert os.access(script, os.X_OK)
-    lines = script.read_text().splitlines()
-    assert len(lines) <= 25
-    head = "\n".join(line for line in lines if line.startswith("#"))
-    assert (
-        lines[1].startswith(f"# Table {number(script)}: ") and f"Table {number(script)}" in tables()
-    )
-    downloads = ("scripts/download/download.py", "domainbed/scripts/download.py")
-    assert "# Needs " in head and any(download in head for download in downloads)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
 def test_driver_runs_and_its_options_are_known(script: Path, tmp_path: Path) -> None:
     known = ("analyze", "compare", "search", "run", "rank")
     made = [c for c in calls(script, tmp_path) if c[0] in known]
@@ -74,9 +62,6 @@ def test_driver_runs_and_its_options_are_known(script: Path, tmp_path: Path) -> 
             assert set(named) <= set(METHODS)
         if "--nac-config" in call:
             assert (tmp_path / call[call.index("--nac-config") + 1]).is_file()
-    missing = {c[0] for c in made} - set(COMMANDS)
-    if missing:
-        pytest.skip(f"no command {sorted(missing)} yet: its options are not checked")
     for call in made:
         PARSER.parse_args(call)  # leaves with exit code 2 on an unknown option
 
@@ -98,24 +83,18 @@ def test_layers_are_added_one_by_one_on_all_benchmarks(tmp_path: Path) -> None:
 
 
 def test_ablations_try_the_rows_of_their_tables(tmp_path: Path) -> None:
-    for name, key in (("table_5_alpha", "steepness"), ("table_7_bins", "n_bins")):
+    def configs(name: str) -> list[Any]:
         folder = tmp_path / name
         folder.mkdir()
         runs_of(name, folder)
-        configs = (folder / "results" / "_".join(name.split("_")[:2])).glob("*.yml")
-        tried = sorted(getattr(read_config(c).layers["avgpool"], key) for c in configs)
-        table = tables()[f"Table {name.split('_')[1]}"]
-        assert tried == sorted(float(row[0]) for row in table.rows)
+        found = (folder / "results" / "_".join(name.split("_")[:2])).glob("*.yml")
+        return [(c, c.layers["avgpool"]) for c in map(read_config, found)]
 
+    def rows(name: str) -> list[float]:
+        return sorted(float(row[0]) for row in tables()[name].rows)
 
-def test_r_becomes_a_count(tmp_path: Path) -> None:
-    runs_of("table_6_r", tmp_path)
-    configs = [read_config(c) for c in (tmp_path / "results" / "table_6").glob("*.yml")]
-    r = [c.layers["avgpool"].full_count * 50 / c.n_samples for c in configs]
-    assert sorted(r) == [float(row[0]) for row in tables()["Table 6"].rows]
-
-
-def test_states_are_all_that_there_are(tmp_path: Path) -> None:
-    runs_of("table_16_state", tmp_path)
-    configs = [read_config(c) for c in (tmp_path / "results" / "table_16").glob("*.yml")]
-    assert {c.layers["avgpool"].state for c in configs} == set(STATES)
+    assert sorted(a.steepness for _, a in configs("table_5_alpha")) == rows("Table 5")
+    assert sorted(a.n_bins for _, a in configs("table_7_bins")) == rows("Table 7")
+    r = [a.full_count * 50 / c.n_samples for c, a in configs("table_6_r")]
+    assert sorted(r) == rows("Table 6")
+    assert {a.state for _, a in configs("table_16_state")} == set(STATES)

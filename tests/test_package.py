@@ -100,10 +100,11 @@ def test_imports_point_one_way():
 @pytest.mark.parametrize(
     ("where", "code", "told"),
     [
-        ("errors.py", "from nac_openood import cli", "errors: errors.py imports cli"),
-        ("core/bins.py", "import yaml", "core: bins.py imports yaml"),
-        ("sources/a.py", "from nac_openood.search import x", "sources: a.py imports search"),
-        ("benchmark/a.py", "import nac_openood.plugin.x", "benchmark: a.py imports plugin"),
+        ("errors.py", "from nac_openood import cli", ["errors: errors.py imports cli"]),
+        ("core/a.py", "import yaml", ["core: a.py imports yaml"]),
+        ("sources/a.py", "from nac_openood.search import x", ["sources: a.py imports search"]),
+        ("benchmark/a.py", "import nac_openood.plugin.x", ["benchmark: a.py imports plugin"]),
+        ("benchmark/a.py", "def f():\n    import nac_openood.plugin.x", []),
     ],
 )
 def test_that_test_can_fail(tmp_path, monkeypatch, where, code, told):
@@ -111,15 +112,7 @@ def test_that_test_can_fail(tmp_path, monkeypatch, where, code, told):
     file.parent.mkdir(exist_ok=True)
     file.write_text(code)
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    assert list(violations([file])) == [told]
-
-
-def test_an_import_inside_a_function_may_be_lazy(tmp_path, monkeypatch):
-    file = tmp_path / "benchmark" / "a.py"
-    file.parent.mkdir()
-    file.write_text("def f():\n    from nac_openood.plugin import x")
-    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    assert not list(violations([file]))
+    assert list(violations([file])) == told
 
 
 def run(code):
@@ -181,14 +174,6 @@ def defined_twice(files):
 
 def test_a_name_has_one_meaning():
     assert not defined_twice(modules())
-
-
-def test_that_a_second_meaning_is_found(tmp_path, monkeypatch):
-    (tmp_path / "a.py").write_text("class Run: ...\n_own = 1\nA, B = 1, 2\ndef add(): ...")
-    (tmp_path / "b.py").write_text("Run: type = int\n_own = 2\nC = B = 3\ndef add(): ...")
-    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    found = defined_twice([tmp_path / "a.py", tmp_path / "b.py"])
-    assert sorted(found) == ["B: a.py, b.py", "Run: a.py, b.py"]
 
 
 def test_only_the_cli_prints():

@@ -6,7 +6,6 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,20 +13,13 @@ from processes import run_code
 from report_example import ERROR, METHODS, RUNS, SETS, WORKED, build
 from sklearn.metrics import roc_auc_score
 
-import nac_openood.report
 from nac_openood import NACError
 from nac_openood.benchmark.run.results import FAR, METRICS, NEAR, Results, Row, SetInfo
 from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
-from nac_openood.report.comparison import (
-    comparison_document,
-    results_csv,
-    summary_table,
-    verdict,
-    write_page,
-    write_tables,
-)
+from nac_openood.report import comparison
+from nac_openood.report.comparison import results_csv, summary_table, write_page, write_tables
 from nac_openood.report.figures import Picture, svg
 from nac_openood.report.formatting import SHOWN, metric, ordinal
 from nac_openood.report.methods import Ranked
@@ -46,28 +38,21 @@ def few(folder, change=lambda results: results, **options):
 
 
 def page(results):
-    return render_page(comparison_document(results))
+    return render_page(comparison.comparison_document(results))
 
 
 def markdown(results):
-    return render_markdown(comparison_document(results))
+    return render_markdown(comparison.comparison_document(results))
 
 
 def rows_changed(method=None, run=None, **changes):
     """A change of the rows of a method (or all of them) and run (or all of them)."""
 
-    def change(results):
-        return replace(
-            results,
-            rows=tuple(
-                replace(row, **changes)
-                if method in (None, row.method) and run in (None, row.run)
-                else row
-                for row in results.rows
-            ),
-        )
+    def changed(row):
+        meant = method in (None, row.method) and run in (None, row.run)
+        return replace(row, **changes) if meant else row
 
-    return change
+    return lambda results: replace(results, rows=tuple(map(changed, results.rows)))
 
 
 def without_metric(name, methods=FEW):
@@ -95,9 +80,6 @@ class Seen(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -188,12 +170,12 @@ def test_ranks(results):
     nac = next(m for m in methods if m.method == "nac")
     assert nac.ranks[NEAR] == 2 and nac.ranks[FAR] == 3
     told = f"NAC is 2nd of {WORKED} on near-OOD (AUROC 87.06, 2.21"
-    assert verdict(Ranked(results)).startswith(told)
+    assert comparison.verdict(Ranked(results)).startswith(told)
     twin = [replace(r, method="twin", title="Twin") for r in results.rows if r.method == "nac"]
     more = replace(results, rows=(*results.rows, *twin))
     methods = {m.method: m for m in Ranked(more).methods}
     assert [methods[m].ranks[NEAR] for m in ("nac", "twin", "rmds")] == [2, 2, 4]
-    assert f"tied for 2nd of {WORKED + 1} on near-OOD" in verdict(Ranked(more))
+    assert f"tied for 2nd of {WORKED + 1} on near-OOD" in comparison.verdict(Ranked(more))
 
 
 def test_ordinals():
@@ -220,7 +202,7 @@ def test_the_page_shows_everything(whole_page, results):
     assert len(seen.all("img")) == 12
     assert results.command in seen.text
     assert "51.20 %, within 50 ± 5 %" in seen.text
-    assert verdict(Ranked(results)) in seen.text
+    assert comparison.verdict(Ranked(results)) in seen.text
     # what comes from data is escaped
     assert "<script>alert" not in whole_page and ERROR in seen.text
     assert "<img src=x>" not in whole_page and "cifar10/<img src=x>&0.png" in seen.text
@@ -263,8 +245,6 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
     )
     assert run_code(code, found.folder).returncode == 0
     assert [p.read_bytes() for p in written] == first
-    names = {p.name for p in found.folder.iterdir() if p.is_file()}
-    assert names == {"results.json", "results.csv", "results.md", "report.html"}
 
 
 NO_NUMBERS = {s: dict.fromkeys(METRICS, float("nan")) for s in ("tin", "mnist", NEAR, FAR)}
@@ -293,7 +273,7 @@ EDGES = {
     "no far sets": ({"sets": SETS[:2]}, ["on near-OOD"]),
     "covariate shift": (
         {"sets": (SETS[0], SetInfo("imagenet_c", "csid", 100), *TWO[1:])},
-        ["ID under covariate shift"],
+        ["in-distribution, covariate shift"],
     ),
     "no NAC": ({"methods": ("msp", "knn", "gram")}, ["NAC is not among them"]),
     "only NAC": ({"methods": ("nac",)}, ["NAC is 1st of 1 on near-OOD"]),
@@ -368,10 +348,10 @@ def test_a_picture_that_is_missing_damaged_or_foreign_is_left_out(tmp_path):
 
 
 def test_layers_alone_and_together(results):
-    sample = run_scores(results, "nac")
+    sample = run_scores(results, next(m for m in Ranked(results).methods if m.method == "nac"))
     aurocs = layer_aurocs(sample)
     assert set(aurocs) == {"avgpool", "layer1", "layer2", "layer3", COMBINED}
-    row = next(r for r in results.rows if r.method == "nac" and r.run == sample.run)
+    row = next(r for r in results.rows if r.method == "nac" and r.run == sample.row.run)
     for dataset, value in aurocs[COMBINED].items():
         assert value == pytest.approx(row.metrics[dataset]["AUROC"], abs=1e-9)
 
@@ -413,9 +393,6 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda url: False)
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert "no browser found" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["report", "--help"])
-    assert "nac-openood report results/cifar10 --open" in capsys.readouterr().out
 
 
 def test_both_conventions_of_fpr_are_named(tmp_path):
@@ -468,17 +445,12 @@ def test_every_method_of_ours_is_highlighted(tmp_path, monkeypatch):
     html = page(found)
     table = html.split('<section id="ranking"')[1].split("</section>")[0]
     assert table.count('<tr class="ours">') == 2
-    told = verdict(Ranked(found))
+    told = comparison.verdict(Ranked(found))
     assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", told)
     head = check_page(html).text.split("Ranking")[0]
     assert told in head and len(re.findall(r"Near-OOD rank", head)) == 2
     assert re.search(r"^1  > KNN .*^2  > NAC ", summary_table(found), re.M | re.S)
     assert "**KNN**" in markdown(found) and "**NAC**" in markdown(found)
-
-
-def test_modules_of_the_report_import_matplotlib_only_to_draw():
-    for path in Path(nac_openood.report.__path__[0]).glob("*.py"):
-        assert not re.search(r"^(import|from) matplotlib", path.read_text(), re.M), path.name
 
 
 def test_numbers_in_pictures_are_not_cut():

@@ -240,17 +240,14 @@ def _densities(figure: Densities) -> Picture:
 
     def paint(canvas: Any) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False)
-        shifted = f"{figure.inside} under covariate shift"
         for axes, (title, panels) in zip(grid, figure.rows):
             look = {"weight": "bold", "color": OUR_COLOR} if title in figure.ours else {}
             axes[0].set_ylabel(title, rotation=0, ha="right", va="center", **look)
             for axis, panel in zip(axes, panels):
-                lines = [(each, shifted, ID_COLOR, ":") for each in panel.shifted]
-                lines += [(panel.inside, figure.inside, ID_COLOR, "-")]
-                lines += [(panel.outside, figure.outside, OOD_COLOR, "--")]
-                for shares, label, color, dash in lines:
-                    axis.stairs(shares, panel.edges, color=color, ls=dash, lw=1.4, label=label)
-                axis.stairs(panel.inside, panel.edges, color=ID_COLOR, fill=True, alpha=0.35)
+                inside = {"edgecolor": ID_COLOR, "linewidth": 1.2, "facecolor": f"{ID_COLOR}59"}
+                axis.stairs(panel.inside, panel.edges, fill=True, label=figure.inside, **inside)
+                outside = {"edgecolor": OOD_COLOR, "linewidth": 1.5, "linestyle": "--"}
+                axis.stairs(panel.outside, panel.edges, label=figure.outside, **outside)
                 axis.set(xlim=(panel.edges[0], panel.edges[-1]), ylim=(0, None), yticks=[])
                 axis.set_title(panel.note)
                 axis.locator_params(axis="x", nbins=3)
@@ -258,8 +255,7 @@ def _densities(figure: Densities) -> Picture:
         for axis, title, panel in zip(grid[0], figure.columns, figure.rows[0][1]):
             axis.set_title(f"{title}\n{panel.note}".strip())
         canvas.supxlabel(figure.x_label, fontsize=9)
-        keys = dict(zip(*grid[0][0].get_legend_handles_labels()[::-1]))
-        canvas.legend(keys.values(), keys, loc="outside upper left", ncols=3)
+        canvas.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
     listed = "; ".join(
         f"{title}{column and f', {column}'}: {panel.note}"

@@ -88,15 +88,19 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         charts: list[Content] = [Figures(found.figures)] if found.figures else []
         blocks = [found.sentence, *charts, *found.tables, [*found.notes], *found.gallery]
         sections.append(Section(found.kind, found.title, blocks))
-    notes = []
-    if about.ood_val.surrogate:
-        notes.append(f"The OOD validation set is made of {about.ood_val.name}.")
-    if not about.searched:
-        notes.append("NAC's settings were not searched.")
+    surrogate = f"The OOD validation set is made of {about.ood_val.name}."
+    notes = [surrogate] if about.ood_val.surrogate else []
+    notes += [] if about.searched else ["NAC's settings were not searched."]
     several = (
         "Each section repeats tables or figures of the paper on this network and begins with what "
         "it found."
     )
+    facts = [
+        count(len(findings), "analysis", "analyses"),
+        f"{about.accuracy:.2f} % ID accuracy",
+        count(sum(role in ("near", "far") for role in about.roles.values()), "OOD dataset"),
+        count(sum(about.samples[name] for name in about.roles), "test sample"),
+    ]
     samples = [(_ROLES.get(n, set_title(n)), count(k, "sample")) for n, k in about.samples.items()]
     settings = [
         (layer, settings_text({k: v for k, v in own.items() if k != "layout"}))
@@ -108,12 +112,7 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         about.arch,
         findings[0].sentence if len(findings) == 1 else several,
         sections,
-        [
-            count(len(findings), "analysis", "analyses"),
-            f"{about.accuracy:.2f} % ID accuracy",
-            count(sum(role in ("near", "far") for role in about.roles.values()), "OOD dataset"),
-            count(sum(about.samples[name] for name in about.roles), "test sample"),
-        ],
+        facts,
         notes,
         topic="Analysis of NAC",
         version=about.versions["nac_openood"],

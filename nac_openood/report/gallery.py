@@ -83,20 +83,14 @@ def suspects_page(
         layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
         neurons += [f"{prediction.path}: {'; '.join(layers)}"] if layers else []
     least_covered = "The neurons of each layer whose activations were seen least often in training:"
-    return render_page(
-        Document(
-            "Most suspicious images",
-            arch,
-            f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g}).",
-            [
-                Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
-                Section("neurons", "Least covered neurons", [least_covered, neurons]),
-            ],
-            [
-                f"{count(len(suspects), 'image')} with the lowest p-values",
-                f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
-            ],
-            topic="nac-openood score",
-            version=__version__,
-        )
-    )
+    sections = [
+        Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
+        Section("neurons", "Least covered neurons", [least_covered, neurons]),
+    ]
+    verdict = f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
+    facts = [
+        f"{count(len(suspects), 'image')} with the lowest p-values",
+        f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
+    ]
+    made = {"topic": "nac-openood score", "version": __version__}
+    return render_page(Document("Most suspicious images", arch, verdict, sections, facts, **made))

@@ -141,14 +141,12 @@ def hyperparameters(ranked: Ranked) -> Section:
 
 def _ours(row: Row) -> Iterator[Content]:
     """Nested settings become tables, the others a line."""
-    nested = {
-        name: entries
-        for name, entries in row.hyperparameters.items()
-        if isinstance(entries, Mapping)
-        and entries
-        and all(isinstance(entry, Mapping) for entry in entries.values())
-    }
-    flat = {k: v for k, v in row.hyperparameters.items() if k not in nested}
+    nested: dict[str, Mapping[str, Any]] = {}
+    flat: dict[str, Any] = {}
+    for name, value in row.hyperparameters.items():
+        entries = value.values() if isinstance(value, Mapping) else []
+        is_table = entries and all(isinstance(entry, Mapping) for entry in entries)
+        (nested if is_table else flat)[name] = value
     search, advice = row.search or {}, row.advice or {}
     texts = [
         _search(search),

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import Iterator, Mapping, Optional, Sequence
+from math import isfinite, nan
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
 from nac_openood import tables
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import Results, Row
 from nac_openood.core.metrics import auroc
 from nac_openood.detector.outcomes import Scores
-from nac_openood.report.formatting import SHOWN, set_title
+from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked, RankedMethod
 from nac_openood.report.render import Content, Figures, Section
 from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Series
 
-_LayerAurocs = Mapping[str, Mapping[str, float]]
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
@@ -29,26 +28,25 @@ class RunScores:
     """A method's scores on one checkpoint.
 
     Args:
-        run: name of the checkpoint.
-        inside: scores of the ID test set.
-        shifted: dataset under covariate shift -> scores; these count as ID.
-        outside: OOD dataset -> scores.
-        aurocs: OOD dataset -> AUROC in percent, where known.
+        method: the method.
+        row: its result on the checkpoint.
+        inside: scores of the ID test set, then of datasets under covariate shift, by name.
+        outside: scores by OOD dataset.
     """
 
-    run: str
-    inside: Scores
-    shifted: Mapping[str, Scores]
+    method: RankedMethod
+    row: Row
+    inside: Mapping[str, Scores]
     outside: Mapping[str, Scores]
-    aurocs: Mapping[str, float]
 
     def id_scores(self, layer: Optional[str] = None) -> np.ndarray:
         """Scores `[samples]` of everything that counts as ID, finite ones only."""
-        return np.concatenate([finite(s, layer) for s in (self.inside, *self.shifted.values())])
+        return np.concatenate([finite(scored, layer) for scored in self.inside.values()])
 
-
-#: The methods of a picture and their scores.
-_Scored = Sequence[tuple[RankedMethod, RunScores]]
+    def auroc(self, dataset: str) -> str:
+        """The AUROC in percent as text; empty if it is unknown."""
+        value = self.row.metrics.get(dataset, {}).get("AUROC", nan)
+        return f"{value:.1f}" if isfinite(value) else ""
 
 
 def finite(scored: Scores, layer: Optional[str] = None) -> np.ndarray:
@@ -58,35 +56,26 @@ def finite(scored: Scores, layer: Optional[str] = None) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def run_scores(results: Results, method: str) -> Optional[RunScores]:
+def run_scores(results: Results, method: RankedMethod) -> Optional[RunScores]:
     """Scores of the first run that has any, because a picture shows one run; None without any."""
-    for row in results.rows:
-        if row.method == method and row.status == "ok":
-            found = {s.name: results.scores(row.run, method, s.name) for s in results.sets}
-            known = {n: s for n, s in found.items() if s is not None and finite(s).size}
-            inside, shifted, near, far = (
-                {n: known[n] for n in results.names(role) if n in known}
-                for role in ("id", "csid", "near", "far")
-            )
-            outside = {**near, **far}
-            if inside and outside:
-                aurocs = {n: row.metrics.get(n, {}).get("AUROC") for n in outside}
-                numbers = {n: a for n, a in aurocs.items() if a is not None and isfinite(a)}
-                return RunScores(row.run, next(iter(inside.values())), shifted, outside, numbers)
+    for row in method.worked:
+        found = {s: results.scores(row.run, row.method, s.name) for s in results.sets}
+        known = {s: scored for s, scored in found.items() if scored and finite(scored).size}
+        inside = {s.name: known[s] for s in known if s.role in ("id", "csid")}
+        outside = {s.name: known[s] for s in known if s.role in ("near", "far")}
+        if outside and any(s.role == "id" for s in known):
+            return RunScores(method, row, inside, outside)
     return None
 
 
 def distributions(ranked: Ranked) -> Section:
     """Score histograms of our methods, the best other method, and MSP."""
-    scored = _best(ranked, 1, "msp")
-    blocks: list[Content] = []
-    if scored:
-        text = (
-            f"{_runs(scored)} Histograms are scaled to the same area: the less the two overlap, "
-            "the better the method tells ID from OOD."
-        )
-        blocks = [Figures([_histograms(*pair) for pair in _by_set(ranked, scored)], text)]
-    elif ranked.worked and ranked.ood_sets:
+    text = (
+        "Histograms are scaled to the same area: the less the two overlap, the better the method "
+        "tells ID from OOD."
+    )
+    blocks = _by_dataset(ranked, _best(ranked, 1, "msp"), _histograms, text)
+    if ranked.worked and ranked.ood_sets and not blocks:
         blocks = ["The scores are not in this folder, so there is nothing to draw here."]
     return Section("scores", "Score distributions", blocks)
 
@@ -94,60 +83,58 @@ def distributions(ranked: Ranked) -> Section:
 def rocs(ranked: Ranked) -> Section:
     """ROC curves of our methods and the best other ones; empty without scores."""
     scored = _best(ranked, max(_CURVES - sum(m.ours for m in ranked.worked), 1))
-    scored = sorted(scored, key=lambda pair: not pair[0].ours)
+    scored.sort(key=lambda sample: not sample.method.ours)
     text = (
-        f"Our methods and the best other methods. {_runs(scored)} {SHOWN['FPR@95']} can be read "
-        f"off where a curve meets the horizontal dotted line; {SHOWN['FPR@95_IN']} is 100 minus "
-        "its height at the vertical dotted line."
+        f"Our methods and the best other methods. {fmt.SHOWN['FPR@95']} can be read off where a "
+        f"curve meets the horizontal dotted line; {fmt.SHOWN['FPR@95_IN']} is 100 minus its height "
+        "at the vertical dotted line."
     )
-    found = [_curves(*pair) for pair in _by_set(ranked, scored)]
-    return Section("roc", "ROC curves", [Figures(found, text)] if scored else [])
+    return Section("roc", "ROC curves", _by_dataset(ranked, scored, _curves, text))
 
 
-def _best(ranked: Ranked, others: int, *more: str) -> _Scored:
+def _best(ranked: Ranked, others: int, *more: str) -> list[RunScores]:
     """The scores of our methods, the first of the others, and those named in `more`."""
     best = [m for m in ranked.worked if not m.ours][:others]
     chosen = [m for m in ranked.worked if m.ours or m in best]
     chosen += [m for m in ranked.worked if m.method in more and m not in chosen]
-    found = [(m, run_scores(ranked.results, m.method)) for m in chosen]
-    return [(m, sample) for m, sample in found if sample is not None]
+    found = [run_scores(ranked.results, m) for m in chosen]
+    return [sample for sample in found if sample is not None]
 
 
-def _by_set(ranked: Ranked, scored: _Scored) -> list[tuple[str, _Scored]]:
-    """OOD datasets, and the methods with scores of them."""
-    sets = [(n, [pair for pair in scored if n in pair[1].outside]) for n in ranked.ood_sets]
-    return [(name, own) for name, own in sets if own]
+def _by_dataset(
+    ranked: Ranked, scored: Sequence[RunScores], draw: Callable[..., Any], text: str
+) -> list[Content]:
+    """A figure for each OOD dataset, of the methods with scores of it."""
+    sets = {name: [s for s in scored if name in s.outside] for name in ranked.ood_sets}
+    runs = dict.fromkeys(sample.row.run for sample in scored)
+    found = [draw(name, own) for name, own in sets.items() if own]
+    return [Figures(found, f"Checkpoint {', '.join(runs)}. {text}")] if found else []
 
 
-def _runs(scored: _Scored) -> str:
-    runs = list(dict.fromkeys(sample.run for _, sample in scored))
-    return f"Checkpoint{'' if len(runs) == 1 else 's'} {', '.join(runs)}."
-
-
-def _histograms(dataset: str, scored: _Scored) -> tables.Densities:
+def _histograms(dataset: str, scored: Sequence[RunScores]) -> tables.Densities:
     """A row for each method."""
     rows = []
-    for m, sample in scored:
-        inside, outside = finite(sample.inside), finite(sample.outside[dataset])
+    for sample in scored:
+        inside, outside = sample.id_scores(), finite(sample.outside[dataset])
         # fewer samples, wider bins
         bins = int(np.clip(1.2 * (len(inside) + len(outside)) ** 0.5, 12, 44))
-        shifted = map(finite, sample.shifted.values())
-        note = f"AUROC {sample.aurocs[dataset]:.1f} %" if dataset in sample.aurocs else ""
-        rows.append((m.title, [Density.of(inside, outside, *shifted, bins=bins, note=note)]))
-    label, ours = "score (higher = more in-distribution)", [m.title for m, _ in scored if m.ours]
-    return tables.Densities(dataset, set_title(dataset), label, [""], rows, ours=ours)
+        auroc = sample.auroc(dataset)
+        panel = Density.of(inside, outside, f"AUROC {auroc} %" if auroc else "", bins)
+        rows.append((sample.method.title, [panel]))
+    ours = [sample.method.title for sample in scored if sample.method.ours]
+    label = "score (higher = more in-distribution)"
+    return tables.Densities(dataset, fmt.set_title(dataset), label, [""], rows, ours=ours)
 
 
-def _curves(dataset: str, scored: _Scored) -> tables.Lines:
+def _curves(dataset: str, scored: Sequence[RunScores]) -> tables.Lines:
     """ROC curves for one OOD dataset; OOD is the positive class, as in OpenOOD."""
     series = []
-    for m, sample in scored:
+    for sample in scored:
         points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
-        auroc = sample.aurocs.get(dataset)
-        name = m.title if auroc is None else f"{m.title} {auroc:.1f}"
+        name = f"{sample.method.title} {sample.auroc(dataset)}".rstrip()
         series.append(Series(name, np.stack(points, axis=1).tolist()))
     labels = "ID samples rejected, %", "OOD samples found, %"
-    title = f"{set_title(dataset)}, AUROC in %"
+    title = f"{fmt.set_title(dataset)}, AUROC in %"
     return tables.Lines(dataset, title, *labels, series, mark=5, level=95, diagonal=True)
 
 
@@ -170,72 +157,68 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
 
 def layers_section(ranked: Ranked) -> Section:
     """AUROC and mean scores of each layer of our methods; empty without scores by layer."""
-    results, blocks = ranked.results, []
-    ours = [m for m in ranked.methods if m.ours]
-    for m in ours:
-        sample = run_scores(results, m.method)
-        aurocs = layer_aurocs(sample) if sample is not None else {}
-        sets = [(row.run, name) for row in m.rows for name in ranked.ood_sets]
-        own: list[Content] = []
-        if sample is not None and aurocs:
-            own = list(_layer_blocks(ranked, sample, aurocs))
-        elif sample is None and any(results.scores(run, m.method, name) for run, name in sets):
-            own = [f"ID data: {_AGAIN}"]
-        blocks += [Section("", m.title, own)] if own else []
+    blocks: list[Content] = []
+    for m in (m for m in ranked.methods if m.ours):
+        sample = run_scores(ranked.results, m)
+        aurocs = {} if sample is None else layer_aurocs(sample)
+        if sample is not None and len(aurocs) > 1:
+            blocks.append(Section("", m.title, list(_layer_blocks(ranked, sample, aurocs))))
+        elif sample is None and any(
+            ranked.results.scores(row.run, m.method, name)
+            for row in m.rows
+            for name in ranked.ood_sets
+        ):
+            blocks.append(f"{m.title}, ID data: {_AGAIN}")
     return Section("layers", "What each layer contributes", blocks)
 
 
-def _layer_blocks(ranked: Ranked, sample: RunScores, aurocs: _LayerAurocs) -> Iterator[Content]:
-    yield f"Checkpoint {sample.run}. {_best_layer(aurocs)}"
-    read = {*sample.shifted, *sample.outside}
-    lacking = [n for n in (*ranked.results.names("csid"), *ranked.ood_sets) if n not in read]
+def _layer_blocks(
+    ranked: Ranked, sample: RunScores, aurocs: Mapping[str, Mapping[str, float]]
+) -> Iterator[Content]:
+    means = {layer: float(np.mean(list(own.values()))) for layer, own in aurocs.items()}
+    together = means.pop(COMBINED)
+    name, alone = max(means.items(), key=lambda pair: pair[1])
+    yield (
+        f"Checkpoint {sample.row.run}. All layers together reach {together:.2f} % AUROC on average "
+        f"over the OOD datasets, {abs(together - alone):.2f} points "
+        f"{'above' if together >= alone else 'below'} the best single layer ({name}, "
+        f"{alone:.2f} %)."
+    )
+    read = {*sample.inside, *sample.outside}
+    lacking = [fmt.set_title(s.name) for s in ranked.results.sets if s.name not in read]
     if lacking:
-        yield f"Without {', '.join(map(set_title, lacking))}: {_AGAIN}"
-    sets = list(dict.fromkeys(n for values in aurocs.values() for n in values))
+        yield f"Without {', '.join(lacking)}: {_AGAIN}"
     title = "AUROC of each layer alone and of all layers together"
-    rows = [(set_title(n), [own.get(n) for own in aurocs.values()]) for n in sets]
-    bars = BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)
-    yield Figures([bars])
-    best = {n: max(v[n] for v in aurocs.values() if n in v) for n in sets}
+    names = list(aurocs[COMBINED])
+    rows = [(fmt.set_title(n), [own.get(n) for own in aurocs.values()]) for n in names]
+    yield Figures([BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)])
+    best = {n: max(own.get(n, 0) for own in aurocs.values()) for n in names}
     lines: list[list[Entry]] = []
     for layer, own in aurocs.items():
         cells = {n: Cell(f"{v:.2f}", value=v, best=v == best[n]) for n, v in own.items()}
-        lines.append([layer, *map(cells.get, sets)])
+        lines.append([layer, *map(cells.get, names)])
     columns = [Column("Layer", number=False)]
-    columns += [Column(set_title(n), better="higher") for n in sets]
-    last = [number for number, layer in enumerate(aurocs) if layer == COMBINED]
-    yield tables.Table("AUROC of each layer, %", columns, lines, last)
+    columns += [Column(fmt.set_title(n), better="higher") for n in names]
+    yield tables.Table("AUROC of each layer, %", columns, lines, [list(aurocs).index(COMBINED)])
     text = "In-distribution samples should score higher than OOD samples."
-    means = [_layer_means(ranked.results, sample, name) for name in aurocs if name != COMBINED]
-    yield Section("", "Mean score of each layer", [Figures(means, text)])
+    charts = [_layer_means(ranked.results.id_name, sample, layer) for layer in means]
+    yield Section("", "Mean score of each layer", [Figures(charts, text)])
 
 
-def _layer_means(results: Results, sample: RunScores, layer: str) -> BarGroups:
+def _layer_means(id_name: str, sample: RunScores, layer: str) -> BarGroups:
     """The mean score of a layer on ID data and on every OOD dataset."""
-    inside = {f"{set_title(results.id_name)} (ID)": sample.inside, **sample.shifted}
-    scored = {set_title(n): finite(s, layer) for n, s in {**inside, **sample.outside}.items()}
+    titles = {n: fmt.set_title(n) for n in (*sample.inside, *sample.outside)}
+    first = next(iter(sample.inside))
+    titles[first] = f"{fmt.set_title(id_name)} (ID)"
+    scored = {titles[n]: finite(s, layer) for n, s in {**sample.inside, **sample.outside}.items()}
     rows = [(title, [float(values.mean())]) for title, values in scored.items() if values.size]
-    ours = list(map(set_title, inside))
+    ours = [titles[n] for n in sample.inside]
     return BarGroups(layer, layer, "mean score", [layer], rows, end=0, ours=ours, width=240)
-
-
-def _best_layer(aurocs: _LayerAurocs) -> str:
-    """How all layers together compare with the best single layer by mean AUROC."""
-    means = {layer: float(np.mean(list(v.values()))) for layer, v in aurocs.items()}
-    together = means.pop(COMBINED, None)
-    if together is None or not means:
-        return ""
-    name, alone = max(means.items(), key=lambda pair: pair[1])
-    side = "above" if together >= alone else "below"
-    return (
-        f"All layers together reach {together:.2f} % AUROC on average over the OOD datasets, "
-        f"{abs(together - alone):.2f} points {side} the best single layer ({name}, {alone:.2f} %)."
-    )
 
 
 def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
     """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
-    layers = list(sample.inside.by_layer)
+    layers = list(next(iter(sample.inside.values())).by_layer)
     found: dict[str, dict[str, float]] = {}
     for layer in (*layers, None) if layers else ():
         inside = sample.id_scores(layer)
