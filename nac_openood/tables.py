@@ -212,7 +212,7 @@ class Density:
         edges = np.linspace(low, high, bins + 1)
         counts = [np.histogram(v.clip(low, high), edges)[0] for v in (inside, outside)]
         shares = [(each / max(1, each.sum())).tolist() for each in counts]
-        return cls(edges.tolist(), *shares, note)
+        return cls(edges.tolist(), shares[0], shares[1], note)
 
 
 @dataclass(frozen=True)

@@ -82,26 +82,22 @@ def test_other_rows_score_lower(net, tables, rule, layers, least):
 @pytest.mark.parametrize("columns", ["features", "columns"])
 def test_a_comparison_of_dict_inputs_equals_that_of_tensors(net, tables, tmp_path, columns):
     def compared(wrap, folder):
+        sets = {name: wrap(table) for name, table in tables.items()}
         results = nac_openood.compare(
-            net, train=wrap(tables["train"]), id_val=wrap(tables["val"]),
-            test=wrap(tables["test"]), far={"shifted": wrap(tables["shifted"])},
-            near={"new": wrap(tables["new"])}, methods=["msp", "ebo", "knn", "nac", "nac_plus"],
-            nac_config=NACConfig(SETTINGS, n_samples=None), search=False, backend="pytorch-ood",
-            out=tmp_path / folder, progress=False,
+            net, train=sets["train"], id_val=sets["val"], test=sets["test"],
+            far={"shifted": sets["shifted"]}, near={"new": sets["new"]},
+            methods=["msp", "ebo", "knn", "nac", "nac_plus"], search=False, backend="pytorch-ood",
+            nac_config=NACConfig(SETTINGS, n_samples=None), out=tmp_path / folder, progress=False,
         )  # fmt: skip
         assert [(row.status, row.error) for row in results.rows] == [("ok", None)] * 5
-        return {
-            (row.method, name): results.value(row.method, name, "AUROC").mean
-            for row in results.rows
-            for name in ("new", "shifted")
-        }
+        return {(r.method, n): m["AUROC"] for r in results.rows for n, m in r.metrics.items()}
+
+    def by_name(table):
+        return [
+            {columns: x, "labels": int(y), "name": f"row {i}"} for i, (x, y) in enumerate(table)
+        ]
 
     plain = compared(lambda table: table, "plain")
-    named = compared(
-        lambda table: [
-            {columns: x, "labels": int(y), "name": f"row {i}"} for i, (x, y) in enumerate(table)
-        ],
-        "named",
-    )
+    named = compared(by_name, "named")
     assert named == pytest.approx(plain)
     assert min(plain[method, "shifted"] for method in ("nac", "nac_plus")) > 70

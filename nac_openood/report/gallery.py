@@ -92,5 +92,6 @@ def suspects_page(
         f"{count(len(suspects), 'image')} with the lowest p-values",
         f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
     ]
-    made = {"topic": "nac-openood score", "version": __version__}
-    return render_page(Document("Most suspicious images", arch, verdict, sections, facts, **made))
+    title, topic = "Most suspicious images", "nac-openood score"
+    page = Document(title, arch, verdict, sections, facts, topic=topic, version=__version__)
+    return render_page(page)
