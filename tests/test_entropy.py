@@ -235,10 +235,8 @@ def test_gradient_steps_move_the_entropy(form):
     [
         ({"layer": "nowhere"}, "has no layer 'nowhere'"),
         ({"n_bins": 1}, "n_bins must be at least 2"),
-        ({"n_bins": 2.5}, "n_bins must be a whole number"),
         ({"window": 0}, "window must be at least 2"),
         ({"temperature": 0}, "temperature must be positive"),
-        ({"temperature": -1}, "temperature must be finite and not negative"),
         ({"form": "gibbs"}, "`form` must be one of paper, surprisal"),
     ],
 )
@@ -249,8 +247,6 @@ def test_bad_settings_are_refused(net, options, told):
 
 def test_it_is_called_once_per_batch(net):
     measure = NACEntropy(net, "hidden")
-    with pytest.raises(NACError, match="there are no histograms yet"):
-        measure.histogram()
     with pytest.raises(NACError, match="no batch has gone through layer 'hidden'"):
         measure()
     net(inputs())
@@ -269,10 +265,3 @@ def test_outputs_that_are_not_finite_are_refused(net):
         measure()
     net(inputs())  # and what was seen before is not spoilt
     assert measure().isfinite()
-
-
-def test_a_layer_that_returns_no_tensor_is_refused():
-    net = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
-    NACEntropy(net, "0")
-    with pytest.raises(NACError, match="returns tuple, expected one tensor"):
-        net(torch.zeros(2, 5, 4))

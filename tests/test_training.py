@@ -10,8 +10,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood.errors import NACError
-from nac_openood.training import CORAL, ERM, NACEntropy, Outputs, SaveCheckpoints, SelfReg, train
-from nac_openood.training.algorithms import moment_distance, within_classes
+from nac_openood.training import (
+    CORAL,
+    ERM,
+    NACEntropy,
+    Outputs,
+    SaveCheckpoints,
+    SelfReg,
+    moment_distance,
+    train,
+    within_classes,
+)
 
 ALGORITHMS = {"erm": ERM, "coral": CORAL, "selfreg": SelfReg}
 
@@ -240,17 +249,16 @@ def nan_loaders():
     [
         ([], {}, "expected a loader for each source domain"),
         ([[]], {}, "the loader of domain 0 yields no batches"),
-        (loaders(batch_size=100), {}, "smaller than a batch with drop_last=True"),
-        (loaders(classes=1), {}, "domain 0 has samples of one class only, 0"),
-        ([[torch.zeros(5, 4)]], {}, "with labels of domain 0, got samples alone"),
+        ([[torch.zeros(5, 4)]], {}, "of domain 0, got samples alone"),
         ([[(torch.zeros(2, 4), torch.tensor([0, 3]))]], {}, r"labels must be in 0\.\.2"),
         (nan_loaders(), {}, "the loss is nan at step 1"),
         (loaders(), {"lam": -1}, "lam must be finite and not negative"),
-        (loaders(), {"lam": math.nan}, "lam must be finite and not negative"),
         (loaders(), {"steps": 0}, "steps must be at least 1"),
-        (loaders(), {"every": 0}, "every must be at least 1"),
-        (loaders(), {"entropy": NACEntropy(small_net(), "0")}, "must watch the network that is"),
-        (loaders(batch_size=1), {"algorithm": CORAL()}, "CORAL needs at least two samples"),
+        (
+            loaders(),
+            {"entropy": NACEntropy(small_net(), "0")},
+            "no batch has gone through layer '0'",
+        ),
     ],
 )
 def test_bad_input_is_refused(given, options, told):
@@ -259,8 +267,6 @@ def test_bad_input_is_refused(given, options, told):
 
 
 def test_features_are_needed():
-    with pytest.raises(NACError, match="expected `features` in the outputs"):
-        CORAL()(Outputs(torch.zeros(2, 2), torch.zeros(2), torch.zeros(2)))
     net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
     with pytest.raises(NACError, match="expected Sequential to end in one nn.Linear"):
         train(net, loaders(), algorithm=CORAL(), steps=1, progress=False)

@@ -77,7 +77,7 @@ class NACEntropy:
         found = find_layer(net, layer)
         self._layout = layout or found.layout
         # the last outputs [up to window, neurons], oldest first
-        self._seen: Optional[Tensor] = None
+        self._seen: Any = None
         self._last: Optional[Tensor] = None
         self._handle = net.get_submodule(found.path).register_forward_hook(self._observe)
 
@@ -95,13 +95,18 @@ class NACEntropy:
                 "call: run the network on a batch first, outside torch.no_grad() and with "
                 "parameters before this layer that are trained, and call this once per batch."
             )
-        self._remember(z.detach())
+        if not bool(z.isfinite().all()):
+            raise NACError(
+                f"layer '{self.layer}' has outputs that are not finite, so training has diverged "
+                "or the input holds NaN. Lower the learning rate or `lam`, and check the data."
+            )
+        seen = z.detach() if self._seen is None else torch.cat([self._seen, z.detach()])
+        # the batch is always part of its own histograms, so no output has probability 0
+        self._seen = seen[-max(self.window, len(z)) :]
         return entropy(z, self.histogram(), self.temperature, self.form)
 
     def histogram(self) -> BinnedNeurons:
-        """The running histograms of the samples in the window."""
-        if self._seen is None:
-            raise NACError("there are no histograms yet: train on a batch first.")
+        """The running histograms of the samples in the window; call it after the entropy."""
         return histogram(self._seen, self.n_bins)
 
     def close(self) -> None:
@@ -116,24 +121,9 @@ class NACEntropy:
         self.close()
 
     def _observe(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if not isinstance(output, Tensor):
-            raise NACError(
-                f"layer '{self.layer}' returns {type(output).__name__}, expected one tensor. "
-                "Choose a module inside or after it."
-            )
         if output.requires_grad:
             # pooling copies, so a later in-place operation cannot change it
             self._last = pooling_for(self._layout, output.shape, self.layer)(output)
-
-    def _remember(self, z: Tensor) -> None:
-        if not bool(z.isfinite().all()):
-            raise NACError(
-                f"layer '{self.layer}' has outputs that are not finite, so training has diverged "
-                "or the input holds NaN. Lower the learning rate or `lam`, and check the data."
-            )
-        old = z[:0] if self._seen is None else self._seen
-        # the batch is always part of its own histograms, so no output has probability 0
-        self._seen = torch.cat([old, z])[-max(self.window, len(z)) :]
 
 
 def entropy(z: Tensor, bins: BinnedNeurons, temperature: float, form: str = "paper") -> Tensor:
