@@ -6,6 +6,7 @@ import torch
 import torchvision
 from conftest import SmallNet
 from test_layers import NETWORKS, Wrapper
+from test_padding import WORDS, TextNet
 from test_probe import equal, snapshot
 from torch import nn
 from torchvision.models.resnet import BasicBlock
@@ -173,33 +174,13 @@ def test_signals_have_their_channels_first(channels):
     assert chosen(found) == ("3:flat", ["0.2:maps", "1:maps"], "2:maps")
 
 
-class TextNet(nn.Module):
-    """A transformer for `input_ids` and `attention_mask`, as many tokens as neurons."""
-
-    def __init__(self, depth=8, width=16):
-        super().__init__()
-        self.embed, self.place = nn.Embedding(50, width), nn.Embedding(width, width)
-        layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, depth)
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, input_ids, attention_mask=None):
-        if attention_mask is None:
-            attention_mask = input_ids != 0
-        x = self.embed(input_ids) + self.place.weight
-        x = self.encoder(x, src_key_padding_mask=attention_mask == 0)
-        kept = attention_mask.unsqueeze(-1).to(x.dtype)
-        return {"logits": self.head((x * kept).sum(1) / kept.sum(1))}
-
-
 def test_text():
-    ids = torch.randint(1, 50, (4, 16))
+    ids = torch.randint(1, WORDS, (4, 16))  # as many tokens as neurons
     ids[:, 12:] = 0
     blocks = [f"encoder.layers.{k}:tokens" for k in (1, 3, 5)]
-    net = TextNet()
+    net = TextNet(depth=8)
     for found in (
         auto_layers(net, {"input_ids": ids, "attention_mask": (ids != 0).long()}),
-        auto_layers(net, {"input_ids": ids, "attention_mask": (ids != 0).float()}),
         auto_layers(net, ids),  # the mask is made inside
     ):
         assert chosen(found) == ("encoder:tokens", blocks, None)

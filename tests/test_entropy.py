@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nac_openood.errors import NACError
 from nac_openood.training import NACEntropy
-from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram, soft_probability
+from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram
 
 
 def hard_probability(z, bins):
@@ -54,25 +54,6 @@ def test_the_histogram_is_numpys(samples):
         assert bins.edges[neuron].tolist() == pytest.approx(edges[1:-1].tolist())
 
 
-def test_values_by_hand():
-    # two bins, [0, 2) and [2, 4]; three of four samples are in the first
-    bins = histogram(torch.tensor([[0.0], [0.0], [1.0], [4.0]]), 2)
-    assert bins.edges.tolist() == [[2.0]]
-    assert bins.probabilities.tolist() == [[0.75, 0.25]]
-    z = torch.tensor([[-9.0], [1.0], [2.0], [9.0]])
-    assert hard_probability(z, bins).flatten().tolist() == [0.75, 0.75, 0.25, 0.25]
-    # at the edge the sigmoid is 1/2, whatever the temperature
-    assert soft_probability(z[2:3], bins, 0.3).item() == pytest.approx(0.5)
-    # one bin width above the edge, at temperature 1: 0.75 - sigmoid(1) / 2
-    above = soft_probability(torch.tensor([[4.0]]), bins, 1.0).item()
-    assert above == pytest.approx(0.75 - 0.5 / (1 + math.exp(-1)))
-    paper = entropy(torch.tensor([[2.0]]), bins, 1.0, "paper")
-    assert paper.item() == pytest.approx(-0.5 * math.log(0.5))
-    assert entropy(torch.tensor([[2.0]]), bins, 1.0, "surprisal").item() == pytest.approx(
-        math.log(2)
-    )
-
-
 def literal(z, bins, temperature, form):
     """The formulas with loops: weights of all bins, which sum to 1, times their probabilities."""
     total = 0.0
@@ -99,24 +80,6 @@ def bound(z, bins, temperature):
     """What the smoothing changes at most, as the module says."""
     distance = (z[:, :, None] - bins.edges).abs() / (temperature * bins.width[:, None])
     return (torch.sigmoid(-distance) * bins.probabilities.diff(dim=1).abs()).sum(-1)
-
-
-def test_soft_bins_become_the_histogram_as_the_temperature_falls(samples):
-    bins = histogram(samples, 20)
-    hard = hard_probability(samples, bins)
-    means = []
-    for temperature in (1.0, 0.5, 0.1, 0.01, 1e-4):
-        soft = soft_probability(samples, bins, temperature)
-        assert ((soft - hard).abs() <= bound(samples, bins, temperature) + 1e-12).all()
-        assert (soft >= bins.probabilities.amin(1) - 1e-12).all()
-        assert (soft <= bins.probabilities.amax(1) + 1e-12).all()
-        means.append((soft - hard).abs().mean().item())
-    assert means == sorted(means, reverse=True)
-    # measured: probabilities are 0.08 in the mean here, and 0.5 is the default temperature
-    assert hard.mean() == pytest.approx(0.08, abs=0.01)
-    assert means[1] < 0.012
-    assert means[3] < 3e-4
-    assert means[4] < 1e-5
 
 
 @pytest.mark.parametrize("form", ENTROPY_FORMS)
@@ -190,17 +153,6 @@ def test_no_hook_is_left_behind(net):
     with pytest.raises(NACError):
         NACEntropy(net, "hidden", n_bins=1)
     assert not net.hidden._forward_hooks
-
-
-def test_maps_are_summed_and_layers_have_their_usual_names():
-    from nac_openood.sources.networks import build
-
-    net = build("resnet_embedded", 4).train()
-    measure = NACEntropy(net, "layer3", window=8)
-    net(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
-    value = measure()
-    assert value.item() > 0
-    assert measure.histogram().probabilities.shape == (64, 50)
 
 
 def shannon(z):

@@ -42,6 +42,7 @@ def test_its_table_is_measured():
         t = float(row[0])
         soft = soft_probability(z, bins, t)
         found = ((soft - hard).abs().mean(), bound(z, bins, t).mean())
+        assert ((soft - hard).abs() <= bound(z, bins, t) + 1e-12).all()
         assert row[1:3] == tuple(f"{value:.4f}" for value in found)
         assert row[3] == f"{entropy(z, bins, t):.2f}"
 

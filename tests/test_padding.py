@@ -15,14 +15,16 @@ WORDS, CLASSES = 40, 3
 class TextNet(nn.Module):
     """A small transformer that averages the tokens that the mask keeps."""
 
-    def __init__(self, width=16):
+    def __init__(self, depth=4, width=16):
         super().__init__()
         self.embed = nn.Embedding(WORDS, width)
         layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, depth)
         self.head = nn.Linear(width, CLASSES)
 
-    def forward(self, input_ids, attention_mask):
+    def forward(self, input_ids, attention_mask=None):
+        if attention_mask is None:
+            attention_mask = input_ids != 0
         x = self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
         kept = attention_mask.unsqueeze(-1).to(x.dtype)
         return self.head((x * kept).sum(1) / kept.sum(1))

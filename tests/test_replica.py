@@ -1,7 +1,6 @@
 """A replica computes what the network computes, with the network's weights and none of its objects."""
 
 import copy
-import weakref
 from types import MethodType
 
 import pytest
@@ -90,20 +89,6 @@ def test_modules_are_found_in_whatever_way_forward_reaches_them(make):
     with torch.no_grad():
         expected = net.eval()(x)
     assert torch.equal(probed.logits, expected) and torch.equal(plain, expected)
-
-
-def test_weights_are_shared_and_objects_are_not(small_net):
-    replicas = Replica(small_net).modules
-    assert list(replicas) == list(small_net.modules())
-    for module, replica in replicas.items():
-        assert replica is not module and type(replica) is type(module)
-        assert replica._forward_hooks is not module._forward_hooks
-    replica = replicas[small_net]
-    assert all(a is b for a, b in zip(replica.parameters(), small_net.parameters()))
-    assert all(a is b for a, b in zip(replica.buffers(), small_net.buffers()))
-    gone = weakref.ref(replica)
-    del replica, replicas
-    assert gone() is None  # by counting references: no cycle keeps it until the collector comes
 
 
 def test_a_private_copy_needs_no_gradients_and_shares_memory():

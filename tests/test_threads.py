@@ -91,25 +91,6 @@ def test_scoring_and_plain_calls(small_net, images, fitted):
     assert equal(before, snapshot(small_net))
 
 
-def test_a_network_in_training_mode_stays_in_it(small_net, images):
-    small_net.train()
-    fast = PassPlan(small_net, images, fast=True)
-    before, modes = snapshot(small_net), set()
-
-    def look():
-        modes.update(module.training for module in small_net.modules())
-
-    works = [
-        always(lambda: values(read(small_net, images, layers(small_net)))),
-        always(lambda: values(read(small_net, images, layers(small_net), fast))),
-        always(lambda: classify(small_net, images)),
-        look,
-    ]
-    at_once(works, SECONDS / 2)
-    assert modes == {True}
-    assert equal(before, snapshot(small_net))
-
-
 def test_training_goes_on_undisturbed(images):
     """The same batches give the same weights, whether or not somebody scores meanwhile."""
 
@@ -145,27 +126,6 @@ def test_training_goes_on_undisturbed(images):
         return net.state_dict(), torch.rand(3)
 
     assert equal(train(scoring=False), train(scoring=True))
-
-
-def test_compiled_networks_stay_compiled(small_net, images):
-    """Reading runs eagerly; that must not be seen by a thread that uses the compiled network."""
-    graphs = []
-    torch._dynamo.reset()  # after some compilations of a `forward` there are no more
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(small_net, backend=backend)
-    plain(compiled, images)
-    compilations = len(graphs)
-    assert compilations
-    works = [
-        always(lambda: plain(compiled, images)),
-        always(lambda: values(read(compiled, images, layers(compiled)))),
-    ]
-    at_once(works, SECONDS / 3)
-    assert len(graphs) == compilations
 
 
 def test_draws_of_other_threads_are_not_repeated(small_net, images):

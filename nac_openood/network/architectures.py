@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
-from typing import Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Optional, Sequence
 
 from torch import nn
 
@@ -45,10 +45,13 @@ class Architecture:
     layers: tuple[Layer, ...]
 
 
-def _stages(pattern: str, numbers: Iterable[int], layout: str = "maps") -> tuple[Layer, ...]:
-    """`layer4` to `layer1`, from a pattern of paths and the number of each stage in it."""
+def _stages(
+    pool: str, pattern: str, numbers: Sequence[int] = (4, 3, 2, 1), layout: str = "maps"
+) -> tuple[Layer, ...]:
+    """Pooling before the head, and `layer4` to `layer1` by the number of each stage in a path."""
     pairs = zip((4, 3, 2, 1), numbers)
-    return tuple(Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
+    stages = (Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
+    return (Layer("avgpool", pool, "flat"), *stages)
 
 
 def _vit(final: str, layout: str, block: str) -> tuple[Layer, ...]:
@@ -59,81 +62,75 @@ def _vit(final: str, layout: str, block: str) -> tuple[Layer, ...]:
     )
 
 
-_AVGPOOL = Layer("avgpool", "avgpool", "flat")
-_HEAD_POOL = Layer("avgpool", "head.global_pool", "flat")
-_RESNET_STAGES = _stages("layer{}", (4, 3, 2, 1))
-_RESNET_PATHS = ("layer1", "layer2", "layer3", "layer4")
+_RESNET = ("layer1", "layer2", "layer3", "layer4")
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "ResNet (torchvision, OpenOOD)",
         "resnet",
-        requires=(*_RESNET_PATHS, "avgpool"),
-        layers=(_AVGPOOL, *_RESNET_STAGES),
+        (*_RESNET, "avgpool"),
+        _stages("avgpool", "layer{}"),
     ),
     Architecture(
-        "ResNet (timm)",
-        "resnet",
-        requires=(*_RESNET_PATHS, "global_pool"),
-        layers=(Layer("avgpool", "global_pool", "flat"), *_RESNET_STAGES),
+        "ResNet (timm)", "resnet", (*_RESNET, "global_pool"), _stages("global_pool", "layer{}")
     ),
     Architecture(
         "ViT (torchvision, OpenOOD)",
         "vit",
-        requires=("conv_proj", "encoder.ln", "encoder.layers.encoder_layer_0.ln_2"),
-        layers=_vit("encoder.ln", "class_token", "encoder.layers.encoder_layer_{k}.ln_2"),
+        ("conv_proj", "encoder.ln", "encoder.layers.encoder_layer_0.ln_2"),
+        _vit("encoder.ln", "class_token", "encoder.layers.encoder_layer_{k}.ln_2"),
     ),
     Architecture(
         "DeiT, distilled (timm)",
         "vit",
-        requires=("patch_embed", "blocks.0.norm2", "norm", "head_dist"),
-        layers=_vit("norm", "class_token", "blocks.{k}.norm2"),
+        ("patch_embed", "blocks.0.norm2", "norm", "head_dist"),
+        _vit("norm", "class_token", "blocks.{k}.norm2"),
     ),
     Architecture(
         "ViT, DeiT (timm)",
         "vit",
-        requires=("patch_embed", "blocks.0.norm2", "norm", "fc_norm"),
+        ("patch_embed", "blocks.0.norm2", "norm", "fc_norm"),
         # what the head receives, whether the network takes the class token or averages
-        layers=_vit("fc_norm", "flat", "blocks.{k}.norm2"),
+        _vit("fc_norm", "flat", "blocks.{k}.norm2"),
     ),
     Architecture(
         "Swin (torchvision, OpenOOD)",
         "swin",
-        requires=("features.7", "norm", "permute", "avgpool", "head"),
-        layers=(_AVGPOOL, *_stages("features.{}", (7, 5, 3, 1), "maps_last")),
+        ("features.7", "norm", "permute", "avgpool", "head"),
+        _stages("avgpool", "features.{}", (7, 5, 3, 1), "maps_last"),
     ),
     Architecture(
         "Swin (timm)",
         "swin",
-        requires=("patch_embed", "layers.3.blocks", "norm", "head.global_pool"),
-        layers=(_HEAD_POOL, *_stages("layers.{}", (3, 2, 1, 0), "maps_last")),
+        ("patch_embed", "layers.3.blocks", "norm", "head.global_pool"),
+        _stages("head.global_pool", "layers.{}", (3, 2, 1, 0), "maps_last"),
     ),
     Architecture(
         "RegNet (torchvision, OpenOOD)",
         "regnet",
-        requires=("stem", "trunk_output.block4", "avgpool", "fc"),
-        layers=(_AVGPOOL, *_stages("trunk_output.block{}", (4, 3, 2, 1))),
+        ("stem", "trunk_output.block4", "avgpool", "fc"),
+        _stages("avgpool", "trunk_output.block{}"),
     ),
     Architecture(
         "ConvNeXt (torchvision)",
         "convnext",
         # not `features.7`, which VGG, AlexNet and MobileNetV3 have as well
-        requires=("features.7.0.block", "avgpool", "classifier.2"),
-        layers=(_AVGPOOL, *_stages("features.{}", (7, 5, 3, 1))),
+        ("features.7.0.block", "avgpool", "classifier.2"),
+        _stages("avgpool", "features.{}", (7, 5, 3, 1)),
     ),
     Architecture(
         "ConvNeXt (timm)",
         "convnext",
-        requires=("stem", "stages.3.blocks", "norm_pre", "head.global_pool"),
-        layers=(_HEAD_POOL, *_stages("stages.{}", (3, 2, 1, 0))),
+        ("stem", "stages.3.blocks", "norm_pre", "head.global_pool"),
+        _stages("head.global_pool", "stages.{}", (3, 2, 1, 0)),
     ),
     Architecture(
         "DenseNet (torchvision, timm)",
         "densenet",
-        requires=("features.denseblock4", "features.norm5", "classifier"),
-        layers=(
+        ("features.denseblock4", "features.norm5", "classifier"),
+        (
             Layer("norm5", "features.norm5", "maps"),
-            *_stages("features.denseblock{}", (4, 3, 2, 1)),
+            *_stages("", "features.denseblock{}")[1:],
         ),
     ),
 )

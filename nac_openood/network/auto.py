@@ -164,11 +164,7 @@ class Structure:
         self._way = max(ways, key=lambda way: len(self._products(way)), default={})
         self.products = self._products(self._way)
         self.cuts = {node for node, is_cut in self._way.items() if is_cut}
-        self.readable = [
-            call
-            for call in self.calls
-            if call.readable and _has_rows(call.outputs[0]) and call.outputs[0].layout
-        ]
+        self.readable = [call for call in self.calls if call.readable]
 
     def _products(self, way: Iterable[int]) -> list[int]:
         return [node for node in way if self.nodes[node].operand is not None]
@@ -240,11 +236,10 @@ class Structure:
         if not ends:
             return None
         end = max(ends, key=lambda value: value.node)
-        if call.readable:
-            return Block(call, end.node, call) if call in self.readable else None
-        # it returns a tuple: the next module with a tensor like the one in it is read
+        # of one that returns a tuple, the next module with a tensor like the one in it is read
         alike = [c for c in self.readable if c.outputs[0].shape == end.shape]
-        reader = next((c for c in alike if c.outputs[0].node >= end.node), None)
+        later = (c for c in alike if c.outputs[0].node >= end.node)
+        reader = call if call.readable else next(later, None)
         return reader and Block(call, end.node, reader)
 
     def _blocks(self, modules: Sequence[Block], end: int) -> list[Block]:
@@ -252,7 +247,7 @@ class Structure:
         nodes = [n for n in self._way if n <= end]
         joins = [b for a, b in zip(nodes, nodes[1:]) if b in self.cuts and a not in self.cuts]
         products = [n for n in self.products if n in self.cuts]
-        ends = [value for value in (self.nodes[n].value for n in joins) if _has_rows(value)]
+        ends = [v for v in (self.nodes[n].value for n in joins) if v.shape[:1] == (_SAMPLES,)]
 
         def has_branches(block: Block) -> bool:
             nodes = block.call.nodes
@@ -268,18 +263,13 @@ class Structure:
         kinds = {type(block.call.module) for block in blocks} - {nn.Sequential}
         alike = [b for b in modules if type(b.call.module) in kinds]
         both = {block.call.path: block for block in [*blocks, *alike]}
-        blocks = self._without_stem(_not_inside_others(list(both.values())))
+        blocks = _not_inside_others(list(both.values()))
+        # a stem that looks like a block has the first weights and changes the shape
+        shape = self.nodes[nodes[0]].value.shape
+        stem = [b for b in blocks if self.products[0] in b.call.nodes]
+        stem = [b for b in stem if b.reader.outputs[0].shape != shape]
+        blocks = [b for b in blocks if b not in stem] or blocks
         return sorted(blocks, key=lambda block: (block.node, block.call.nodes.start))
-
-    def _without_stem(self, blocks: list[Block]) -> list[Block]:
-        """Without blocks of one size in a stem: it has the first weights and changes the shape."""
-        shape = self.nodes[next(iter(self._way))].value.shape
-        for call in self.calls:
-            if self.products[0] in call.nodes and call.outputs[0].shape != shape:
-                inner = [block for block in blocks if block.node in call.nodes]
-                if len(_runs(inner)) == 1 and len(inner) < len(blocks):
-                    return [block for block in blocks if block not in inner]
-        return blocks
 
     def _links(self, modules: Sequence[Block], end: int) -> list[Block]:
         """In a chain of products: the last module after each that keeps its size."""
@@ -289,10 +279,6 @@ class Structure:
             alike = [b for b in modules if start <= b.node < min(stop, end + 1) and b.size == size]
             links.extend(sorted(alike, key=lambda block: block.node)[-1:])
         return links
-
-
-def _has_rows(value: Traced) -> bool:
-    return len(value.shape) > 1 and value.shape[0] == _SAMPLES
 
 
 def _way(nodes: Sequence[Node], source: int, sink: int) -> dict[int, bool]:

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nac_openood.network.inputs import Inputs, tensors_in
+from nac_openood.network.inputs import Inputs, sample_count, tensors_in
 from nac_openood.network.replica import kept_random_state, run
 
 #: In place of a node: a tensor made of weights and constants alone, and integers made from the
@@ -102,7 +102,7 @@ class Node(NamedTuple):
 class Call(NamedTuple):
     """The one call of a module: the range of the nodes made inside, and the tensors it returned.
 
-    A module can be read if it returned one float tensor, and not a tuple or the like.
+    A module can be read if it returned one float tensor with a row for each sample.
     """
 
     path: str
@@ -188,7 +188,7 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
         net: the network, without wrappers.
         x: a batch as it takes it.
     """
-    recorder = Recorder(net)
+    recorder, batch = Recorder(net), sample_count(x)
     calls: dict[str, list[Optional[Call]]] = {}
     starts: dict[str, int] = {}
 
@@ -199,7 +199,8 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
     def after(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         nodes = range(starts[path], len(recorder.nodes))
         found = tuple(filter(None, map(recorder.value, tensors_in(output))))
-        readable = bool(found) and isinstance(output, Tensor)
+        has_rows = bool(found) and found[0].shape[:1] == (batch,) and len(found[0].shape) > 1
+        readable = isinstance(output, Tensor) and has_rows and found[0].layout is not None
         calls[path][-1] = Call(path, module, nodes, found, readable)
 
     modules = [(path, module) for path, module in net.named_modules() if path]

@@ -180,15 +180,10 @@ def _accepted(net: nn.Module, x: Inputs) -> Inputs:
     if names and not known and len(x) == 1:
         (only,) = x.values()
         return only if isinstance(only, Tensor) else tuple(only)
-    if takes_any or len(known) == len(x):
+    if takes_any or not known or len(known) == len(x):
         return x
+    takes = f"{type(net).__name__}.forward takes {', '.join(names)}"
     other = ", ".join(f"'{name}'" for name in x if name not in known)
-    takes = f"{type(net).__name__}.forward takes {', '.join(names) or 'no named input'}"
-    if not known:
-        raise ProbeError(
-            f"{takes}, and the batch has {other}. Name the inputs as the network does, yield them "
-            "in a tuple, or wrap a network that takes a dict as its only argument."
-        )
     warnings.warn(f"{takes}, not {other}, which is left out.", UserWarning, stacklevel=4)
     return known
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Seque
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from nac_openood.core.reading import BatchReadings, Pool, Reading, pooling_for
 from nac_openood.errors import ProbeError
@@ -139,33 +140,25 @@ class PassPlan:
         pieces = [x] if size >= n else [inputs.rows(x, slice(i, i + size)) for i in starts]
         return [inputs.mapped(piece, _channels_last) for piece in pieces] if self._fast else pieces
 
-    def options(self, net: nn.Module, x: Inputs, read: Collection[nn.Module]) -> dict[str, Any]:
-        """Options of `nac_openood.network.replica.run` for a pass that reads some modules."""
-        return {"adapt": partial(self._fold, net, x, read), "cache": self.replicas}
-
     def around_pass(self) -> Any:
         """A context that keeps the random state if the network draws even in evaluation mode."""
         return replica.kept_random_state() if self._draws else nullcontext()
 
-    def _fold(
-        self,
-        net: nn.Module,
-        x: Inputs,
-        read: Collection[nn.Module],
-        replicas: Mapping[nn.Module, nn.Module],
-    ) -> None:
-        """Fold replicas, given by their originals, if the plan is fast."""
-        if not self._fast:
-            return
-        modules = _modules_and_forwards(replicas)
-        if modules != self._modules:
-            self.foldable, self._modules = foldable(net, inputs.rows(x, slice(1))), modules
-        for conv, norm, between in self.foldable:
-            hooked = any(map(replica.has_hooks, between))
-            if between.isdisjoint(read) and not hooked and norm.running_mean is not None:
-                folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
-                vars(replicas[conv])["forward"] = folded
-                vars(replicas[norm])["forward"] = lambda input: input
+    def options(self, net: nn.Module, x: Inputs, read: Collection[nn.Module]) -> dict[str, Any]:
+        """Options of `nac_openood.network.replica.run` for a pass that reads some modules."""
+
+        def fold(replicas: Mapping[nn.Module, nn.Module]) -> None:
+            modules = _modules_and_forwards(replicas)
+            if modules != self._modules:
+                self.foldable, self._modules = foldable(net, inputs.rows(x, slice(1))), modules
+            for conv, norm, between in self.foldable:
+                hooked = any(map(replica.has_hooks, between))
+                if between.isdisjoint(read) and not hooked and norm.running_mean is not None:
+                    folded = partial(_convolve_and_normalize, replicas[conv], replicas[norm])
+                    vars(replicas[conv])["forward"] = folded
+                    vars(replicas[norm])["forward"] = lambda input: input
+
+        return {"adapt": fold if self._fast else None, "cache": self.replicas}
 
 
 def _modules_and_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
@@ -178,12 +171,9 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach()
-    shift = -norm.running_mean if conv.bias is None else conv.bias.detach() - norm.running_mean
-    bias = shift * scale if norm.bias is None else norm.bias.detach() + shift * scale
-    weight = conv.weight.detach() * scale[:, None, None, None]
+    # at every call: hooks and functional_call may exchange the weights
+    statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+    weight, bias = fuse_conv_bn_weights(conv.weight.detach(), conv.bias, *statistics)
     return conv._conv_forward(input, weight, bias)
 
 

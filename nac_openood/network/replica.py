@@ -30,10 +30,8 @@ from torch.nn.modules import module as torch_module
 from nac_openood.errors import ProbeError
 from nac_openood.network.inputs import Inputs, call, mapped
 
-#: Called as `observe(module, inputs)` before a module runs.
-InputObserver = Callable[[nn.Module, "tuple[Any, ...]"], None]
-#: Called as `observe(module, inputs, output)`; what it returns, unless None, replaces the output.
-OutputObserver = Callable[[nn.Module, "tuple[Any, ...]", Any], Any]
+#: Modules of a network, and what to call when each of them runs.
+Observers = Iterable["tuple[nn.Module, Callable[..., Any]]"]
 #: Changes the replicas, given by their originals, before they run.
 Adapt = Callable[[Mapping[nn.Module, nn.Module]], None]
 
@@ -122,8 +120,8 @@ def run(
     net: nn.Module,
     x: Inputs,
     *,
-    on_input: Iterable[tuple[nn.Module, InputObserver]] = (),
-    on_output: Iterable[tuple[nn.Module, OutputObserver]] = (),
+    on_input: Observers = (),
+    on_output: Observers = (),
     adapt: Optional[Adapt] = None,
     cache: Optional[ReplicaCache] = None,
 ) -> Any:
@@ -136,8 +134,10 @@ def run(
     Args:
         net: the network; it is run without its DataParallel, DDP or torch.compile wrapper.
         x: a batch as `prepare` returns it.
-        on_input: pairs of a module of `net` and what to call with its inputs.
-        on_output: pairs of a module of `net` and what to call with its output.
+        on_input: pairs of a module of `net` and what to call before it runs, as
+            `observe(module, inputs)`.
+        on_output: pairs of a module of `net` and what to call after it, as
+            `observe(module, inputs, output)`. What it returns, unless None, replaces the output.
         adapt: called with new replicas.
         cache: keeps replicas between passes with the same `adapt`.
 
@@ -170,7 +170,7 @@ def run_without_grad(net: nn.Module, x: Inputs, **observers: Any) -> Any:
 
 
 def add_hooks(
-    replicas: Mapping[nn.Module, nn.Module], name: str, observers: Iterable[tuple[nn.Module, Any]]
+    replicas: Mapping[nn.Module, nn.Module], name: str, observers: Observers
 ) -> list[tuple[dict[Any, Any], object]]:
     """Put the observers of `run` on replicas.
 
