@@ -48,7 +48,7 @@ def check_target(path: PathLike) -> Path:
     Raises:
         FileError: its folder does not exist, or something other than a file is there.
     """
-    target = Path(path).resolve()
+    target = Path(path).resolve() if Path(path).is_symlink() else Path(path)
     if target.exists() and not target.is_file():
         raise FileError(f"cannot write {path}: it is a folder or a device. Name a file.")
     if not target.parent.is_dir():

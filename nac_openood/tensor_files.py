@@ -24,14 +24,7 @@ from torch import Tensor
 from nac_openood.__about__ import __version__
 from nac_openood.distributed import is_main
 from nac_openood.errors import FileError, why_unreadable
-from nac_openood.files import (
-    CHECKSUM,
-    PathLike,
-    check_target,
-    digest_of,
-    newer_format,
-    replacing,
-)
+from nac_openood.files import CHECKSUM, PathLike, check_target, digest_of, newer_format, replacing
 
 #: Names of dtypes in the safetensors format.
 _DTYPES = {

@@ -95,7 +95,7 @@ def test_what_cannot_be_exported_says_why(small_net, images, tmp_path):
     with pytest.raises(NACError, match=r"'nac'.*gradients of the layers \['avgpool', 'layer3'\]"):
         calibrated.export(tmp_path / "x.onnx", images)
     fresh = NACDetector(small_net, "auto", rule="nac_plus")
-    with pytest.raises(NotFittedError, match="not fitted: call fit and calibrate"):
+    with pytest.raises(NotFittedError, match="not fitted: call fit"):
         fresh.export(tmp_path / "x.onnx", images)
     fresh.fit(data(60, 0, (3, 9, 9)))
     with pytest.raises(NotFittedError, match=r"call calibrate\(loader\) with at least 16"):

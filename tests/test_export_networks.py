@@ -32,14 +32,7 @@ def timm_vit():
 def check_same_function(detector, images):
     """Before another runtime rounds anything, what is exported is the detector to the last bits."""
     expected = detector.judge(images)
-    program = DetectorProgram(
-        detector.net,
-        detector.locations,
-        detector.rule_,
-        detector.pvalues_,
-        alpha=0.05,
-        portable=True,
-    )
+    program = DetectorProgram(detector, alpha=0.05, portable=True)
     with torch.no_grad():
         found = program(images)
     for name in ("score", "p_value"):

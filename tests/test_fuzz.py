@@ -84,14 +84,6 @@ def test_configs_of_anything(document):
     assert NACConfig.from_dict(found.to_dict()) == found
 
 
-@given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
-def test_texts_of_anything(text):
-    try:
-        parse_yaml(text)
-    except NACError as error:
-        assert str(error)
-
-
 @given(st.dictionaries(st.text(), JSON), st.integers(0, 10**6))
 def test_a_checksum_notices_every_change(document, seed):
     document.pop("sha256", None)

@@ -74,7 +74,7 @@ def test_broken_test_samples_are_refused_as_in_one_job(small_net, images, labels
     for number in (1, 2):
         notes = ShardNotes(number, 2, 12, 0.05, 4, sizes)
         detector = NACDetector(small_net, ["avgpool"])
-        write_shard(tmp_path / str(number), notes, detector, data, data, test, progress=False)
+        write_shard(tmp_path / str(number), notes, detector, data, data, test)
     with pytest.raises(NACError, match=told):
         merge_shards([tmp_path / "1", tmp_path / "2"])
 

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count
 from operator import length_hint
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TypeVar,
-    Union,
-)
+from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset
+from tqdm.auto import tqdm
 
 from nac_openood.core.layer_config import whole_number
 from nac_openood.distributed import from_main, is_main, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import LABELS, as_inputs, describe_value, rows, sample_count
 from nac_openood.network.probe import count_classes
-
-with warnings.catch_warnings():
-    # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which is fine
-    warnings.filterwarnings("ignore", "IProgress not found")
-    from tqdm.auto import tqdm
 
 _R = TypeVar("_R")
 #: A function that shows a line about the progress, e.g. `print`.
@@ -43,6 +29,11 @@ Say = Callable[[str], None]
 AUTHORS_SEED = 1
 #: For loaders without a fixed batch size.
 _BATCH_SIZE = 32
+#: What a loader over other samples has in common with the loader it is made from.
+_SAME_OPTIONS = (
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+    "multiprocessing_context", "prefetch_factor",
+)  # fmt: skip
 
 
 class Batch(NamedTuple):
@@ -269,18 +260,11 @@ def loader_like(
     """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     size = size if isinstance(size, int) and size > 0 else _BATCH_SIZE
-    batching = {"batch_size": size} if indices is None else {"batch_sampler": indices}
-    return DataLoader(
-        loader.dataset if dataset is None else dataset,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        **batching,
-    )
+    batching: dict[str, Any] = {"batch_size": size}
+    if indices is not None:
+        batching = {"batch_sampler": indices}
+    options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
+    return DataLoader(loader.dataset if dataset is None else dataset, **batching, **options)
 
 
 # -- samples to fit on ---------------------------------------------------------------------

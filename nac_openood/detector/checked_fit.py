@@ -132,7 +132,6 @@ def write_shard(
     test: Optional[Iterable[Any]] = None,
     *,
     n_samples: Optional[int] = None,
-    progress: Optional[bool] = None,
 ) -> None:
     """Compute one shard of a fit and write it to a folder, for `merge_shards`.
 
@@ -144,7 +143,6 @@ def write_shard(
         val: batches of labeled ID validation data.
         test: batches of other ID data, to measure false alarms on.
         n_samples: size of the fitting subset; None takes everything.
-        progress: whether to show progress bars; None shows them on a terminal.
     """
     target = files.make_folder(folder)
     files.remove(target / NOTES_FILE)  # written last, it marks the shard as complete
@@ -155,13 +153,10 @@ def write_shard(
             "`batch_size`."
         )
     with as_shard(notes.number - 1, notes.of), _recorded():  # the merge warns
-        detector.fit(train, n_samples, progress=progress)
-        detector.save(target / _COUNTS)
+        detector.fit(train, n_samples).save(target / _COUNTS)
         for name, loader in ((_VAL, val), (_TEST, test)):
             if loader is not None:
-                detector.read_loader(
-                    loader, save_to=target / name, in_distribution=True, progress=progress
-                )
+                detector.read_loader(loader, save_to=target / name, in_distribution=True)
     checksums = {name: tensor_files.checksum_in(target / name) for name in (_COUNTS, _VAL, _TEST)}
     document = {"notes": asdict(notes), "checksums": checksums}
     files.write_document(target / NOTES_FILE, _FORMAT, document)

@@ -19,11 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.rule import Rule
+from nac_openood.core.pvalues import MIN_SAMPLES
 from nac_openood.detector.outcomes import checked_alpha
 from nac_openood.errors import NACError, NotFittedError, first_line
-from nac_openood.network.architectures import Layer
 from nac_openood.network.inputs import prepare
 from nac_openood.network.probe import ReadNetwork
 from nac_openood.network.replica import kept_random_state, unwrap
@@ -49,11 +47,15 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
             f"cannot export to {path}: expected a name that ends in .onnx (for ONNX Runtime) or "
             ".pt2 (for torch.export.load)."
         )
-    rule, pvalues = _calibrated(detector)
-    x = _batch(detector.net, example)
-    portable = suffix == ".onnx"
-    if portable:
-        _check_onnx()
+    if not isinstance(example, Tensor):
+        raise NACError(
+            "expected `example` to be a batch [batch, ...] of the kind that the program will "
+            f"get, as one tensor; got {type(example).__name__}."
+        )
+    x: Tensor = prepare(unwrap(detector.net), example)
+    # from a single sample, a tracer would conclude that every batch has one
+    x = torch.cat([x, x]) if x.shape[0] == 1 else x
+    write = _write_onnx if suffix == ".onnx" else _write_pt2
     about = {
         "version": __version__,
         "rule": detector.rule,
@@ -62,21 +64,17 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         "classes": list(detector.classes_),
     }
     with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
-        p_value = detector.judge(x).p_value  # a pass, which may find layouts
-        program = DetectorProgram(
-            detector.net, detector.locations, rule, pvalues, alpha=alpha, portable=portable
-        )
+        detector.prepare(x)  # finds layouts
+        program = DetectorProgram(detector, alpha=alpha, portable=suffix == ".onnx")
+        p_value = detector.judge(x).p_value
         logits = program(x)["logits"]  # fills the rule's caches outside of the trace
         shapes = ({0: torch.export.Dim("batch")},)
         try:
             traced = torch.export.export(program, (x,), dynamic_shapes=shapes, strict=False)
-            write = _write_onnx if portable else _write_pt2
             found = write(traced, x, temporary, json.dumps(about))(x)
-        except NACError:
+        except (NACError, OSError):  # `replacing` explains a full disk
             raise
         except Exception as error:  # tracers and runtimes may raise anything
-            if getattr(error, "errno", None):  # a disk error, which `replacing` explains
-                raise
             raise NACError(
                 f"PyTorch cannot export {type(detector.net).__name__} ({type(error).__name__}: "
                 f"{first_line(error)}). Its forward must do the same whatever the batch size and "
@@ -84,36 +82,6 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
                 "net.float() or a .pt2 file). Try torch.export.export on the network alone."
             ) from error
         _check_equal(found, logits.cpu().double(), p_value)
-
-
-def _calibrated(detector: NACDetector) -> tuple[Rule, PValues]:
-    """The rule and the p-values, if there are any and they need only a forward pass."""
-    rule = detector.rule_
-    if rule is None:
-        raise NotFittedError("this NACDetector is not fitted: call fit and calibrate first.")
-    gradients = sorted(rule.needs.gradients)
-    if gradients:
-        raise NACError(
-            f"rule '{rule.name}' cannot be exported: it needs gradients of the layers {gradients}, "
-            "and an exported program has no backward pass. Use rule='nac_plus', which needs none."
-        )
-    if detector.pvalues_ is None:
-        raise NotFittedError(
-            "an exported detector returns p-values, which this one does not have yet: call "
-            f"calibrate(loader) with at least {MIN_SAMPLES} held-out in-distribution samples."
-        )
-    return rule, detector.pvalues_
-
-
-def _batch(net: nn.Module, example: Any) -> Tensor:
-    if not isinstance(example, Tensor):
-        raise NACError(
-            "expected `example` to be a batch [batch, ...] of the kind that the program will "
-            f"get, as one tensor; got {type(example).__name__}."
-        )
-    x: Tensor = prepare(unwrap(net), example)
-    # from a single sample, a tracer would conclude that every batch has one
-    return torch.cat([x, x]) if x.shape[0] == 1 else x
 
 
 def _check_equal(found: Mapping[str, Tensor], logits: Tensor, p_value: Tensor) -> None:
@@ -131,27 +99,28 @@ class DetectorProgram(nn.Module):
     """What `NACDetector` computes for a batch, as a module that can be traced.
 
     Args:
-        net: the network, whose weights are shared, not copied.
-        layers: where the layers of the rule are, by name.
-        rule: fitted and calibrated, without gradients among its needs.
-        pvalues: converts scores to p-values.
+        detector: calibrated, with a rule that needs no gradients. The network's weights are
+            shared, not copied.
         alpha: a sample is called out-of-distribution if its p-value is at most this.
         portable: whether to use only operations that other runtimes have, too. The results are
             the same.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        layers: Mapping[str, Layer],
-        rule: Rule,
-        pvalues: PValues,
-        *,
-        alpha: float,
-        portable: bool,
-    ) -> None:
+    def __init__(self, detector: NACDetector, *, alpha: float, portable: bool) -> None:
         super().__init__()
-        self.network = ReadNetwork(net, layers, mean=rule.needs.mean)
+        rule, pvalues = detector._fitted(), detector.pvalues_
+        if rule.needs.gradients:
+            raise NACError(
+                f"rule '{rule.name}' cannot be exported: it needs gradients of the layers "
+                f"{sorted(rule.needs.gradients)}, and an exported program has no backward pass. "
+                "Use rule='nac_plus', which needs none."
+            )
+        if pvalues is None:
+            raise NotFittedError(
+                "an exported detector returns p-values, which this one does not have yet: call "
+                f"calibrate(loader) with at least {MIN_SAMPLES} held-out in-distribution samples."
+            )
+        self.network = ReadNetwork(detector.net, detector.locations, mean=rule.needs.mean)
         # a copy: tracing must not change the rule of the detector
         self._rule = type(rule).restore(rule.settings(), rule.tensors())
         self._pvalues, self._alpha, self._portable = pvalues, alpha, portable
@@ -185,13 +154,19 @@ def _write_pt2(traced: torch.export.ExportedProgram, x: Tensor, path: Path, abou
 
 def _write_onnx(traced: torch.export.ExportedProgram, x: Tensor, path: Path, about: str) -> Run:
     """One file, weights included, with `about` in its metadata."""
+    try:
+        runtime, *_ = map(importlib.import_module, ("onnxruntime", "onnx", "onnxscript"))
+    except ImportError as error:
+        raise NACError(
+            f"exporting to ONNX needs {error.name}, which is not installed: "
+            "pip install 'nac-openood[export]'. A .pt2 file needs nothing else."
+        ) from None
     program: Any = torch.onnx.export(
         traced, (x,), dynamo=True, input_names=[INPUT], output_names=list(OUTPUTS),
         dynamic_shapes=({0: "batch"},), verbose=False,
     )  # fmt: skip
     program.model.metadata_props[ABOUT] = about
     program.save(path, external_data=False)
-    runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(batch: Tensor) -> Mapping[str, Tensor]:
@@ -199,18 +174,6 @@ def _write_onnx(traced: torch.export.ExportedProgram, x: Tensor, path: Path, abo
         return {name: torch.from_numpy(array) for name, array in zip(OUTPUTS, found)}
 
     return run
-
-
-def _check_onnx() -> None:
-    """Refuse to export if a package is missing, before the work is done."""
-    try:
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise NACError(
-            f"exporting to ONNX needs {error.name}, which is not installed: "
-            "pip install 'nac-openood[export]'. A .pt2 file needs nothing else."
-        ) from None
 
 
 # -- programs for other runtimes ------------------------------------------------------------
