@@ -1,3 +1,5 @@
+"""Measured numbers beside the paper's."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,17 +14,20 @@ from nac_openood.benchmark.paper.published import (
 
 R18 = "resnet18_32x32"
 MEASURED = {
-    "mine": {"svhn": {"AUROC": (90.0, None)}},
-    "nac": {
-        "other": {"AUROC": (50.0, None)},
-        "farood": {"ACC": (95.0, 0.1), "AUROC": (94.5, 0.25), "FPR@95": (18.81, None)},
-        "cifar100": {"AUROC": (89.78, 0.0)},
-    },
+    ("mine", "svhn", "AUROC"): (90.0, None),
+    ("nac", "other", "AUROC"): (50.0, None),
+    ("nac", "farood", "AUROC"): (94.5, 0.25),
+    ("nac", "farood", "FPR@95"): (18.81, None),
+    ("nac", "cifar100", "AUROC"): (89.78, 0.0),
 }
 
 
+def compared(*methods, benchmark="cifar10", arch=R18):
+    return against(lambda *at: MEASURED.get(at), methods, ["other"], benchmark, arch)
+
+
 def test_side_by_side() -> None:
-    rows = {(r.method, r.dataset, r.metric): r for r in against(MEASURED, "cifar10", R18)}
+    rows = {(r.method, r.dataset, r.metric): r for r in compared("mine", *PRINTED_METHODS)}
     both = rows["nac", "farood", "AUROC"]
     assert (both.measured, both.measured_std, both.published, both.published_std) == (
         94.5, 0.25, 94.60, 0.50,
@@ -32,45 +37,25 @@ def test_side_by_side() -> None:
     assert rows["nac", "cifar100", "AUROC"].difference == 0
     only_paper = PaperComparison("msp", "tin", "FPR@95", None, None, 43.27, 3.00, None)
     assert rows["msp", "tin", "FPR@95"] == only_paper
-    only_ours = PaperComparison("nac", "farood", "ACC", 95.0, 0.1, None, None, None)
-    assert rows["nac", "farood", "ACC"] == only_ours
-    assert rows["mine", "svhn", "AUROC"] == PaperComparison(
-        "mine", "svhn", "AUROC", 90.0, None, None, None, None
-    )
-    # every method on every set and average, and three numbers that the paper does not have
+    only_ours = PaperComparison("mine", "svhn", "AUROC", 90.0, None, None, None, None)
+    assert rows["mine", "svhn", "AUROC"] == only_ours
+    # every method on every set and average, and two numbers that the paper does not have
     sets = sum(len(names) + 1 for names in GROUPS["cifar10"].values())
-    printed = len(PRINTED_METHODS) * sets * len(PRINTED_METRICS)
-    assert len(rows) == len(against(MEASURED, "cifar10", R18)) == printed + 3
+    assert len(rows) == len(PRINTED_METHODS) * sets * len(PRINTED_METRICS) + 2
 
 
-def test_order_does_not_depend_on_what_was_measured() -> None:
-    rows = against(MEASURED, "cifar10", R18)
-    methods = list(dict.fromkeys(r.method for r in rows))
-    assert methods[:3] == ["openmax", "msp", "temp_scaling"]
-    assert methods[-2:] == ["nac", "mine"]
-    nac = [(r.dataset, r.metric) for r in rows if r.method == "nac"]
-    assert nac == [
-        ("cifar100", "FPR@95"), ("cifar100", "AUROC"), ("tin", "FPR@95"), ("tin", "AUROC"),
-        ("nearood", "FPR@95"), ("nearood", "AUROC"), ("mnist", "FPR@95"), ("mnist", "AUROC"),
-        ("svhn", "FPR@95"), ("svhn", "AUROC"), ("texture", "FPR@95"), ("texture", "AUROC"),
-        ("places365", "FPR@95"), ("places365", "AUROC"), ("farood", "FPR@95"),
-        ("farood", "AUROC"), ("farood", "ACC"), ("other", "AUROC"),
-    ]  # fmt: skip
-    turned = {m: dict(reversed(s.items())) for m, s in reversed(MEASURED.items())}
-    assert [r for r in against(turned, "cifar10", R18) if r.dataset != "farood"] == [
-        r for r in rows if r.dataset != "farood"
-    ]
-
-
-def test_methods_narrows_it_down() -> None:
-    rows = against(MEASURED, "cifar10", R18, methods=["nac", "knn"])
-    assert {r.method for r in rows} == {"knn", "nac"}
-    assert against({}, "cifar10", R18, methods=[]) == []
+def test_the_order_is_the_papers() -> None:
+    rows = compared("mine", "nac", "knn")
+    assert list(dict.fromkeys(r.method for r in rows)) == ["knn", "nac", "mine"]
+    found = [(r.dataset, r.metric) for r in rows if r.method == "nac"]
+    sets = [n for average, names in GROUPS["cifar10"].items() for n in (*names, average)]
+    assert found == [*((s, m) for s in sets for m in PRINTED_METRICS), ("other", "AUROC")]
 
 
 def test_an_average_of_ours_is_marked() -> None:
-    rows = against({}, "imagenet", "resnet50", methods=["ash"])
+    rows = compared("ash", benchmark="imagenet", arch="resnet50")
     assert [r.dataset for r in rows] == ["inaturalist", "textures", "openimage_o", "farood"]
     assert [r.derived for r in rows] == [False, False, False, True]
     assert rows[-1].published == pytest.approx(95.74, abs=0.005)
-    assert not any(r.derived for r in against({}, "imagenet", "resnet50", methods=["nac"]))
+    nac = compared("nac", benchmark="imagenet", arch="resnet50")
+    assert not any(r.derived for r in nac)

@@ -70,7 +70,7 @@ def test_a_method_that_nobody_implements_says_what_to_pass(data):
     results = compare(
         small_net(None), **data, methods=[mine], progress=False, backend="pytorch-ood"
     )
-    assert results.rows[0].error == "Mine has no implementation: pass `scorer` to its `Method`."
+    assert results.rows[0].error == "Mine has no implementation: pass `scorer`."
 
 
 class Pictured(TensorDataset):
@@ -236,7 +236,10 @@ def test_methods_of_your_own_and_failures_are_rows(data):
 def test_methods_by_name_from_outside_the_package(data, monkeypatch):
     monkeypatch.setattr(table, "METHODS", dict(METHODS))
     nac_openood.register_method("mine", Toy, title="Mine")
-    offered = {"theirs": SimpleNamespace(load=lambda: Toy), "bad": SimpleNamespace(load=lambda: 3)}
+    offered = {
+        "theirs": SimpleNamespace(load=lambda: Toy),
+        "bad": SimpleNamespace(load=lambda: 1 / 0),
+    }
     monkeypatch.setattr(
         "nac_openood.core.rule.entry_points",
         lambda group: offered if group == "nac_openood.methods" else {},
@@ -253,7 +256,6 @@ def test_methods_by_name_from_outside_the_package(data, monkeypatch):
     [
         (("knn", Toy), "there is a method 'knn' already"),
         (("My method", Toy), "`name` must be a lowercase identifier"),
-        (("mine", Toy()), "`scorer` must be a class or function"),
     ],
 )
 def test_what_is_no_method_is_not_registered(arguments, message):
@@ -279,7 +281,6 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"against": "leaderboard"}, "`against` must be 'paper' or None"),
         ({"backend": "mine", "methods": ["msp"]}, "`backend` must be one of auto, openood"),
         ({"networks": []}, "at least one network"),
-        ({"networks": [3]}, "got \\['int'\\]"),
         ({"networks": {"a/b": SmallNet()}}, "name of a network must not be empty"),
         ({"train": images(60, 1, labels=False)}, "train has no labels"),
         ({"nac_strategy": "luck", "methods": ["nac"]}, None),

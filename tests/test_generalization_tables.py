@@ -104,8 +104,8 @@ def test_what_the_text_says():
 def test_numbers_side_by_side():
     measured = {"Sketch": {"nac-me": {"RC": (70.0, 2.0), "ACC": (None, None)}}, "x": {}}
     rows = against_choice(measured, "pacs", "resnet18")
-    assert [(r.published, r.published_error) for r in rows] == [(80.96, 1.9), (71.34, 2.4)]
-    assert rows[0].difference == pytest.approx(-10.96) and rows[1].difference is None
+    assert [(r["published"], r["published_error"]) for r in rows] == [(80.96, 1.9), (71.34, 2.4)]
+    assert rows[0]["difference"] == pytest.approx(-10.96) and rows[1]["difference"] is None
     assert against_choice(measured, "pacs", "resnet_embedded") == rows
     timm = published_choice("pacs", "timm:vit_tiny_patch16_224")
     assert timm["photo"]["nac-me"]["RC"].mean == 95.02

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nac_openood.benchmark.methods.backends import NACScorer, scorers
-from nac_openood.benchmark.methods.scorer import Scorer
-from nac_openood.benchmark.methods.table import AUTO_BACKEND, NAC, Method, chosen_methods
+from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.table import AUTO_BACKEND, Method, chosen_methods
 from nac_openood.benchmark.paper.published import published
 from nac_openood.benchmark.run.compare import Study, run_study
 from nac_openood.benchmark.run.results import Results
@@ -24,7 +23,7 @@ from nac_openood.distributed import from_main
 from nac_openood.errors import NACError
 from nac_openood.network.probe import count_classes
 from nac_openood.network.replica import unwrap
-from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints, networks_by_name
+from nac_openood.sources.checkpoints import find_checkpoints, networks_by_name
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import Datasets, check_file_names
 
@@ -135,7 +134,13 @@ def compare(
         raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
     if against is not None:
         published(id_name, arch or "an unnamed architecture")  # raises early if not published
-    runs, network, arch = _networks(networks, load, arch)
+    named = _named(networks)
+    check_file_names("a network", named)
+    if not named:
+        raise NACError("expected at least one network in `networks`, got none.")
+    runs, network = networks_by_name(named, load, "compare")
+    if arch is None:
+        arch = runs[0].path if isinstance(named[runs[0].name], nn.Module) else "network"
     sets = Datasets(
         id_name, n_classes or 0, train, id_val, test, ood_val, near or {}, far or {}, shifted or {},
         std,
@@ -146,12 +151,7 @@ def compare(
         batch_size = min((loader.batch_size or _BATCH for loader in loaders), default=_BATCH)
     if workers is None:
         workers = max((loader.num_workers for loader in loaders), default=0)
-
-    def nac(method: Method) -> Scorer:
-        if method.name != NAC:  # the settings are those of reference NAC
-            return NACScorer(rule=str(method.rule))
-        return NACScorer(nac_config, nac_strategy, layers)
-
+    nac = {"config": nac_config, "strategy": nac_strategy, "layers": layers}
     with torch.random.fork_rng(devices=[]):
         if n_classes is None:
             first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
@@ -160,7 +160,7 @@ def compare(
         if folder is None:
             folder = from_main("folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
         study = Study(
-            sets=sets, arch=arch, network=network, runs=runs, methods=tuple(rows),
+            sets=sets, arch=arch, network=network, runs=tuple(runs), methods=tuple(rows),
             make=scorers(rows, backend, nac=nac, opengan=opengan, say=say), out=Path(folder),
             search=search, reuse=out is not None,
             batch_size=whole_number("`batch_size`", batch_size, 1),
@@ -170,30 +170,17 @@ def compare(
         return run_study(study, paper=against is not None)
 
 
-def _networks(
-    networks: Any, load: Optional[Callable[[str], nn.Module]], arch: Optional[str]
-) -> tuple[tuple[Checkpoint, ...], Callable[[Checkpoint], nn.Module], str]:
-    """The runs, a function that returns the network of a run, and the name of the architecture."""
-    named = networks if isinstance(networks, Mapping) else _named(networks)
-    check_file_names("a network", named)
-    if not named:
-        raise NACError("expected at least one network in `networks`, got none.")
-    runs, network = networks_by_name(named, load, "compare")
-    first = runs[0].path if isinstance(named[runs[0].name], nn.Module) else "network"
-    return tuple(runs), network, arch or first
-
-
-def _named(networks: Any) -> dict[str, Network]:
-    """Name each network after its class or its checkpoint."""
-    single = isinstance(networks, (nn.Module, str, Path))
-    several: list[Any] = [networks] if single else list(networks)
-    wrong = [type(n).__name__ for n in several if not isinstance(n, (nn.Module, str, Path))]
-    if wrong:
-        raise NACError(f"expected `networks` as modules or paths of checkpoints, got {wrong}.")
+def _named(networks: Any) -> Mapping[str, Network]:
+    """Name each network after its class or its checkpoint, unless it has a name."""
+    if isinstance(networks, Mapping):
+        return networks
+    several: list[Any] = (
+        [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
+    )
     modules = [net for net in several if isinstance(net, nn.Module)]
-    found: dict[str, Network] = {
-        type(unwrap(net)).__name__ + ("" if len(modules) == 1 else f"-{number}"): net
-        for number, net in enumerate(modules)
-    }
     paths = [path for path in several if not isinstance(path, nn.Module)]
-    return {**found, **({c.name: c.path for c in find_checkpoints(paths)} if paths else {})}
+    names = [type(unwrap(net)).__name__ for net in modules]
+    if len(modules) > 1:
+        names = [f"{name}-{number}" for number, name in enumerate(names)]
+    files = {c.name: c.path for c in find_checkpoints(paths)} if paths else {}
+    return {**dict(zip(names, modules)), **files}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,4 +144,4 @@ def _beside_paper(ranked: RankedRuns, dataset: str, arch: str) -> RankedRuns:
     if printed != arch:
         notes = (*notes, f"The published numbers are those of {printed}, not of {arch}.")
     rows = against_choice(ranked.measured(), dataset, arch)
-    return replace(ranked, notes=notes, paper=tuple(map(asdict, rows)))
+    return replace(ranked, notes=notes, paper=tuple(rows))

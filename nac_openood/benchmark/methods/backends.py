@@ -22,6 +22,10 @@ from nac_openood.search import SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
 from nac_openood.sources.checkpoints import Checkpoint
 
+#: What is reported of a search, and of its best candidate.
+_OF_SEARCH = ("strategy", "objective", "surrogate")
+_OF_BEST = ("auroc", "fpr95", "fpr95_in", "guard")
+
 
 class NACScorer:
     """A rule, set up as in the plugin and in `search`.
@@ -74,20 +78,12 @@ class NACScorer:
             strategy=self.strategy, seed=inputs.seed, progress=inputs.progress,
         )  # fmt: skip
         layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
-        report = (
-            None
-            if found is None
-            else {
-                **{name: getattr(found, name) for name in ("strategy", "objective", "surrogate")},
-                **{
-                    name: getattr(found.best, name)
-                    for name in ("auroc", "fpr95", "fpr95_in", "guard")
-                },
-                "guard_threshold": found.guard_limit,
-                "points": found.evaluated,
-                "seconds": round(found.seconds, 3),
-            }
-        )
+        report: Optional[dict[str, Any]] = None
+        if found is not None:
+            best = {name: getattr(found.best, name) for name in _OF_BEST}
+            report = {**{name: getattr(found, name) for name in _OF_SEARCH}, **best}
+            report["points"], report["guard_threshold"] = found.evaluated, found.guard_limit
+            report["seconds"] = round(found.seconds, 3)
         advised = () if advice is None else (advice.to_dict(), advice.seconds)
         return MethodSetup({"layers": layers, "n_samples": config.n_samples}, report, *advised)
 
@@ -97,17 +93,16 @@ class NACScorer:
 
     def _with_layers(self, config: NACConfig) -> NACConfig:
         """The settings of the chosen layers."""
-        names = self.layers
+        names, known = self.layers, config.layers
         if names is None:
             return config
-        if not config.layers:  # automatic
-            kind = rule_named(config.rule).layer_settings
-            return replace(config, layers={name: kind() for name in names})
-        unknown = [name for name in names if name not in config.layers]
+        if not known:  # automatic
+            known = dict.fromkeys(names, rule_named(config.rule).layer_settings())
+        unknown = [name for name in names if name not in known]
         if unknown:
-            raise NACError(f"NAC's settings have no layers {unknown}, only {list(config.layers)}.")
+            raise NACError(f"NAC's settings have no layers {unknown}, only {list(known)}.")
         sweep = {name: lists for name, lists in config.sweep.items() if name in names}
-        return replace(config, layers={name: config.layers[name] for name in names}, sweep=sweep)
+        return replace(config, layers={name: known[name] for name in names}, sweep=sweep)
 
 
 def _source_hash(kind: type) -> str:
@@ -155,7 +150,7 @@ def scorers(
     rows: Iterable[Method],
     backend: str,
     *,
-    nac: Callable[[Method], Scorer] = lambda method: NACScorer(rule=str(method.rule)),
+    nac: Mapping[str, Any] = {},
     opengan: Union[str, Path, None] = None,
     say: Say = lambda text: None,
 ) -> Callable[[Method, Checkpoint], Scorer]:
@@ -164,7 +159,7 @@ def scorers(
     Args:
         rows: the methods; backends are imported only if one of them needs it.
         backend: one of `BACKENDS`; see `usable_backends`.
-        nac: makes the scorer of a method that is a rule of this package.
+        nac: options of `NACScorer` for reference NAC.
         opengan: OpenGAN's trained discriminator; None takes `best_DNet.ckpt` in the folder of the
             checkpoint.
         say: function that is called with a message if no baseline can run.
@@ -176,11 +171,11 @@ def scorers(
         if method.scorer is not None:
             return method.scorer()
         if method.rule is not None:
-            return nac(method)
+            return NACScorer(rule=method.rule, **(nac if method.name == table.NAC else {}))
         usable = next((name for name in backends if name in method.backends), None)
         if usable is None:
             if not method.backends:
-                raise NACError(f"{method.title} is not implemented: pass `scorer` to its `Method`.")
+                raise NACError(f"{method.title} has no implementation: pass `scorer`.")
             other, titles = method.backends[0], {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
             raise Absent(
                 f"{method.title} is not in {' or '.join(titles[name] for name in backends)}, only "

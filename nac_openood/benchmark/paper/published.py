@@ -12,10 +12,11 @@ architecture, method, dataset, metric, ...): some from its row, some from its co
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import yaml
 
@@ -40,9 +41,6 @@ _TABLES = Path(__file__).parent / "tables"
 _RESULT_AXES = ("benchmark", "architecture", "method", "dataset", "metric")
 _MEAN_OF_BACKBONES = "average"
 _Number = Optional[float]
-
-#: (mean, std or None) in percent, by method, by OOD set (or `nearood` or `farood`), and by metric.
-MeasuredMetrics = Mapping[str, Mapping[str, Mapping[str, tuple[float, _Number]]]]
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,6 @@ class PrintedValue:
         mean, _, std = text.partition("±")
         decimals = len(mean.partition(".")[2])
         return cls(float(mean), float(std) if std else None, decimals)
-
-
-def with_printed(
-    mean: _Number, spread: _Number, printed: Optional[PrintedValue]
-) -> tuple[_Number, _Number, _Number, _Number, _Number]:
-    """A measured number and its deviation, the printed ones, and measured minus printed."""
-    if printed is None:
-        return mean, spread, None, None, None
-    difference = None if mean is None else mean - printed.mean
-    return mean, spread, printed.mean, printed.std, difference
 
 
 #: Printed values by three of their coordinates.
@@ -146,6 +134,16 @@ class PrintedTable:
                 f"axes are {list(next(self.cells()).at)}."
             )
         return found[0].value
+
+
+def _beside(
+    printed: Optional[PrintedValue], mean: _Number = None, spread: _Number = None
+) -> tuple[_Number, _Number, _Number, _Number, _Number]:
+    """A measured number and its deviation, the printed ones, and measured minus printed."""
+    if printed is None:
+        return mean, spread, None, None, None
+    difference = None if mean is None else mean - printed.mean
+    return mean, spread, printed.mean, printed.std, difference
 
 
 @functools.cache
@@ -239,19 +237,21 @@ class PaperComparison:
 
 
 def against(
-    measured: MeasuredMetrics,
+    measured: Callable[[str, str, str], Optional[tuple[float, _Number]]],
+    methods: Collection[str],
+    datasets: Sequence[str],
     benchmark: str,
     architecture: str,
-    *,
-    methods: Optional[Sequence[str]] = None,
 ) -> list[PaperComparison]:
     """Put measured numbers beside those of the paper.
 
     Args:
-        measured: in percent.
+        measured: mean and standard deviation (or None) in percent, of a method, an OOD set (or
+            `nearood` or `farood`) and a metric; None if there are none.
+        methods: the methods to list.
+        datasets: the sets that were measured.
         benchmark: OpenOOD's name of the in-distribution data.
         architecture: e.g. `resnet18_32x32`.
-        methods: the methods to list; None lists all that were measured or published.
 
     Returns:
         One row per number that was measured or published. The paper's methods come first, in its
@@ -262,20 +262,18 @@ def against(
     """
     printed = published(benchmark, architecture)
     sets = [n for average, names in GROUPS[benchmark].items() for n in (*names, average)]
+    cells = itertools.product(
+        [method for method in dict.fromkeys((*PRINTED_METHODS, *methods)) if method in methods],
+        dict.fromkeys((*sets, *datasets)), PRINTED_METRICS,
+    )  # fmt: skip
     rows = []
-    for method in dict.fromkeys((*PRINTED_METHODS, *measured)):
-        if methods is not None and method not in methods:
-            continue
-        ours, paper = measured.get(method, {}), printed.get(method, {})
-        for dataset in dict.fromkeys((*sets, *ours)):
-            metrics, values = ours.get(dataset, {}), paper.get(dataset, {})
-            for metric in dict.fromkeys((*PRINTED_METRICS, *metrics)):
-                if metric in metrics or metric in values:
-                    value = values.get(metric)
-                    mean, std = metrics.get(metric, (None, None))
-                    numbers = with_printed(mean, std, value)
-                    derived = value is not None and value.derived
-                    rows.append(PaperComparison(method, dataset, metric, *numbers, derived))
+    for method, dataset, metric in cells:
+        value = printed.get(method, {}).get(dataset, {}).get(metric)
+        mine = measured(method, dataset, metric)
+        if mine is not None or value is not None:
+            numbers = _beside(value, *(mine or ()))
+            derived = value is not None and value.derived
+            rows.append(PaperComparison(method, dataset, metric, *numbers, derived))
     return rows
 
 
@@ -283,47 +281,15 @@ def against(
 
 #: The tables by dataset.
 GENERALIZATION_TABLES: Mapping[str, str] = {
-    "vlcs": "Table 23",
-    "pacs": "Table 24",
-    "officehome": "Table 25",
-    "terraincognita": "Table 26",
-}
-#: The paper's names of networks by ours.
-_ARCHITECTURES = {
-    "resnet18": "resnet18",
-    "resnet50": "resnet50",
-    "timm:vit_tiny_patch16_224": "vit_t_16",
-    "timm:vit_base_patch16_224": "vit_b_16",
-    "vit_b_16": "vit_b_16",
-}
+    "vlcs": "Table 23", "pacs": "Table 24", "officehome": "Table 25", "terraincognita": "Table 26",
+}  # fmt: skip
+#: The paper's networks, by their names in it and in timm.
+_ARCHITECTURES = {name: name for name in ("resnet18", "resnet50", "vit_t_16", "vit_b_16")}
+_ARCHITECTURES["timm:vit_tiny_patch16_224"] = "vit_t_16"
+_ARCHITECTURES["timm:vit_base_patch16_224"] = "vit_b_16"
 
 #: (mean, standard error or None) by target domain (or `average`), criterion and metric.
-MeasuredChoice = Mapping[str, Mapping[str, Mapping[str, tuple[Optional[float], Optional[float]]]]]
-
-
-@dataclass(frozen=True)
-class ChoiceComparison:
-    """One number, measured and published, times 100; None if there is none.
-
-    Args:
-        domain: the target domain, or `average`.
-        criterion: `validation`, `nac-me` or `oracle`.
-        metric: `RC` or `ACC`.
-        measured: mean over trials.
-        measured_error: its standard error.
-        published: the paper's number.
-        published_error: the paper's standard error.
-        difference: measured minus published.
-    """
-
-    domain: str
-    criterion: str
-    metric: str
-    measured: Optional[float]
-    measured_error: Optional[float]
-    published: Optional[float]
-    published_error: Optional[float]
-    difference: Optional[float]
+MeasuredChoice = Mapping[str, Mapping[str, Mapping[str, tuple[_Number, _Number]]]]
 
 
 def published_choice(dataset: str, architecture: str) -> Published:
@@ -337,10 +303,9 @@ def published_choice(dataset: str, architecture: str) -> Published:
     if dataset not in GENERALIZATION_TABLES:
         known = ", ".join(GENERALIZATION_TABLES)
         raise NACError(f"the paper does not choose checkpoints on '{dataset}', only on {known}.")
-    wanted = printed_architecture(architecture)
     found: Published = {}
     for at, value in table(GENERALIZATION_TABLES[dataset]).cells():
-        if at["architecture"] == wanted and value is not None:
+        if at["architecture"] == printed_architecture(architecture) and value is not None:
             by_domain = found.setdefault(at["domain"], {})
             by_domain.setdefault(at["criterion"], {})[at["metric"]] = value
     return found
@@ -348,20 +313,23 @@ def published_choice(dataset: str, architecture: str) -> Published:
 
 def printed_architecture(architecture: str) -> str:
     """The paper's name of the network to compare `architecture` with."""
-    names = set(_ARCHITECTURES.values())
-    return _ARCHITECTURES.get(architecture, architecture if architecture in names else "resnet18")
+    return _ARCHITECTURES.get(architecture, "resnet18")
 
 
 def against_choice(
     measured: MeasuredChoice, dataset: str, architecture: str
-) -> list[ChoiceComparison]:
+) -> list[dict[str, Any]]:
     """Put measured numbers beside those of the paper, in the order of `measured`.
 
     Args:
         measured: times 100, as the paper prints them; None where a value is undefined.
         dataset: as in `published_choice`.
         architecture: as in `published_choice`.
+
+    Returns:
+        A dict per number, with its domain, criterion and metric; None if there is no number.
     """
+    names = ("measured", "measured_error", "published", "published_error", "difference")
     printed = published_choice(dataset, architecture)
     rows = []
     for domain, criteria in measured.items():
@@ -369,6 +337,7 @@ def against_choice(
         values = printed.get(domain.strip().lower().replace(" ", "_"), {})
         for criterion, metrics in criteria.items():
             for metric, (mean, error) in metrics.items():
-                numbers = with_printed(mean, error, values.get(criterion, {}).get(metric))
-                rows.append(ChoiceComparison(domain, criterion, metric, *numbers))
+                numbers = _beside(values.get(criterion, {}).get(metric), mean, error)
+                at = {"domain": domain, "criterion": criterion, "metric": metric}
+                rows.append({**at, **dict(zip(names, numbers))})
     return rows

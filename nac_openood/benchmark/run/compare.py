@@ -17,7 +17,7 @@ from torch import nn
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import NAC, Method
 from nac_openood.benchmark.run import store
-from nac_openood.benchmark.run.cost import Timing, is_disturbed
+from nac_openood.benchmark.run.cost import typical_rate
 from nac_openood.benchmark.run.network import Failure, NetworkRun
 from nac_openood.benchmark.run.results import (
     RESULTS_FILE,
@@ -112,12 +112,12 @@ class Study:
     def fitting(self) -> dict[str, Union[Samples, Surrogates]]:
         """The datasets that methods may use for fitting and search, by name."""
         id_val = self._samples("id_val", self.sets.id_val)
-        found = {"train": self._samples("train", self.sets.train), "id_val": id_val}
+        found: dict[str, Any] = {"train": self._samples("train", self.sets.train), "id_val": id_val}
         if self.surrogates:
-            return {**found, "ood_val": Surrogates(id_val, self.seed)}
-        if self.search:
-            return {**found, "ood_val": self._samples("ood_val", self.sets.ood_val)}
-        return {**found}
+            found["ood_val"] = Surrogates(id_val, self.seed)
+        elif self.search:
+            found["ood_val"] = self._samples("ood_val", self.sets.ood_val)
+        return found
 
     @cached_property
     def scored(self) -> dict[str, Samples]:
@@ -199,46 +199,48 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         remove(study.out / RESULTS_FILE)  # an old table would not match new scores
         accuracy: dict[str, float] = {}
         done: dict[tuple[str, str], Optional[Failure]] = {}
+        device = torch.device("cpu")
         try:
             for checkpoint in study.runs:
-                name = checkpoint.name
-                study.say(f"{name}: {checkpoint.path}")
-                try:
-                    with synchronized(name):
-                        net = loaded.pop() if loaded else study.network(checkpoint)
-                        run = NetworkRun(study, checkpoint, net)
-                        accuracy[name] = run.accuracy()
-                except FileError:
-                    raise
-                except Exception as error:  # users' networks may raise anything
-                    failure = _network_failed(study, name, error)
-                    done.update({(name, method.name): failure for method in study.methods})
-                    continue
-                _say_accuracy(study, name, accuracy[name])
+                run = _start(study, checkpoint, loaded)
+                if isinstance(run, NetworkRun):
+                    accuracy[checkpoint.name], device = run.accuracy, run.device
                 for number, method in enumerate(study.methods, start=1):
                     step = f"[{number}/{len(study.methods)}] {method.title}"
-                    done[name, method.name] = run.run_method(method, step)
+                    failed = run.run_method(method, step) if isinstance(run, NetworkRun) else run
+                    done[checkpoint.name, method.name] = failed
         finally:
-            results = tabulate(study, accuracy, done)
+            results = tabulate(study, accuracy, done, device)
             results = results.beside_paper() if paper else results
             results.save()
         return results
 
 
-def _network_failed(study: Study, name: str, error: Exception) -> Failure:
-    if len(study.runs) == 1:
-        raise NACError(
-            f"the network cannot be run on this data: {error_text(error)}. Check that the "
-            "architecture, the weights and the size of the samples fit together."
-        ) from error
-    study.say(f"{name} failed: {error_text(error)}")
-    return "failed", error_text(error)
-
-
-def _say_accuracy(study: Study, name: str, accuracy: float) -> None:
+def _start(
+    study: Study, checkpoint: Checkpoint, loaded: list[nn.Module]
+) -> Union[NetworkRun, Failure]:
+    """Load a network and measure its accuracy."""
+    name = checkpoint.name
+    study.say(f"{name}: {checkpoint.path}")
+    try:
+        with synchronized(name):
+            net = loaded.pop() if loaded else study.network(checkpoint)
+            run = NetworkRun(study, checkpoint, net)
+            accuracy = run.accuracy
+    except FileError:
+        raise
+    except Exception as error:  # users' networks may raise anything
+        if len(study.runs) == 1:
+            raise NACError(
+                f"the network cannot be run on this data: {error_text(error)}. Check that the "
+                "architecture, the weights and the size of the samples fit together."
+            ) from error
+        study.say(f"{name} failed: {error_text(error)}")
+        return "failed", error_text(error)
     study.say(f"{name}: accuracy {accuracy:.2f} %")
     if accuracy < 2 * 100 / study.sets.n_classes:
         study.say(f"{name} is hardly better than chance: check its weights and the transform")
+    return run
 
 
 # ---- the table
@@ -248,6 +250,7 @@ def tabulate(
     study: Study,
     accuracy: Mapping[str, float],
     done: Mapping[tuple[str, str], Optional[Failure]],
+    device: torch.device,
 ) -> Results:
     """Read the stored scores of a study and compute its metrics.
 
@@ -256,6 +259,7 @@ def tabulate(
         accuracy: in percent, by run.
         done: by run and method, None if its stored results are up to date, or why there are none.
             Others count as unfinished: what is stored may be of other weights.
+        device: where the networks ran.
     """
     runs = tuple(NetworkInfo(r.name, r.path, accuracy.get(r.name)) for r in study.runs)
     rows = tuple(
@@ -271,7 +275,11 @@ def tabulate(
         command=study.command,
         created=_newest(study.out),
         versions=versions(),
-        machine=_machine(study, done),
+        machine={
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "system": platform.system(),
+            "threads": torch.get_num_threads(),
+        },
         sets=tuple(
             SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
             for name, role in study.sets.roles().items()
@@ -305,16 +313,12 @@ def _row(study: Study, run: NetworkInfo, method: Method, failure: Optional[Failu
     setup = store.read_setup(folder)
     read = {name: store.read_scores(folder / f"{name}.safetensors") for name in study.scored}
     stored = {name: found for name, found in read.items() if found is not None}
-    if failure is None and (len(stored) < len(read) or setup is None):
-        failure = _UNFINISHED
-    if failure is not None or setup is None:
+    if failure is not None or setup is None or len(stored) < len(read):
         return Row(method.name, method.title, run.name, "", *(failure or _UNFINISHED))
     peaks = [setup.peak_mb, *(found.peak_mb for found in stored.values())]
     scores = {name: found.scores.score for name, found in stored.items()}
-    # over all test sets, since a small one has too few batches for a median
-    own = Timing.joined([found.own for found in stored.values()])
-    shared = Timing.joined([found.shared for found in stored.values()])
-    images = sum(map(len, scores.values()))
+    times = [(len(s.scores.score), s.seconds + s.pass_seconds) for s in stored.values()]
+    rate = sum(seconds for _, seconds in times) / sum(samples for samples, _ in times)
     return Row(
         method.name,
         method.title,
@@ -323,13 +327,13 @@ def _row(study: Study, run: NetworkInfo, method: Method, failure: Optional[Failu
         status="ok",
         metrics=metrics_by_set(scores, study.sets.roles(), run.accuracy),
         setup_seconds=setup.seconds,
-        ms_per_image=1000 * (own.typical + shared.typical) / images,
+        ms_per_image=1000 * typical_rate(times),
         peak_mb=max((peak for peak in peaks if peak is not None), default=None),
         shared_pass=method.needs == "features",
         hyperparameters=setup.hyperparameters,
         search=setup.search,
         advice=setup.advice,
-        disturbed=is_disturbed(own, shared),
+        disturbed=rate > 1.5 * typical_rate(times),
     )
 
 
@@ -338,15 +342,6 @@ def _newest(out: Path) -> str:
     times = [p.stat().st_mtime for p in out.glob("runs/*/*/*.safetensors")]
     moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
     return moment.isoformat(timespec="seconds")
-
-
-def _machine(study: Study, done: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The device on which the networks ran (not necessarily the GPU), system and threads."""
-    setups = [store.read_setup(store.method_folder(study.out, *pair)) for pair in done]
-    used = {setup.made_with.get("device") for setup in setups if setup is not None}
-    on_gpu = "cuda" in used and torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if on_gpu else "CPU"
-    return {"device": device, "system": platform.system(), "threads": torch.get_num_threads()}
 
 
 def _hardest(study: Study, run: str) -> Iterator[HardSample]:

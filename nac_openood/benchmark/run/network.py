@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Optional
@@ -16,12 +17,12 @@ from nac_openood import files, tensor_files
 from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run import store
-from nac_openood.benchmark.run.cost import Meter, TimedLoader, Timing
+from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.store import StoredScores
 from nac_openood.core.rule import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
 from nac_openood.detector.outcomes import Scores
-from nac_openood.distributed import from_main, map_shared, synchronized, world
+from nac_openood.distributed import from_main, map_shared, synchronized
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import Head, head_of, with_features
@@ -44,13 +45,13 @@ class Features(NamedTuple):
         feature: penultimate features `[samples, D]`; None if the network has no linear head.
         prediction: int64 `[samples]`.
         label: int64 `[samples]`, -1 where there is none.
-        timing: how long the pass took.
+        seconds: how long the pass took.
     """
 
     feature: Optional[Tensor]
     prediction: Tensor
     label: Tensor
-    timing: Timing = Timing()
+    seconds: float = 0.0
 
 
 class FeatureBatches:
@@ -63,12 +64,12 @@ class FeatureBatches:
 
     Attributes:
         dataset: something with as many entries as there are samples.
-        timing: time of the pass over the network, once a batch was requested.
+        seconds: how long the pass over the network took, once a batch was requested.
     """
 
     def __init__(self, features: Callable[[], Features], n_samples: int, batch_size: int) -> None:
         self._features, self.batch_size = features, batch_size
-        self.dataset, self.timing = range(n_samples), Timing()
+        self.dataset, self.seconds = range(n_samples), 0.0
 
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / self.batch_size)
@@ -76,7 +77,7 @@ class FeatureBatches:
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         found = self._features()
         assert found.feature is not None
-        self.timing = found.timing
+        self.seconds = found.seconds
         for row in range(0, len(self.dataset), self.batch_size):
             rows = slice(row, row + self.batch_size)
             # copies: a method may write into its input, and a mapped file is read-only
@@ -168,6 +169,7 @@ class NetworkRun:
 
     # -- the shared pass -----------------------------------------------------------------------
 
+    @cached_property
     def accuracy(self) -> float:
         """Accuracy in percent on the ID test set, and on the covariate-shifted ones if any."""
         names = [n for n, role in self.study.sets.roles().items() if role in ("id", "csid")]
@@ -178,55 +180,41 @@ class NetworkRun:
     def features(self, name: str) -> Features:
         """Features of a dataset, from the file of an earlier pass or from a new one."""
         if name not in self._features:
-            path = self.study.out / "runs" / self.checkpoint.name / "features"
-            path, n_samples = path / f"{name}.safetensors", len(self.samples[name])
+            folder = store.method_folder(self.study.out, self.checkpoint.name, "features")
+            path, n_samples = folder / f"{name}.safetensors", len(self.samples[name])
             made_with = {**self._base, "images": self.identity[name]}
             found = _read_features(path, n_samples, made_with)
             if from_main(f"features {name}", lambda: found is None):  # the main process decides
                 self._write_features(path, name, made_with)
                 found = _read_features(path, n_samples, made_with)
             if found is None:
-                raise FileError(
-                    f"{path} was written but cannot be read back: expected {n_samples} samples. "
-                    "Check the disk, and that the dataset yields one item per index."
-                )
+                raise FileError(f"{path} was written but cannot be read back. Check the disk.")
             self._features[name] = found
         return self._features[name]
 
     def _write_features(self, path: Path, name: str, made_with: Mapping[str, Any]) -> None:
         files.make_folder(path.parent)
-        layer, headless = self._head
+        (layer, headless), title = self._head, f"features {name}"
+        start = time.perf_counter()
 
-        def work(item: tuple[Batch, float]) -> tuple[dict[str, Tensor], float]:
-            batch, loading = item
-            with Meter(self.device, memory=False) as running:
-                if layer is None:
-                    rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
-                else:
-                    logits, feature = with_features(self.net, batch.data, layer)
-                    rows = {"prediction": logits.argmax(dim=1).cpu(), "feature": feature.cpu()}
-            return {**rows, "label": batch.labels()}, loading + running.seconds
+        def work(batch: Batch) -> tuple[dict[str, Tensor], float]:
+            if layer is None:
+                rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
+            else:
+                logits, feature = with_features(self.net, batch.data, layer)
+                rows = {"prediction": logits.argmax(dim=1).cpu(), "feature": feature.cpu()}
+            return {**rows, "label": batch.labels()}, time.perf_counter() - start
 
-        times = []
+        loaded = load_batches(self.samples[name].loader(), title, self.study.progress)
+        total = 0.0
         with tensor_files.TensorWriter(path) as writer:
-            for rows, seconds in map_shared(f"features {name}", self._loaded(name), work):
-                # writing is not part of the pass: a method that runs alone writes nothing
+            for rows, seconds in map_shared(title, (b for b in loaded if b.in_shard), work):
                 writer.add(rows)
-                times.append((len(rows["prediction"]), seconds))
-            about = {"made_with": dict(made_with), "timing": Timing(times), "headless": headless}
+                total += seconds
+                # writing is not part of the pass: a method that runs alone writes nothing
+                start = time.perf_counter()
+            about = {"made_with": dict(made_with), "timing": total, "headless": headless}
             writer.finish(_KIND, _VERSION, about)
-
-    def _loaded(self, name: str) -> Iterator[tuple[Batch, float]]:
-        """The batches of this process, and how long each took to load."""
-        title = f"features {name}"
-        stream = iter(load_batches(self.samples[name].loader(), title, self.study.progress))
-        while True:
-            with Meter(self.device, memory=False) as loading:
-                batch = next(stream, None)
-            if batch is None:
-                return
-            if batch.in_shard:
-                yield batch, loading.seconds
 
     # -- methods -------------------------------------------------------------------------------
 
@@ -274,8 +262,9 @@ class NetworkRun:
             if found is None or (found.made_with, len(found.scores.score)) != (same, len(samples)):
                 pending.append(name)
         setup = store.read_setup(folder)
-        known = setup is not None and setup.made_with == made_with
-        return pending, setup.hyperparameters if setup is not None and known else None
+        if setup is None or setup.made_with != made_with:
+            return pending, None
+        return pending, setup.hyperparameters
 
     def _set_up(self, method: Method, scorer: Scorer, chosen: Optional[Mapping[str, Any]]) -> None:
         inputs = self.inputs(method.needs)
@@ -289,7 +278,7 @@ class NetworkRun:
         if chosen is not None:
             return  # the stored setup describes the search, which was not repeated
         loaders = inputs.train, inputs.id_val, inputs.ood_val
-        passes = [loader.timing.typical for loader in loaders if isinstance(loader, FeatureBatches)]
+        passes = [loader.seconds for loader in loaders if isinstance(loader, FeatureBatches)]
         note = {
             "made_with": self.made_with(scorer),
             "hyperparameters": dict(setup.hyperparameters),
@@ -301,19 +290,12 @@ class NetworkRun:
         store.write_note(self._folder(method) / "setup.json", note)
 
     def _score(self, method: Method, scorer: Scorer, name: str) -> None:
-        loader, workers = self.loader(name, method.needs), self.study.workers
-        timed = TimedLoader(loader)
+        loader = self.loader(name, method.needs)
         with Meter(self.device) as meter:
-            # several processes share the batches, so there is no time per batch to record
-            scores = scorer.score(timed if world().size == 1 else loader)
-            scores = checked_scores(scores, len(self.samples[name]), name)
-        own, shared = timed.timing(meter), Timing()
-        if isinstance(loader, FeatureBatches):
-            shared = loader.timing.by_workers(workers)
-        else:
-            own = own.by_workers(workers)
+            scores = checked_scores(scorer.score(loader), len(self.samples[name]), name)
         made_with = {**self.made_with(scorer), "images": self.identity[name]}
-        stored = StoredScores(scores, made_with, own, shared, meter.peak_mb)
+        shared = loader.seconds if isinstance(loader, FeatureBatches) else 0.0
+        stored = StoredScores(scores, made_with, meter.seconds, shared, meter.peak_mb)
         store.write_scores(self._folder(method) / f"{name}.safetensors", stored)
 
 
@@ -323,7 +305,7 @@ def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> 
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
         label = stored_tensor(tensors, "label", torch.int64, 1)
-        feature, timing = tensors.get("feature"), Timing.read(about["timing"])
+        feature, seconds = tensors.get("feature"), store.seconds_in(about["timing"])
         if feature is not None:
             stored_tensor(tensors, "feature", feature.dtype, 2)
         usable = bool(about["headless"]) if feature is None else feature.is_floating_point()
@@ -331,7 +313,7 @@ def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> 
         return None
     same = about.get("made_with") == dict(made_with)
     whole = all(rows.shape[:1] == (n_samples,) for rows in tensors.values())
-    return Features(feature, prediction, label, timing) if same and whole and usable else None
+    return Features(feature, prediction, label, seconds) if same and whole and usable else None
 
 
 def checked_scores(scores: Scores, n: int, name: str) -> Scores:

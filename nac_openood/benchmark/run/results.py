@@ -26,7 +26,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import PRINTED_METRICS, PaperComparison, against
+from nac_openood.benchmark.paper.published import PaperComparison, against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -136,14 +136,14 @@ class Row:
         metrics: percent by name of an OOD set, "nearood" or "farood", and by metric; see
             `METRICS`.
         setup_seconds: time of fitting and search, with the network passes as if run alone.
-        ms_per_image: time of scoring, with the network pass as if run alone; every batch counts
-            as long as the median batch.
+        ms_per_image: time of scoring, with the network pass as if run alone; the median of the
+            test sets.
         peak_mb: peak memory beyond what was in use before.
         shared_pass: whether it ran on features of a pass that several methods share.
         hyperparameters: those in use.
         search: what the search reports.
         advice: how the method compares with simpler ones on validation data.
-        disturbed: whether batches took such different times that `ms_per_image` is uncertain.
+        disturbed: whether test sets took such different times that `ms_per_image` is uncertain.
     """
 
     method: str
@@ -308,19 +308,8 @@ class Results:
 
     def beside_paper(self) -> Results:
         """With the means over runs and the published numbers side by side."""
-        names = [*self.names("near"), NEAR, *self.names("far"), FAR]
-        measured = {
-            method: {
-                name: {
-                    metric: value
-                    for metric in PRINTED_METRICS
-                    if (value := self.value(method, name, metric)) is not None
-                }
-                for name in names
-            }
-            for method in self.methods()
-        }
-        rows = against(measured, self.id_name, self.arch, methods=list(measured))
+        sets = [*self.names("near"), NEAR, *self.names("far"), FAR]
+        rows = against(self.value, list(self.methods()), sets, self.id_name, self.arch)
         return replace(self, paper=tuple(asdict(row) for row in rows))
 
 

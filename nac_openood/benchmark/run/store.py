@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from nac_openood import files, tensor_files
-from nac_openood.benchmark.run.cost import Timing
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import FileError, NACError
 from nac_openood.records import from_values
@@ -57,15 +56,15 @@ class StoredScores(NamedTuple):
     Args:
         scores: the scores.
         made_with: what they were made with.
-        own: time of the method.
-        shared: time of the shared pass over the network; empty without one.
+        seconds: how long the method took.
+        pass_seconds: how long the shared pass over the network took; 0 without one.
         peak_mb: peak memory, or None if it is unknown.
     """
 
     scores: Scores
     made_with: Any = None
-    own: Timing = Timing()
-    shared: Timing = Timing()
+    seconds: float = 0.0
+    pass_seconds: float = 0.0
     peak_mb: Optional[float] = None
 
 
@@ -94,7 +93,7 @@ def read_scores(path: Path) -> Optional[StoredScores]:
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
         scores = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
         own, shared, peak = about["cost"]
-        cost = Timing.read(own), Timing.read(shared), None if peak is None else float(peak)
+        cost = seconds_in(own), seconds_in(shared), None if peak is None else float(peak)
     except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
         return None
     kinds = {"f": (scores.score, *layers.values()), "iu": (scores.prediction, scores.label)}
@@ -104,6 +103,18 @@ def read_scores(path: Path) -> Optional[StoredScores]:
     if not (whole and right and bool(np.isfinite(scores.score).all())):
         return None
     return StoredScores(scores, about.get("made_with"), *cost)
+
+
+def seconds_in(value: Any) -> float:
+    """A time in a file: seconds, or samples and seconds of all batches, and what came after them.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if isinstance(value, list):  # as version 0.1 wrote it
+        batches, after, *_ = value
+        value = sum(float(seconds) for _, seconds in batches) + float(after)
+    return float(value)
 
 
 def read_setup(folder: Path) -> Optional[StoredSetup]:
