@@ -94,11 +94,6 @@ class Table:
     rows: Sequence[Sequence[Entry]]
     ours: Sequence[int] = ()
 
-    def __post_init__(self) -> None:
-        pairs = [e for row in self.rows for e in row if isinstance(e, (list, tuple))]
-        if any(len(p) != 2 for p in pairs) or any(len(r) != len(self.columns) for r in self.rows):
-            raise NACError(f"a row of the table '{self.title}' does not fit its columns")
-
     @property
     def name_column(self) -> int:
         """The number of the column that names the rows."""
@@ -251,18 +246,5 @@ def figure_of(document: Mapping[str, Any]) -> Figure:
     kind = str(fields.pop("type", None))
     if kind not in _FIGURES:
         raise NACError(f"there is no figure of type {kind!r}")
-    found: Any = from_values(_FIGURES[kind], fields, "figures")
-    if kind == "lines":
-        points = [point for line in found.series for point in line.points]
-        complete = points and all(len(p) in (2, 3) and p[0] is not None for p in points)
-    else:
-        names = found.names if kind == "bars" else found.columns
-        panels = [p for _, row in found.rows for p in row] if kind == "densities" else []
-        complete = (
-            found.rows
-            and all(len(row) == len(names) for _, row in found.rows)
-            and all(len(p.inside) == len(p.outside) == len(p.edges) - 1 for p in panels)
-        )
-    if not complete:
-        raise NACError(f"the figure '{found.key}' has no rows, or rows of different lengths")
+    found: Figure = from_values(_FIGURES[kind], fields, "figures")
     return found

@@ -239,17 +239,13 @@ def _times(ranked: Ranked) -> Section:
     """AUROC over time as a picture, then times and memory as a table."""
     measured = [m for m in ranked.methods if m.times]
     text = "Times include the forward pass of the network, as if each method ran alone."
-    groups = {g: [m for m in measured if g in m.ranks and _ms(m) > 0] for g in ranked.groups}
+    groups = {g: [m for m in measured if g in m.ranks and m.ms > 0] for g in ranked.groups}
     pictures = [_time_picture(own, group) for group, own in groups.items() if own]
     hint = "Up and to the left is better. Our methods are blue diamonds."
     rows = [[Cell(m.title), *(_cost(m, key) for key in _COSTS)] for m in measured]
     table = Table("", [_NAME, *map(Column, _COSTS.values())], rows, _ours(measured))
     blocks: list[Content] = [text, *_uncertain_times(ranked), Figures(pictures, hint), table]
     return Section("times", "Time and memory", blocks if measured else [])
-
-
-def _ms(m: RankedMethod) -> float:
-    return m.times.get("ms_per_image", 0.0)
 
 
 def _time_picture(methods: Sequence[RankedMethod], group: str) -> figures.Picture:
@@ -264,7 +260,7 @@ def _time_picture(methods: Sequence[RankedMethod], group: str) -> figures.Pictur
         axis.grid()
         for row, m in enumerate(sorted(methods, key=lambda m: m.auroc(group))):
             color, weight = (figures.OUR_COLOR, "bold") if m.ours else (figures.INK, "normal")
-            at = _ms(m), m.auroc(group)
+            at = m.ms, m.auroc(group)
             axis.scatter(*at, marker="D" if m.ours else "o", s=62 if m.ours else 30, color=color)
             axis.annotate(
                 m.title, at, (1.03, (row + 0.5) / len(methods)), color=color, fontsize=8.5,
@@ -272,7 +268,7 @@ def _time_picture(methods: Sequence[RankedMethod], group: str) -> figures.Pictur
                 arrowprops={"arrowstyle": "-", "color": figures.CALM, "lw": 0.5, "shrinkB": 3},
             )  # fmt: skip
 
-    listed = [f"{m.title} {fmt.quantity(_ms(m))} ms and {m.auroc(group):.1f} %" for m in methods]
+    listed = [f"{m.title} {fmt.quantity(m.ms)} ms and {m.auroc(group):.1f} %" for m in methods]
     alt = f"Time per image and {title} AUROC: {', '.join(listed)}."
     return figures.Picture(title, alt, (540, 360), paint)
 

@@ -81,11 +81,6 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number other than NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
 def quantity(value: Optional[float]) -> str:
     """Three significant digits, or a whole number from 100 on."""
     if value is None:
@@ -95,9 +90,9 @@ def quantity(value: Optional[float]) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def percent(fraction: Any) -> str:
+def percent(fraction: float) -> str:
     """A fraction as percent."""
-    return f"{100 * fraction:.2f} %" if is_number(fraction) else NOTHING
+    return f"{100 * fraction:.2f} %"
 
 
 def alt_text(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[float]]]]]) -> str:

@@ -39,6 +39,7 @@ class RankedMethod:
         error: why runs did not succeed, one line.
         disturbed: whether its times are uncertain in any run, because the machine was busy.
         times: "setup_seconds", "ms_per_image" and "peak_mb" -> mean over runs, where known.
+        ms: milliseconds per image, 0 where unknown.
         values: (dataset or group, metric) -> mean and std over the runs that succeeded.
         ranks: dataset or group -> rank by AUROC, 1 is best; equal values share a rank.
     """
@@ -62,6 +63,7 @@ class RankedMethod:
             numbers = [n for n in numbers if n is not None and isfinite(n)]
             if numbers:
                 self.times[name] = fmean(numbers)
+        self.ms = self.times.get("ms_per_image", 0.0)
         self.values: dict[tuple[str, str], Value] = {}
         for dataset in dict.fromkeys(name for row in self.worked for name in row.metrics):
             own = [row.metrics[dataset] for row in self.worked if dataset in row.metrics]
@@ -148,11 +150,8 @@ def _ours(row: Row) -> Iterator[Content]:
         is_table = entries and all(isinstance(entry, Mapping) for entry in entries)
         (nested if is_table else flat)[name] = value
     search, advice = row.search or {}, row.advice or {}
-    texts = [
-        _search(search),
-        _guard(search),
-        f"settings: {fmt.settings_text(flat)}" if flat else "",
-    ]
+    texts = [_search(search), _guard(search)]
+    texts += [f"settings: {fmt.settings_text(flat)}"] if flat else []
     aurocs = [f"{name} {fmt.percent(value)}" for name, value in (advice.get("auroc") or {}).items()]
     texts += [f"AUROC on {advice['against']}: {', '.join(aurocs)}"] if aurocs else []
     texts += [*advice.get("warnings", []), *advice.get("notes", [])]
@@ -171,21 +170,19 @@ def _search(search: Optional[Mapping[str, Any]]) -> str:
     """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
     if not search:
         return "not searched"
-    texts = [
-        text.format(form(search[k])) for k, text, form in _SEARCH if fmt.is_number(search.get(k))
-    ]
+    known = [row for row in _SEARCH if search.get(row[0]) is not None]
+    texts = [text.format(form(search[key])) for key, text, form in known]
     return ", ".join([f"{search.get('strategy', '')} search".strip(), *texts])
 
 
 def _guard(search: Mapping[str, Any]) -> str:
     """What the overfitting guard measured; empty if it did not."""
-    auroc: Any = search.get("guard")
-    limit: Any = search.get("guard_threshold")
-    if not fmt.is_number(auroc):
+    auroc, limit = search.get("guard"), search.get("guard_threshold")
+    if auroc is None:
         return ""
     data = "held-out training against validation data"
     text = f"overfitting guard: AUROC of {data} {fmt.percent(auroc)}"
-    if not fmt.is_number(limit):
+    if limit is None:
         return text
     side = "within" if abs(auroc - 0.5) <= limit else "outside"
     return f"{text}, {side} 50 \u00b1 {100 * limit:g} %"
