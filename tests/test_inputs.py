@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from nac_openood import NACDetector
 from nac_openood.detector.batches import as_batch
 from nac_openood.errors import NACError, ProbeError
-from nac_openood.network.auto import auto_layers
 from nac_openood.network.inputs import as_inputs, joined_inputs, prepare, rows, sample_count
 from nac_openood.network.probe import classify
 
@@ -93,17 +92,6 @@ def test_every_form_scores_as_one_tensor_does(net, form, rule):
     with torch.no_grad():
         prediction = net(new[:, :5], new[:, 5:])["logits"].argmax(1)
     assert scores.prediction.tolist() == prediction.tolist()
-
-
-def test_automatic_layers_quotas_and_large_batches(net):
-    x, y = data(300)
-    items = [({"a": x[:, :5], "b": x[:, 5:]}, y)]
-    found = NACDetector(net, "auto", rule="nac_plus", fast=True).fit(items, n_samples=210)
-    assert list(found.layers) == ["act"]
-    assert found.fit_summary_.class_counts == {0: 70, 1: 70, 2: 70}
-    assert auto_layers(net, (x[:, :5], x[:, 5:])) == auto_layers(
-        net, {"a": x[:, :5], "b": x[:, 5:]}
-    )
 
 
 def test_one_tensor_under_any_name_is_the_input(small_net, images, labels):
