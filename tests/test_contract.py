@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(make, small_net, loaders):
 @pytest.mark.parametrize("search_in", ["setup", "openood"])
 def test_broken_validation_images_are_named(make, small_net, loaders, search_in):
     loaders[1]["val"].dataset.images[3] = float("nan")
-    with pytest.raises(NACError, match="1 of 30 validation samples have NaN"):
+    with pytest.raises(NACError, match="1 of 30 .*validation samples have NaN"):
         make(search_in=search_in).setup(small_net, *loaders)
 
 

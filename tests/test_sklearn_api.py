@@ -114,5 +114,5 @@ def test_what_scikit_learn_refuses(digits, fitted):
 def test_wrong_folds_and_too_few_rows(digits):
     with pytest.raises(NACError, match="n_folds"):
         NACOutlierDetector(n_folds=1).fit(digits[0][:50])
-    with pytest.raises(ValueError, match="15 sample.*minimum of 16"):
+    with pytest.raises(NACError, match="at least 16 samples, got 15 sample"):
         NACOutlierDetector().fit(digits[0][:15])

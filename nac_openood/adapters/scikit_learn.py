@@ -49,8 +49,9 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> NACOutlierDetector:
         """Fit on rows `[samples, features]`, at least 16 of them; `y` is ignored."""
-        # p-values need some samples to be taken against
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=MIN_SAMPLES)
+        X = validate_data(self, X, dtype=np.float64)
+        if len(X) < MIN_SAMPLES:  # to take p-values against
+            raise NACError(f"expected at least {MIN_SAMPLES} samples, got {len(X)} sample(s).")
         share: Any = self.contamination
         if share != "auto" and not (isinstance(share, Real) and 0 < float(share) <= 0.5):
             text = "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Union
 
 from nac_openood.benchmark.methods.table import BACKENDS
 
@@ -96,6 +96,10 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _guard(text: str) -> Union[float, str, None]:
+    return {"auto": "auto", "none": None}[text] if text in ("auto", "none") else float(text)
+
+
 def _rule(text: str) -> str:
     from nac_openood.core import RULES
 
@@ -117,6 +121,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = {
     "float": {"type": float},
     "seed": {"type": _whole(0, 2**32 - 1)},
     "shard": {"type": _shard},
+    "guard": {"type": _guard},
     "rule": {"type": _rule},
     "required": {"required": True},
     "append": {"action": "append", "default": []},

@@ -45,9 +45,9 @@ how to search:
       OpenOOD, or their mean (default: %(default)s)
   --space NAME            what to try: 'paper', 'preset' (the lists shipped for this benchmark) or
       a YAML file with a sweep (default: preset for grid, else paper)
-  --guard LIMIT = auto    exclude settings that overfit, i.e. that separate held-out training from
-      validation images with an AUROC further than this from 0.5: a number, 'auto' (0.05, or more
-      for small sets) or 'none' (default: %(default)s)
+  --guard LIMIT: guard = auto   exclude settings that overfit, i.e. that separate held-out
+      training from validation images with an AUROC further than this from 0.5: a number,
+      'auto' (0.05, or more for small sets) or 'none' (default: %(default)s)
   --seed
   --budget-points N: count = 10000   points that 'random' tries (default: %(default)s)
   --budget-seconds S: float   time limit of 'random' (default: none)
@@ -87,13 +87,6 @@ def search_command(args: argparse.Namespace) -> int:
     from nac_openood.search.recipe import advise_after_search, layers_and_lists
     from nac_openood.search.stored import write_config, write_report
 
-    guard: Any = {"auto": "auto", "none": None}.get(args.guard, args.guard)
-    if guard not in ("auto", None):
-        try:
-            guard = float(guard)
-        except ValueError:
-            text = f"--guard: expected a number, 'auto' or 'none', got '{guard}'."
-            raise NACError(text) from None
     out = make_folder(args.out)  # before the slow part, so that its result can be written
     with locked(out):
         readings = _readings(args)
@@ -106,7 +99,7 @@ def search_command(args: argparse.Namespace) -> int:
             held_out=readings.held_out,
             layers=layers,
             sweep=lists,
-            guard=guard,
+            guard=args.guard,
             surrogate=readings.surrogate,
             budget=searching.Budget(args.budget_points, args.budget_seconds, args.restarts),
             **inputs.arguments(args, "strategy", "objective", "top", "seed"),
@@ -145,27 +138,16 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
                 "readings that are already made. Leave them out, or leave out --readings."
             )
         return ReadingSet.load(args.readings)
-    if args.arch is None:
-        raise NACError(
-            "--arch not given. Pass --arch, --checkpoint and --id-data or --train to read a "
-            "network, or --readings to use readings made earlier."
-        )
     path = inputs.one_checkpoint(args)
     sets, _ = inputs.data_of(args, [path], needs_test=False)
     net = inputs.network_loader(args, sets.n_classes)(path)
     # shipped settings are for OpenOOD's data; for other data layers are found automatically
-    own = args.id_data is None
-    config = (
-        NACConfig({}) if own and not args.layers else config_for(net, sets.id_name, args.layers)
-    )
-    ood_val, is_folder, _ = (
-        args.ood_val or ("" if own else benchmark_named(args.id_data).ood_val)
-    ).partition("=")
-    names = {
-        "id_val": f"val_{sets.id_name}",
-        "ood_val": ood_val if own or is_folder else f"val_{ood_val}",
-    }
-    roles = {"train": sets.train, names["id_val"]: sets.id_val, names["ood_val"]: sets.ood_val}
+    own, layers = args.id_data is None, args.layers
+    config = NACConfig({}) if own and not layers else config_for(net, sets.id_name, layers)
+    listed = "" if own else benchmark_named(args.id_data).ood_val
+    name, is_folder, _ = (args.ood_val or listed).partition("=")
+    id_val, ood_val = f"val_{sets.id_name}", name if own or is_folder else f"val_{name}"
+    roles = {"train": sets.train, id_val: sets.id_val, ood_val: sets.ood_val}
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": sets.id_name}
     return gather(
         NACDetector(net, config.layer_choice, fast=args.fast),
@@ -173,7 +155,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
         n_samples=args.n_samples or config.n_samples or 1000,
         n_held_out=HELD_OUT if args.held_out is None else args.held_out,
         folder=args.save_readings,
-        names=names,
+        names={"id_val": id_val, "ood_val": ood_val},
         about={**about, **about_network(net)},
         seed=args.seed,
         say=say,
