@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nac_openood.analysis.api import analyze, prepare_analysis
-from nac_openood.analysis.data import AnalysisData, Options
+from nac_openood.analysis import analyze
+from nac_openood.analysis.data import AnalysisData, Options, prepare_analysis
 from nac_openood.analysis.finding import Finding
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.demo.embedded import EmbeddedImages, embedded_sets

@@ -86,21 +86,10 @@ def test_a_kind_that_fails_leaves_the_others(place, tmp_path, capsys):
         (["layers", "--embedded", "--id-data", "cifar10"], "--embedded has networks and images"),
         (["layers", "--embedded", "--checkpoint", "a.pt"], "--embedded has networks and images"),
         (["layers", "--id-data", "cifar10"], "expected --arch: which network?"),
-        (["layers", "--id-data", "mars", "--arch", ARCH, "--checkpoint", "{net}"], "unknown benchmark"),
-        (
-            ["layers", "--train", "nowhere", "--arch", ARCH, "--checkpoint", "{net}"],
-            "there is no folder nowhere",
-        ),
-        (
-            ["layers", "--id-data", "cifar10", "--data-root", "nowhere", "--arch", ARCH,
-             "--checkpoint", "{net}"],
-            "Expected OpenOOD's layout: a --data-root",
-        ),
     ],
 )  # fmt: skip
-def test_errors_say_what_to_do(place, tmp_path, arguments, told, capsys):
-    given = [a.format(net=place / "net.ckpt") for a in arguments]
-    assert main(["analyze", *given, "--out", str(tmp_path)]) == 1
+def test_errors_say_what_to_do(tmp_path, arguments, told, capsys):
+    assert main(["analyze", *arguments, "--out", str(tmp_path)]) == 1
     assert told in capsys.readouterr().err
 
 

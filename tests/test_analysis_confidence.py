@@ -1,4 +1,4 @@
-"""`analyze calibration` and `analyze agreement` on a small part of the embedded benchmark."""
+"""`analyze calibration`, `agreement` and `schemes`; errors against torchmetrics, scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import torch
 from analysis_data import FOUR_LAYERS
 from scipy.stats import spearmanr
 from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
+from torchmetrics.functional.classification import binary_calibration_error
 
-from nac_openood.analysis.agreement import agreement
-from nac_openood.analysis.calibration import ALL_SAMPLES, FIFTH, MSP_TITLE, calibration
-from nac_openood.analysis.confidence import typicality
-from nac_openood.analysis.data import Options
+from nac_openood.analysis import calibration as errors
+from nac_openood.analysis.calibration import ALL_SAMPLES, FIFTH, Bins, LogisticMap, equal_mass_bins
+from nac_openood.analysis.data import ID_VAL, Options
 from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import ID_VAL, scores_on_readings
+from nac_openood.analysis.methods import agreement
+from nac_openood.analysis.schemes import SCHEMES, Backbone, schemes
 from nac_openood.core.metrics import threshold_at
 from nac_openood.detector.detector import NACDetector
+from nac_openood.errors import NACError
+from nac_openood.plugin.source import has_openood
 from nac_openood.report.findings import analysis_document, write_figures, write_finding
+from nac_openood.search.advise import msp
+from nac_openood.sources.networks import build
 from nac_openood.tables import Examples
 
 OPTIONS = Options(progress=False, repeats=3, against="paper")
@@ -32,7 +38,7 @@ def data(even_readings):
 
 @pytest.fixture(scope="module")
 def calibrated(data):
-    return calibration(data, OPTIONS)
+    return errors.calibration(data, OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,7 @@ def agreed(data):
     return agreement(data, OPTIONS)
 
 
-def mixture(data, name):
+def softmax_mixture(data, name):
     """Softmax confidences and correctness of ID test and OOD samples, from the network itself."""
     net, study = data.run.net, data.run.study
     logits, right = [], []
@@ -56,7 +62,7 @@ def mixture(data, name):
 @pytest.mark.parametrize("name", ["digits_8_9", "textures"])
 def test_the_table_equals_scikit_learn(data, calibrated, name):
     """The printed error: bins of 100 samples, which are quantiles where there is no rest."""
-    confidence, right = (part.numpy() for part in mixture(data, name))
+    confidence, right = (part.numpy() for part in softmax_mixture(data, name))
     n_bins = len(right) // 100
     order = np.argsort(confidence, kind="stable")
     whole, last = order[: 100 * n_bins], order[100 * (n_bins - 1) :]  # which takes the rest
@@ -69,7 +75,7 @@ def test_the_table_equals_scikit_learn(data, calibrated, name):
     gaps = np.abs(mean - accuracy)
     found = next(
         r for r in calibrated.records
-        if (r["dataset"], r["mixture"], r["method"]) == (name, ALL_SAMPLES, MSP_TITLE)
+        if (r["dataset"], r["mixture"], r["method"]) == (name, ALL_SAMPLES, errors.MSP_TITLE)
     )  # fmt: skip
     assert found["MAD"] == pytest.approx(100 * (sizes * gaps).sum() / sizes.sum(), abs=1e-6)
     rms = np.sqrt((sizes * gaps**2).sum() / sizes.sum())
@@ -86,7 +92,7 @@ def test_a_p_value_helps_where_ood_samples_are_unusual(calibrated):
 
 def test_typicality_is_one_for_most_id_samples_and_falls_to_zero():
     held = np.random.default_rng(0).normal(size=1000)
-    found = typicality(np.array([-50.0, np.quantile(held, 0.01), 0.0, 50.0]), held)
+    found = errors.typicality(np.array([-50.0, np.quantile(held, 0.01), 0.0, 50.0]), held)
     assert found[0] < 1e-3 < found[1] < 0.5 and found[2] == found[3] == 1
 
 
@@ -109,7 +115,7 @@ def test_decisions_are_those_of_a_detector(data, agreed):
 
 
 def test_rank_correlations_and_pairs(data, agreed):
-    scores = scores_on_readings(data)
+    scores = data.method_scores
     outside = ["digits_8_9", "textures"]
     nac, plus = (np.concatenate([scores[m][n] for n in outside]) for m in ("NAC", "MSP"))
     found = agreed.values["rank_correlation"]["OOD samples"]
@@ -145,3 +151,152 @@ def test_files(kind, request, tmp_path):
     again = json.loads(json.dumps(Finding.load(tmp_path / f"{found.kind}.json").to_dict()))
     assert {"format": 1, **again, "sha256": document["sha256"]} == document
     assert len(list(tmp_path.glob("*.svg"))) == len(found.figures)
+
+
+# ---- calibration errors
+
+
+def mixture(n_id=1200, n_ood=800, classes=10, seed=0):
+    """Logits of an overconfident classifier, and which of its predictions are right."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(size=(n_id + n_ood, classes)) * 2)
+    label = torch.from_numpy(rng.integers(0, classes, n_id))
+    logits[torch.arange(n_id), label] += 3
+    right = np.zeros(n_id + n_ood, bool)
+    right[:n_id] = (logits[:n_id].argmax(dim=1) == label).numpy()
+    return logits, label, right
+
+
+def equal_width_bins(confidence, correct, n_bins=15):
+    """The bins of torchmetrics: `[k / n, (k + 1) / n)`, the last one closed; no empty ones."""
+    edges = np.linspace(0, 1, n_bins + 1)
+    place = np.searchsorted(edges[1:-1], confidence, side="right")
+    size = np.bincount(place, minlength=n_bins)
+    sums = (np.bincount(place, values, minlength=n_bins) for values in (confidence, correct))
+    return Bins(size[size > 0], *(part[size > 0] / size[size > 0] for part in sums))
+
+
+def test_by_hand():
+    bins = equal_mass_bins(np.array([0.9, 0.1, 0.8, 0.2, 1.0]), np.array([1, 0, 0, 1, 1]), size=2)
+    assert bins.size.tolist() == [2, 3]
+    assert np.allclose(bins.confidence, [0.15, 0.9]) and np.allclose(bins.accuracy, [0.5, 2 / 3])
+    gaps = [0.35, 0.9 - 2 / 3]
+    squares = (2 * gaps[0] ** 2 + 3 * gaps[1] ** 2) / 5
+    mad = (2 * gaps[0] + 3 * gaps[1]) / 5
+    assert bins.errors() == {"RMS": pytest.approx(squares**0.5), "MAD": pytest.approx(mad)}
+
+
+@pytest.mark.parametrize("n_bins", [1, 10, 15])
+@pytest.mark.parametrize(("norm", "metric"), [("l1", "MAD"), ("l2", "RMS")])
+def test_msp_equals_torchmetrics(n_bins, norm, metric):
+    logits, _, right = mixture()
+    confidence = msp(logits)
+    expected = binary_calibration_error(confidence, torch.from_numpy(right), n_bins, norm)
+    found = equal_width_bins(confidence.numpy(), right, n_bins=n_bins).errors()
+    assert found[metric] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_bins_of_equal_mass_equal_those_of_scikit_learn():
+    logits, _, right = mixture()
+    confidence = msp(logits).numpy()
+    accuracy, mean = calibration_curve(right, confidence, n_bins=20, strategy="quantile")
+    bins = equal_mass_bins(confidence, right)
+    assert bins.size.tolist() == [100] * 20
+    assert np.allclose(bins.confidence, mean, atol=1e-12)
+    assert np.allclose(bins.accuracy, accuracy, atol=1e-12)
+    rms = np.sqrt(((mean - accuracy) ** 2).mean())
+    assert bins.errors()["RMS"] == pytest.approx(rms, abs=1e-12)
+
+
+def test_the_last_bin_takes_the_rest_and_counts():
+    bins = equal_mass_bins(np.linspace(0, 1, 250), np.ones(250))
+    assert bins.size.tolist() == [100, 150]
+    assert bins.errors()["MAD"] == pytest.approx(0.5)
+
+
+def test_ties_do_not_depend_on_the_order():
+    """Half of 200 equally confident predictions are right: that is calibrated in any order."""
+    right = np.repeat([1, 0], 100)
+    assert equal_mass_bins(np.full(200, 0.5), right).errors()["RMS"] == 0
+
+
+@pytest.mark.parametrize("wrong", [1.5, float("nan")])
+def test_refuses_what_is_no_confidence(wrong):
+    with pytest.raises(NACError, match="expected confidences from 0 to 1"):
+        equal_mass_bins(np.array([0.5, wrong]), np.array([1, 0]))
+    with pytest.raises(NACError, match="expected finite scores"):
+        LogisticMap.fit(np.array([0.0, np.nan]), np.array([True, False]))
+
+
+def test_temperature_undoes_a_scaling():
+    logits, label, _ = mixture(n_ood=0)
+    temperature = errors.temperature_of(logits, label)
+    assert errors.temperature_of(3 * logits, label) == pytest.approx(3 * temperature, rel=1e-4)
+    nearby = [temperature * f for f in (0.99, 1.0, 1.01)]
+    losses = [float(torch.nn.functional.cross_entropy(logits / t, label)) for t in nearby]
+    assert losses[1] < losses[0] and losses[1] < losses[2]
+
+
+def test_the_logistic_map_equals_scikit_learn():
+    """Soft targets are two weighted copies of every sample."""
+    rng = np.random.default_rng(1)
+    score = rng.normal(size=500) * 0.01 + 0.7
+    right = rng.random(500) < 1 / (1 + np.exp(-(score - 0.69) * 200))
+    n = int(right.sum())
+    target = np.where(right, (n + 1) / (n + 2), 1 / (500 - n + 2))
+    standard = ((score - score.mean()) / score.std())[:, None]
+    model = LogisticRegression(C=np.inf, tol=1e-12, max_iter=1000).fit(
+        np.concatenate([standard, standard]), np.repeat([1, 0], 500),
+        sample_weight=np.concatenate([target, 1 - target]),
+    )  # fmt: skip
+    found = LogisticMap.fit(score, right)(score)
+    assert np.allclose(found, model.predict_proba(standard)[:, 1], atol=1e-5)
+    assert found.mean() == pytest.approx(target.mean(), abs=1e-6)
+
+
+def test_a_useless_score_gives_the_accuracy_and_curves_stay_finite():
+    curve = LogisticMap.fit(np.arange(100.0), np.arange(100) < 75)  # higher scores are wrong
+    assert curve.slope == 0
+    assert np.allclose(curve(np.array([-1e9, 0, 1e9])), 0.75, atol=0.01)
+    curve = LogisticMap.fit(np.random.default_rng(0).normal(size=50), np.ones(50, bool))
+    assert 0.9 < curve(np.array([0.0]))[0] < 1
+
+
+# ---- schemes
+
+
+def test_a_backbone_returns_what_the_head_was_given():
+    torch.manual_seed(0)
+    net, x = build("resnet_embedded", 8).eval(), torch.randn(2, 3, 32, 32)
+    head, logits = net.fc, net(x)
+    backbone = Backbone(net, x)
+    _, feature = backbone(x, return_feature=True)
+    assert backbone.feature_size == head.in_features
+    assert torch.equal(head(feature), logits)
+
+
+def test_without_openood_it_says_what_is_missing(data, monkeypatch):
+    monkeypatch.delenv("OPENOOD_SRC", raising=False)
+    monkeypatch.setattr("nac_openood.plugin.source._installed", lambda: None)
+    with pytest.raises(NACError, match="Expected OpenOOD, but it is not installed"):
+        schemes(data, Options(progress=False, epochs=1))
+
+
+@pytest.mark.openood
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of OpenOOD and its dependencies
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_nac_beside_the_native_detectors(data):
+    if not has_openood():
+        pytest.skip("needs OpenOOD")
+    found = schemes(data, Options(progress=False, epochs=1, against="paper"))
+    table = found.tables[0]
+    assert len(table.rows) == 3 * len(SCHEMES)
+    assert [row[1] for row in table.rows[:3]] == ["its own", "NAC", "NAC+"]
+    numbers = [row[2:7] for row in table.rows]
+    assert all(0 <= value <= 100 for row in numbers for value in row)
+    # the three detectors of a network are not the same thing
+    assert all(len({tuple(row[3:7]) for row in table.rows[i : i + 3]}) == 3 for i in (0, 3, 6))
+    assert [list(row[-2:]) for row in table.rows[:2]] == [[83.94, 50.98], [93.90, 31.04]]
+    assert "for only 1 epochs" in found.notes[0] or "for only 1 epoch" in found.notes[0]

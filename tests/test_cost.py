@@ -47,7 +47,7 @@ def test_methods_look_at_as_many_samples_as_they_say(data):
     inputs, test = workload(data, 40)
     assert sum(batch.size for batch in test) == len(inputs.train.dataset) == 40
     runners, _ = method_runners(data, inputs, test[0], OPTIONS)
-    seen = {each.name: each.set_up() for each in runners}
+    seen = {each.name: each.samples for each in runners}
     n_val = len(data.run.study.fitting["id_val"])
     assert seen["MSP"] == 0 and seen["SHE"] == 40
     assert seen["NAC, 1 layer"] == 40 and seen["NAC+"] == 40 + n_val

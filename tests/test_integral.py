@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nac_openood import (
-    IntegralConfig,
-    NACError,
-    NotFittedError,
-    Reading,
-    coverage_integral,
-)
+from nac_openood import IntegralConfig, NACError, NotFittedError, Reading, coverage_integral
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, linear_edges
 from nac_openood.core.reading import BatchReadings
 from nac_openood.evaluation.integral import count_coverage, deepest_layer
@@ -193,19 +187,13 @@ def test_the_network_is_left_as_it_was(small_net, images, labels):
     [
         (lambda: torchvision.models.resnet18(num_classes=3), 32, "avgpool"),
         (lambda: timm.create_model("resnet10t", num_classes=3), 32, "global_pool"),
-        (
-            lambda: timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32),
-            32,
-            "blocks.11.norm2",
-        ),
-        (
-            lambda: torchvision.models.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=3),
-            32,
-            "encoder.layers.encoder_layer_1.ln_2",
-        ),
+        (lambda: timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32), 32,
+         "blocks.11.norm2"),
+        (lambda: torchvision.models.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=3), 32,
+         "encoder.layers.encoder_layer_1.ln_2"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.ReLU(), nn.Linear(5, 3)), 4, "2"),
     ],
-)
+)  # fmt: skip
 def test_the_automatic_layer_is_the_papers(make, size, expected):
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(4, 3, size, size)

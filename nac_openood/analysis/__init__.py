@@ -1,4 +1,4 @@
-"""The table of the paper's analyses, one row for each kind.
+"""The paper's analyses: a table with one row for each kind, and a function that runs them.
 
 Nothing here imports torch, so the command line can list the kinds quickly. To add a kind, write a
 function `(AnalysisData, Options) -> Finding` with its name and add a row.
@@ -6,10 +6,11 @@ function `(AnalysisData, Options) -> Finding` with its name and add a row.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData, Options
@@ -44,13 +45,13 @@ class Kind(NamedTuple):
 #: Every kind by name, in the order of the page.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
-    Kind("layers", "which layers to combine: every subset of them", "layers"),
-    Kind("params", "alpha, r and M, one at a time around the settings in use", "sweeps"),
-    Kind("samples", "how many training samples NAC needs", "sweeps"),
-    Kind("near", "near-OOD data: NAC and the baselines that work on features", "near"),
-    Kind("weighted", "weights of the layers, searched, against equal weights", "layers"),
+    Kind("layers", "which layers to combine: every subset of them", "ablations"),
+    Kind("params", "alpha, r and M, one at a time around the settings in use", "ablations"),
+    Kind("samples", "how many training samples NAC needs", "ablations"),
+    Kind("near", "near-OOD data: NAC and the baselines that work on features", "methods"),
+    Kind("weighted", "weights of the layers, searched, against equal weights", "ablations"),
     Kind("calibration", "calibration errors; OOD counts as wrong", "calibration"),
-    Kind("agreement", "which samples NAC and other methods disagree on", "agreement"),
+    Kind("agreement", "which samples NAC and other methods disagree on", "methods"),
     Kind("cost", "time and memory, beside other methods", "cost", in_all=False),
     Kind("schemes", "NAC on networks of other training schemes", "schemes", in_all=False),
 )}  # fmt: skip
@@ -67,3 +68,29 @@ def chosen_kinds(names: Sequence[str]) -> list[Kind]:
         wrong = f"unknown kind of analysis {unknown}" if unknown else "no kind of analysis"
         raise NACError(f"{wrong}; expected some of {', '.join(KINDS)}, or '{ALL}'.")
     return [k for k in KINDS.values() if k.name in names or (ALL in names and k.in_all)]
+
+
+def analyze(
+    data: AnalysisData, kinds: Sequence[str], options: Options
+) -> Iterator[tuple[str, Union[Finding, NACError]]]:
+    """Run analyses one after the other; one that fails does not stop the others.
+
+    Args:
+        data: from `nac_openood.analysis.data.prepare_analysis`.
+        kinds: names in `KINDS`, or "all".
+        options: for all of them.
+
+    Yields:
+        The name of each kind, and its finding or the error that prevented it.
+    """
+    if options.against not in (None, "paper"):
+        raise NACError(f"`against` must be 'paper' or None, got {options.against!r}.")
+    for kind in chosen_kinds(kinds):
+        options.say(f"analysis: {kind.name}")
+        try:
+            found = kind.function()(data, options)
+            yield kind.name, replace(found, about=data.about())
+        except FileError:  # a full disk: no other analysis would succeed
+            raise
+        except NACError as error:
+            yield kind.name, error

@@ -1,17 +1,38 @@
-"""Calibration errors of confidences if OOD samples count as wrong predictions (Table 19)."""
+"""Calibration errors of confidences if OOD samples count as wrong predictions (Table 19).
+
+A confidence is the probability that a prediction is correct:
+
+* MSP is already such a probability. Temperature scaling (Guo et al., ICML 2017) divides the logits
+  by the temperature with the smallest loss on ID validation data.
+* Coverage is between 0 and 1, so it can be used as a probability unchanged. The paper does not
+  mention any other mapping.
+* Any score can be mapped by a logistic curve fitted to ID validation data: 1 where the network is
+  right, 0 where it is wrong (Platt scaling). Like temperature scaling it needs no OOD data, but
+  nothing can be learned if there are no wrong predictions.
+* A score can lower another confidence where it is unusual: temperature scaling times `typicality`.
+
+RMS and MAD calibration errors are those of Hendrycks et al. (Outlier Exposure, ICLR 2019). Samples
+are sorted by confidence and cut into bins. In each bin, the gap is the difference between the mean
+confidence and the share of correct predictions. RMS is the root of the mean squared gap over
+samples, MAD is the mean absolute gap. OOD samples count as wrong: no class is right for them.
+Their code leaves out the last bin, that of the most confident samples; their formulas do not, and
+neither does this file.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
+import torch
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import expit
+from torch import Tensor
 
-from nac_openood.analysis.confidence import LogisticMap, equal_mass_bins, temperature_of, typicality
-from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import ID_VAL, BySet, scores_on_readings, with_id_val
-from nac_openood.analysis.tabulate import text_heads
+from nac_openood.analysis.data import ID_VAL, AnalysisData, BySet, Options
+from nac_openood.analysis.finding import Finding, text_heads
 from nac_openood.benchmark.paper.published import table
+from nac_openood.core.pvalues import PValues
 from nac_openood.core.reading import logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
@@ -27,6 +48,10 @@ _ID_PER_OOD = 5
 _PRINTED = {"msp": MSP_TITLE, "temp_scaling": SCALED, "nac": NAC_TITLE}
 _ID_ALONE = "ID alone"
 _POINTS = 10  # of a reliability diagram
+#: Samples per bin, as in Outlier Exposure.
+BIN_SIZE = 100
+_LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
+_UNUSUAL = 0.05  # p-values below it make a sample less credible
 _NOTES = (
     "OOD samples count as wrong. Bins hold 100 samples each, as in Outlier Exposure (Hendrycks et "
     "al., ICLR 2019), and the last one counts, too. All numbers are percent.",
@@ -67,41 +92,35 @@ class Confidences(NamedTuple):
         parts = [values[n] for n in self.id_sets]
         return np.concatenate(parts if name is None else [*parts, values[name][rows]])
 
-    def errors(self, name: Optional[str], rows: Any = slice(None)) -> dict[str, dict[str, float]]:
-        """RMS and MAD in percent by method."""
-        correct, found = self.mixed(self.correct, name, rows), {}
-        for method, values in self.by_method.items():
-            bins = equal_mass_bins(self.mixed(values, name, rows), correct)
-            found[method] = {metric: 100 * error for metric, error in bins.errors().items()}
-        return found
+    def bins(
+        self, method: str, name: Optional[str], rows: Any = slice(None), *, size: int = BIN_SIZE
+    ) -> Bins:
+        """The bins of a method's confidences on ID test data mixed with an OOD set."""
+        correct = self.mixed(self.correct, name, rows)
+        return equal_mass_bins(self.mixed(self.by_method[method], name, rows), correct, size=size)
 
 
 def calibration(data: AnalysisData, options: Options) -> Finding:
     """RMS and MAD calibration errors on ID test data mixed with each OOD set."""
     measured = confidences(data)
-    errors = _mixture_errors(measured, options)
-    methods = list(measured.by_method)
-    means = {
-        (mixture, method, metric): float(
-            np.mean([errors[name, mixture][method][metric] for name in measured.ood_sets])
-        )
-        for mixture in (ALL_SAMPLES, FIFTH)
-        for method in methods
-        for metric in _ERRORS
-    }
+    errors, methods = _mixture_errors(measured, options), list(measured.by_method)
     heads = [*text_heads("ID test data with"), *(Column(m, better="lower") for m in methods)]
     tables, best = [], []
     for mixture in (ALL_SAMPLES, FIFTH):
+        found = {name: line for (name, mixed), line in errors.items() if mixed == mixture}
+        means = {
+            metric: {m: _mean(found[n][m][metric] for n in measured.ood_sets) for m in methods}
+            for metric in _ERRORS
+        }
         for metric in _ERRORS:
             rows: list[list[Entry]] = [
-                [name or _ID_ALONE, *(by_method[m][metric] for m in methods)]
-                for (name, mixed), by_method in errors.items()
-                if mixed == mixture
+                [name or _ID_ALONE, *(line[m][metric] for m in methods)]
+                for name, line in found.items()
             ]
-            rows.append(["Mean over OOD sets", *(means[mixture, m, metric] for m in methods)])
+            rows.append(["Mean over OOD sets", *means[metric].values()])
             tables.append(Table(f"{metric} calibration error, {mixture}", heads, rows))
-        rms = {m: means[mixture, m, "RMS"] for m in methods if m != CONSTANT}
-        first = min(rms, key=rms.__getitem__)
+        rms = means["RMS"]
+        first = min((m for m in methods if m != CONSTANT), key=rms.__getitem__)
         others = ", ".join(f"{m} {rms[m]:.1f} %" for m in _PRINTED.values() if m != first)
         best.append(f"{first} has the lowest mean RMS error ({rms[first]:.1f} %; {others})")
     tables.append(_mean_confidences(measured))
@@ -113,27 +132,28 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
         f"With all OOD samples, {best[0]}. With one OOD sample for five ID samples, {best[1]}.",
         tables, [_diagram(measured, name) for name in (None, *shown)],
         [
-            {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method, **found}
-            for (name, mixture), by_method in errors.items()
-            for method, found in by_method.items()
+            {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method, **line[method]}
+            for (name, mixture), line in errors.items()
+            for method in methods
         ],
         measured.fitted, _NOTES if measured.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
     )  # fmt: skip
 
 
+def _mean(numbers: Iterable[float]) -> float:
+    return float(np.mean(list(numbers)))
+
+
 def confidences(data: AnalysisData) -> Confidences:
     """Confidence of every method on every test set, fitted on ID validation data alone."""
-    val, scores = data.fitting.id_val, scores_on_readings(data)
+    val, scores = data.fitting.id_val, data.method_scores
     if val.logits is None or not bool((val.label >= 0).all()):
         raise NACError("calibration needs logits and a label for every ID validation sample.")
     temperature, val_correct = temperature_of(val.logits, val.label), _correct(val)
-    logits = {name: logits_in(readings) for name, readings in with_id_val(data).items()}
+    logits = {name: logits_in(readings) for name, readings in data.with_id_val.items()}
     scaled = {n: msp(each.double() / temperature).numpy() for n, each in logits.items()}
-    found: dict[str, BySet] = {
-        MSP_TITLE: {n: msp(each).numpy() for n, each in logits.items()},
-        SCALED: scaled, NAC_TITLE: scores[NAC_TITLE],
-    }  # fmt: skip
-    constant = {n: np.full(len(each), val_correct.mean()) for n, each in logits.items()}
+    plain = {n: msp(each).numpy() for n, each in logits.items()}
+    found: dict[str, BySet] = {MSP_TITLE: plain, SCALED: scaled, NAC_TITLE: scores[NAC_TITLE]}
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}
     joint = {}
     for method in (NAC_TITLE, NAC_PLUS_TITLE):
@@ -145,9 +165,10 @@ def confidences(data: AnalysisData) -> Confidences:
             joint[f"{SCALED} x {method}"] = {
                 n: scaled[n] * typicality(score, own[ID_VAL]) for n, score in own.items()
             }
-    correct = {name: _correct(readings) for name, readings in data.scored.items()}
+    constant = {n: np.full(len(each), val_correct.mean()) for n, each in logits.items()}
     return Confidences(
-        data.names("id", "csid"), data.names("near", "far"), correct,
+        data.names("id", "csid"), data.names("near", "far"),
+        {name: _correct(readings) for name, readings in data.scored.items()},
         {**found, **joint, CONSTANT: constant}, fitted,
     )  # fmt: skip
 
@@ -160,21 +181,26 @@ def _correct(readings: Readings) -> np.ndarray:
 def _mixture_errors(
     measured: Confidences, options: Options
 ) -> dict[tuple[Optional[str], str], dict[str, dict[str, float]]]:
-    """Errors by OOD set (None for ID samples alone) and mixture, then by method and metric.
+    """Errors in percent by OOD set (None for ID samples alone) and mixture, by method and metric.
 
     OOD sets are mixed once with all of their samples and once with a random one for every five ID
     samples; errors of the latter are means over `options.repeats` draws.
     """
-    found = {(name, ALL_SAMPLES): measured.errors(name) for name in (None, *measured.ood_sets)}
+
+    def errors(name: Optional[str], draws: Sequence[Any]) -> dict[str, dict[str, float]]:
+        found = {}
+        for method in measured.by_method:
+            each = [measured.bins(method, name, rows).errors() for rows in draws]
+            found[method] = {metric: _mean(100 * e[metric] for e in each) for metric in _ERRORS}
+        return found
+
+    everything = [slice(None)]
+    found = {(n, ALL_SAMPLES): errors(n, everything) for n in (None, *measured.ood_sets)}
     wanted = max(1, sum(len(measured.correct[n]) for n in measured.id_sets) // _ID_PER_OOD)
     for name in measured.ood_sets:
         rng, size = np.random.default_rng(options.seed), len(measured.correct[name])
-        repeats = options.repeats if wanted < size else 1
-        draws = [measured.errors(name, rng.permutation(size)[:wanted]) for _ in range(repeats)]
-        found[name, FIFTH] = {
-            method: {m: float(np.mean([draw[method][m] for draw in draws])) for m in _ERRORS}
-            for method in measured.by_method
-        }
+        repeats = range(options.repeats if wanted < size else 1)
+        found[name, FIFTH] = errors(name, [rng.permutation(size)[:wanted] for _ in repeats])
     return found
 
 
@@ -200,24 +226,145 @@ def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
     printed = table("Table 19")
     rows: list[list[Entry]] = []
     for dataset in dict.fromkeys(cell.at["dataset"] for cell in printed.cells()):
-        measured = errors.get((dataset, ALL_SAMPLES), {})
+        measured = errors.get((dataset, ALL_SAMPLES))
         for metric in _ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
-            own = [measured[m][metric] if measured else None for m in _PRINTED.values()]
+            own = [measured and measured[m][metric] for m in _PRINTED.values()]
             rows.append([dataset, metric, *own, *(None if v is None else v.mean for v in values)])
     return Table("Table 19 of the paper", columns, rows)
 
 
 def _diagram(measured: Confidences, name: Optional[str]) -> Lines:
     """A reliability diagram: accuracy over confidence, in ten bins of equal mass."""
-    correct = measured.mixed(measured.correct, name)
+    size = max(1, len(measured.mixed(measured.correct, name)) // _POINTS)
     series = []
-    for method, values in measured.by_method.items():
+    for method in measured.by_method:
         if method != CONSTANT:
-            size = max(1, len(correct) // _POINTS)
-            bins = equal_mass_bins(measured.mixed(values, name), correct, size=size)
+            bins = measured.bins(method, name, size=size)
             pairs = zip(100 * bins.confidence, 100 * bins.accuracy)
             series.append(Series(method, [(float(x), float(y), None) for x, y in pairs]))
     title = f"Reliability, ID test data {'alone' if name is None else f'with {name}'}"
     key = f"reliability_{name or 'id'}"
     return Lines(key, title, "mean confidence, %", "correct, %", series, diagonal=True)
+
+
+# -- confidences and their errors ------------------------------------------------------------
+
+
+class Bins(NamedTuple):
+    """Size, mean confidence and share of correct predictions of every bin, `[bins]` each."""
+
+    size: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+    def errors(self) -> dict[str, float]:
+        """RMS and MAD calibration error, from 0 to 1."""
+        gap, total = self.confidence - self.accuracy, self.size.sum()
+        return {
+            "RMS": float(np.sqrt(sum(self.size * gap**2) / total)),
+            "MAD": float(sum(self.size * np.abs(gap)) / total),
+        }
+
+
+def equal_mass_bins(confidence: np.ndarray, correct: np.ndarray, *, size: int = BIN_SIZE) -> Bins:
+    """Bins of `size` samples each; the last one also takes the rest.
+
+    Samples of equal confidence share their accuracy, so their order does not matter.
+
+    Args:
+        confidence: from 0 to 1, `[samples]`.
+        correct: whether each prediction is correct, `[samples]`.
+        size: samples per bin.
+    """
+    if not ((confidence >= 0) & (confidence <= 1)).all():  # NaN, too
+        raise NACError(
+            f"expected confidences from 0 to 1, got {confidence.min():g} to {confidence.max():g}. "
+            "Map scores to probabilities first."
+        )
+    values, index = np.unique(np.asarray(confidence, float), return_inverse=True)
+    shared = np.bincount(index, np.asarray(correct, float)) / np.bincount(index)
+    order = np.argsort(index, kind="stable")
+    cuts = [size * n for n in range(1, len(order) // size)]
+    parts = [index[part] for part in np.split(order, cuts)]
+    means = [(len(part), values[part].mean(), shared[part].mean()) for part in parts]
+    return Bins(*map(np.array, zip(*means)))
+
+
+def temperature_of(logits: Tensor, label: Tensor) -> float:
+    """The temperature with the smallest mean cross-entropy.
+
+    Args:
+        logits: `[samples, classes]`.
+        label: int64 `[samples]`.
+    """
+    exact = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        scaled = exact / float(np.exp(log_temperature))
+        return float(torch.nn.functional.cross_entropy(scaled, label))
+
+    found = minimize_scalar(loss, bounds=(-_LOG_LIMIT, _LOG_LIMIT), method="bounded",
+                            options={"xatol": 1e-8})  # fmt: skip
+    return float(np.exp(found.x))
+
+
+class LogisticMap(NamedTuple):
+    """`1 / (1 + exp(-(slope * (score - center) / scale + offset)))`.
+
+    A slope of 0 means that the score does not separate right from wrong predictions; then every
+    sample has the accuracy on the validation data as its confidence.
+    """
+
+    center: float
+    scale: float
+    slope: float
+    offset: float
+
+    def __call__(self, score: np.ndarray) -> np.ndarray:
+        """Probabilities `[samples]`."""
+        standard = (np.asarray(score, float) - self.center) / self.scale
+        return expit(self.slope * standard + self.offset)
+
+    @classmethod
+    def fit(cls, score: np.ndarray, correct: np.ndarray) -> LogisticMap:
+        """Fit the curve to scores and correctness of ID validation data, `[samples]` each.
+
+        Targets are Platt's, slightly inside of 0 and 1, so that the curve stays finite if all
+        predictions are correct. A score must not lower the confidence, so slopes below 0 become 0.
+        """
+        score, right = np.asarray(score, float), np.asarray(correct, bool)
+        if not np.isfinite(score).all():
+            raise NACError("expected finite scores, got NaN or Inf.")
+        n_right = int(right.sum())
+        high, low = (n_right + 1) / (n_right + 2), 1 / (len(right) - n_right + 2)
+        target = np.where(right, high, low)
+        center, scale = float(score.mean()), float(score.std()) or 1.0
+        standard = (score - center) / scale
+
+        def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+            raw = x[0] * standard + x[1]
+            error = expit(raw) - target
+            value = (np.logaddexp(0, raw) - target * raw).mean()
+            return float(value), np.array([(error * standard).mean(), error.mean()])
+
+        start = np.array([0.0, np.log(target.mean() / (1 - target.mean()))])
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None), (None, None)],
+                         options={"ftol": 1e-15, "gtol": 1e-10})  # fmt: skip
+        return cls(center, scale, float(found.x[0]), float(found.x[1]))
+
+
+def typicality(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
+    """How typical a score is of ID validation data, from 0 to 1.
+
+    `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
+    ID data, and then falling to 0. Multiplied by the probability that the class is right if the
+    sample is in-distribution, it is a confidence that also falls for inputs unlike the training
+    data.
+
+    Args:
+        score: `[samples]`; higher means more in-distribution.
+        id_val: scores of ID validation data, at least 16.
+    """
+    p = PValues(id_val)(torch.as_tensor(np.asarray(score, float)))
+    return (p / _UNUSUAL).clamp(max=1.0).numpy()

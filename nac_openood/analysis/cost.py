@@ -15,8 +15,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 from torch import nn
 
 from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.tabulate import printed_entry, text_heads
+from nac_openood.analysis.finding import Finding, printed_entry, text_heads
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
@@ -24,7 +23,7 @@ from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.results import Value
 from nac_openood.detector.batches import Batch, bar, batches
-from nac_openood.detector.config import preset_for
+from nac_openood.detector.config import NACConfig, preset_for
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
@@ -40,10 +39,11 @@ _PAPER = {"GEN": "gen none", "VIM": "vim none", "SHE": "she none",
 
 
 class Runner(NamedTuple):
-    """A method: `set_up` returns how many samples it is fitted on, `score` takes batches."""
+    """A method, the number of samples it is set up on (None if it is not), and how it is run."""
 
     name: str
-    set_up: Callable[[], Optional[int]]
+    samples: Optional[int]
+    set_up: Callable[[], Any]
     score: Callable[[Sequence[Batch]], Any]
 
 
@@ -63,19 +63,11 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     for _ in bar(range(options.repeats), "trials", options.progress):
         for runner in runners:
             if runner.name in trials:
-                trials[runner.name].append(_measured(data, runner, test))
-    for found in trials.values():
-        for trial, forward in zip(found, trials[FORWARD]):
-            trial["ratio"] = trial["inference_seconds"] / forward["inference_seconds"]
+                forward = trials[FORWARD][-1:] if runner.name != FORWARD else []
+                trials[runner.name].append(_measured(data, runner, test, *forward))
     summary = {name: _summary(found) for name, found in trials.items()}
     ratios = {name: found["ratio"].mean for name, found in summary.items()}
-    ours = [name for name in summary if name.startswith("NAC")]
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
-    records = [
-        {"method": name, "trial": number, **trial}
-        for name, found in trials.items()
-        for number, trial in enumerate(found)
-    ]
     notes = [
         "Inference is over test samples in memory, so it does not include loading; every method "
         "runs the network itself. Set-up includes loading the training samples. It is without a "
@@ -89,18 +81,21 @@ def cost(data: AnalysisData, options: Options) -> Finding:
             f"Methods that use all training data were set up on {n_train} of {n_all} training "
             "samples here; with all, their set-up takes longer in proportion."
         )
+    figure = BarGroups(
+        "ratio", "Inference time", "times the seconds of a plain forward pass (lower is better)",
+        ["inference"], [(name, [value]) for name, value in ratios.items()], end=1.0,
+        ours=[name for name in summary if name.startswith("NAC")],
+    )  # fmt: skip
     return Finding(
         "cost", "Time and memory",
         f"Scoring time as a multiple of a plain forward pass: {listed}.",
-        [_table(summary, sum(batch.size for batch in test), options)],
+        [_table(summary, sum(batch.size for batch in test), options)], [figure],
         [
-            BarGroups(
-                "ratio", "Inference time",
-                "times the seconds of a plain forward pass (lower is better)", ["inference"],
-                [(name, [value]) for name, value in ratios.items()], end=1.0, ours=ours,
-            )
+            {"method": name, "trial": number, **trial}
+            for name, found in trials.items()
+            for number, trial in enumerate(found)
         ],
-        records, {"summary": summary},
+        {"summary": summary},
         [*notes, *(f"{name} was left out: {why}" for name, why in problems.items())],
     )  # fmt: skip
 
@@ -110,8 +105,7 @@ def workload(data: AnalysisData, most: Optional[int] = None) -> tuple[MethodInpu
     inputs = replace(data.run.inputs("network"), search=False, ood_val=None, progress=False)
     test: Iterable[Any] = data.run.study.scored["test"].loader()
     if most is not None:
-        inputs = replace(inputs, train=few_of(inputs.train, most))
-        test = few_of(test, most)
+        inputs, test = replace(inputs, train=few_of(inputs.train, most)), few_of(test, most)
     return inputs, list(batches(test))
 
 
@@ -131,34 +125,31 @@ def method_runners(
         for each in test:
             classify(net, each.data)
 
-    found, problems = [Runner(FORWARD, lambda: None, forward)], {}
+    found, problems = [Runner(FORWARD, None, lambda: None, forward)], {}
     for row in rows:
         try:
-            scorer = make(row, data.run.checkpoint)
-            found.append(_baseline(row, scorer, inputs, batch))
+            found.append(_baseline(row, make(row, data.run.checkpoint), inputs, batch))
         except Exception as error:  # third-party methods may raise anything
             problems[row.title] = error_text(error)
 
-    def own(title: str, detector: NACDetector, n_samples: Optional[int], n_val: int) -> Runner:
+    def own(title: str, config: NACConfig, n_val: int = 0) -> Runner:
         """A detector of this package, calibrated on `n_val` ID samples unless that is 0."""
-        n_fit = min(n_samples or n_train, n_train)
+        detector = NACDetector(net, config.layer_choice, rule=config.rule)
+        n_fit = min(config.n_samples or n_train, n_train)
 
-        def set_up() -> int:
+        def set_up() -> None:
             detector.fit(inputs.train, n_fit, progress=False)
             if n_val:
                 detector.calibrate(inputs.id_val, progress=False)
-            return n_val + n_fit
 
-        return Runner(title, set_up, lambda test: detector.score_loader(test, progress=False))
+        return Runner(title, n_val + n_fit, set_up, partial(detector.score_loader, progress=False))
 
     for n in range(1, len(data.layers) + 1):
         layers = {name: data.settings[name] for name in data.layers[:n]}
-        title = f"NAC, {n} layer{'s' if n > 1 else ''}"
-        found.append(own(title, NACDetector(net, layers), data.config.n_samples, 0))
-    config = preset_for(net, data.id_name, "nac_plus")
-    plus = NACDetector(net, config.layer_choice, rule=config.rule)
-    found.append(own("NAC+", plus, config.n_samples, len(data.run.samples["id_val"])))
-    return found, problems
+        config = NACConfig(layers, n_samples=data.config.n_samples)
+        found.append(own(f"NAC, {n} layer{'s' if n > 1 else ''}", config))
+    plus = preset_for(net, data.id_name, "nac_plus")
+    return [*found, own("NAC+", plus, len(data.run.samples["id_val"]))], problems
 
 
 def _baseline(row: Method, scorer: Scorer, inputs: MethodInputs, batch: Batch) -> Runner:
@@ -168,25 +159,20 @@ def _baseline(row: Method, scorer: Scorer, inputs: MethodInputs, batch: Batch) -
     if row.needs == "features":
         head = head_of(inputs.net, batch.data)[1]
         convert = partial(_Features, inputs.net, head)
-        inputs = replace(
-            inputs, net=Head(head), train=convert(inputs.train), id_val=convert(inputs.id_val)
-        )
-
-    def set_up() -> int:
-        scorer.setup(inputs)
-        return n_read
-
-    return Runner(row.title, set_up, lambda test: scorer.score(convert(test)))
+        train, id_val = convert(inputs.train), convert(inputs.id_val)
+        inputs = replace(inputs, net=Head(head), train=train, id_val=id_val)
+    set_up = partial(scorer.setup, inputs)
+    return Runner(row.title, n_read, set_up, lambda test: scorer.score(convert(test)))
 
 
 class _Features:
     """A loader of features that are computed while it is read."""
 
-    def __init__(self, net: nn.Module, head: nn.Linear, loader: Iterable[Any]) -> None:
+    def __init__(self, net: nn.Module, head: nn.Linear, loader: Any) -> None:
         self._net, self._head, self._loader = net, head, loader
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in batches(self._loader):
@@ -194,20 +180,22 @@ class _Features:
             yield {"data": features, "label": batch.labels()}
 
 
-def _measured(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
-    """Time and memory of one trial of a method."""
+def _measured(
+    data: AnalysisData, runner: Runner, test: Sequence[Batch], forward: Mapping[str, Any] = {}
+) -> dict[str, Any]:
+    """Time and memory of one trial of a method, and its time over that of a forward pass."""
     with _meter(data) as setup:
-        n_read = runner.set_up()
+        runner.set_up()
     with _meter(data) as inference:
         runner.score(test)
-    fitted = n_read is not None
+    fitted = runner.samples is not None
     return {
-        "setup_samples": n_read,
+        "setup_samples": runner.samples,
         "setup_seconds": setup.seconds if fitted else None,
         "setup_mb": setup.peak_mb if fitted else None,
         "inference_seconds": inference.seconds,
         "inference_mb": inference.peak_mb,
-        "ratio": None,  # set when all trials are done
+        "ratio": inference.seconds / forward.get("inference_seconds", inference.seconds),
     }
 
 

@@ -1,23 +1,63 @@
-"""The arguments of every study: the readings of one pass over the network, and options."""
+"""What every study is given: the readings of one pass over the network, options, and scores.
+
+`prepare_analysis` reads every dataset once, and stores its readings in the folder `readings`:
+
+    fitting/                  the fitting subset, validation sets, held-out training samples
+    training.safetensors      the other training samples
+    test/SET.safetensors      a test set
+
+A file that was made with the same network, data and versions is reused, so an interrupted pass
+continues where it stopped. `NACScores` scores the test sets with NAC and any settings, without
+running the network.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from nac_openood.analysis.finding import About, ValidationData
+from nac_openood.benchmark.methods.backends import NACScorer, scorers
+from nac_openood.benchmark.methods.table import AUTO_BACKEND
+from nac_openood.benchmark.run import results, store
+from nac_openood.benchmark.run.compare import Study
 from nac_openood.benchmark.run.network import NetworkRun
-from nac_openood.benchmark.run.results import FAR, GROUP_NAMES, NEAR
 from nac_openood.core.layer_config import LayerConfig
-from nac_openood.detector.batches import Say
-from nac_openood.detector.config import NACConfig
+from nac_openood.core.rule import combine
+from nac_openood.detector.batches import Say, fitting_loader, loader_like
+from nac_openood.detector.config import NACConfig, preset_or_auto
+from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
+from nac_openood.files import locked, make_folder, remove
+from nac_openood.search.advise import NAC_TITLE, alternatives
+from nac_openood.search.loaders import held_out_of
+from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
 from nac_openood.search.run import SearchResult
 from nac_openood.search.stored import ReadingSet
+from nac_openood.search.tables import SearchData, score_layer
+from nac_openood.sources.checkpoints import Checkpoint
+from nac_openood.sources.sets import Datasets
+from nac_openood.tensor_files import checksum_in
+
+#: How many training samples are read at most, for the studies of the number of samples and of
+#: methods that are fitted on all training data.
+MOST_TRAIN = 50_000
+#: The name of the ID validation data beside the test sets.
+ID_VAL = "id_val"
+
+#: Scores `[samples]` by set; higher means more in-distribution.
+BySet = Mapping[str, np.ndarray]
+#: Readings of datasets by name.
+Named = Mapping[str, Readings]
 
 
 @dataclass(frozen=True)
@@ -115,8 +155,8 @@ class AnalysisData:
     @property
     def groups(self) -> dict[str, str]:
         """Titles of the means over OOD sets by name: "nearood", "farood" or both."""
-        groups = {"near": NEAR, "far": FAR}
-        return {mean: GROUP_NAMES[mean] for role, mean in groups.items() if self.names(role)}
+        groups = {"near": results.NEAR, "far": results.FAR}
+        return {m: results.GROUP_NAMES[m] for role, m in groups.items() if self.names(role)}
 
     @property
     def main_group(self) -> str:
@@ -138,6 +178,25 @@ class AnalysisData:
         return 100 * correct / sum(each.n_samples for each in tested)
 
     @property
+    def with_id_val(self) -> Named:
+        """Readings of the ID validation data and all test sets by name."""
+        return {ID_VAL: self.fitting.id_val, **self.scored}
+
+    @cached_property
+    def method_scores(self) -> dict[str, BySet]:
+        """Scores of `with_id_val` by method: NAC, NAC+, energy, MSP and KNN.
+
+        NAC+ and KNN are left out where their layers were not read. All methods are fitted on NAC's
+        fitting subset.
+        """
+        sets, fitting = self.with_id_val, self.fitting
+        found: dict[str, BySet] = {NAC_TITLE: NACScores(self, scored=sets).scores(self.settings)}
+        others = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
+        for name, score in others.items():
+            found[name] = {n: score(readings).cpu().numpy() for n, readings in sets.items()}
+        return found
+
+    @property
     def head_input(self) -> str:
         """The layer whose output is the input of the linear head.
 
@@ -154,8 +213,7 @@ class AnalysisData:
 
     def ood_set(self, name: Optional[str]) -> str:
         """The OOD test set of that name; None takes the first far one, else the first near one."""
-        if name is None:
-            return (self.names("far") or self.names("near"))[0]
+        name = name or (self.names("far") or self.names("near"))[0]
         names = self.names("far", "near")
         if name not in names:
             raise NACError(f"`ood_set` must be one of {', '.join(names)}; got {name!r}.")
@@ -171,3 +229,160 @@ class AnalysisData:
             {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
             about["made_with"], self.run.study.command, len(self.train_rows),
         )  # fmt: skip
+
+
+def prepare_analysis(
+    net: nn.Module,
+    sets: Datasets,
+    out: Union[str, Path],
+    *,
+    arch: str,
+    config: Optional[NACConfig] = None,
+    search: bool = True,
+    most_train: int = MOST_TRAIN,
+    checkpoint: str = "",
+    say: Say = lambda text: None,
+    **options: Any,
+) -> AnalysisData:
+    """Read all datasets once, or load what was read before, and choose NAC's settings.
+
+    Args:
+        net: the classifier, on its device.
+        sets: the datasets by role.
+        out: folder of the results; the readings go into `readings` in it.
+        arch: name of the architecture.
+        config: NAC's settings and sweep; None takes those shipped for the data and the network,
+            or automatic layers where there are none.
+        search: whether to search NAC's settings, as `nac_openood.compare` does.
+        most_train: upper limit of training samples to read.
+        checkpoint: where the weights come from, for the record.
+        say: receives progress messages.
+        options: those of `Study`: `batch_size`, `workers`, `seed`, `skip_bad`, `progress` and
+            `command`.
+
+    Raises:
+        NACError: the data is incomplete, or the network cannot be run on it.
+    """
+    folder = make_folder(Path(out) / "readings")
+    with locked(folder):
+        weights = Checkpoint("network", checkpoint)
+        study = Study(
+            sets=sets, arch=arch, network=lambda _: net, runs=(weights,), methods=(),
+            make=scorers((), AUTO_BACKEND), out=folder, say=say, **options,
+        ).checked()  # fmt: skip
+        run = NetworkRun(study, weights, net)
+        return _read(run, config or preset_or_auto(net, sets.id_name), search, most_train, say)
+
+
+def _read(
+    run: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
+) -> AnalysisData:
+    """Read all datasets that have no stored readings, and choose NAC's settings as `compare`."""
+    study, inputs = run.study, run.inputs("network")
+    # gradients of all layers are read, whatever their settings are
+    layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
+    read_config = NACConfig(layers, n_samples=config.n_samples)
+    reader = NACDetector(run.net, read_config.layer_choice)
+    made_with = run.made_with(NACScorer(read_config, strategy="read"))
+
+    def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
+        """The readings in a file if nothing has changed since, else those of a new pass."""
+        path, note_path = (study.out / f"{file}{end}" for end in (".safetensors", ".json"))
+        note = {"made_with": made_with, "images": run.identity[name], **note}
+        if store.read_note(note_path) == {**note, "checksum": checksum_in(path)}:
+            with suppress(FileError):
+                return Readings.load(path)
+        say(f"reading {title}")
+        remove(note_path)
+        found = reader.read_loader(loader, save_to=path, progress=study.progress)
+        # written last, because without it the file counts as missing
+        store.write_note(note_path, {**note, "checksum": checksum_in(path)})
+        return found
+
+    fitting = None
+    with suppress(FileError):
+        fitting = ReadingSet.load(study.out / "fitting")
+    if fitting is not None and fitting.about.get("made_with") == made_with:
+        say("readings of the fitting and validation data: made before")
+    else:
+        fitting = gather(
+            reader, inputs.train, inputs.id_val, None if study.surrogates else inputs.ood_val,
+            n_samples=config.n_samples, n_held_out=HELD_OUT, folder=study.out / "fitting",
+            about={"made_with": made_with}, seed=study.seed, say=say, progress=study.progress,
+        )  # fmt: skip
+    train: Any = inputs.train
+    rows: list[int] = []  # indices of the training samples in `fitting`
+    held_out = held_out_of(train, config.n_samples, HELD_OUT)
+    for part in (fitting_loader(train, config.n_samples), held_out):
+        chosen = getattr(part, "dataset", ())
+        rows += getattr(chosen, "indices", range(len(chosen)))
+    rest = np.setdiff1d(np.arange(len(train.dataset)), rows)
+    room, more = max(0, most_train - len(rows)), None
+    if len(rest) > room:
+        rest = np.sort(np.random.RandomState(0).permutation(rest)[:room])
+    if len(rest):
+        others = loader_like(train, Subset(train.dataset, rest.tolist()))
+        more = read("training", "train", others, "other training samples", n=len(rest))
+    make_folder(study.out / "test")
+    scored = {
+        name: read(f"test/{name}", name, run.loader(name, "network"), f"test set {name}")
+        for name in study.scored
+    }
+    config = replace(config, search=search)
+    settings, found = config.layers or {name: LayerConfig() for name in fitting.fit}, None
+    if is_searched(config):
+        automatic = "paper's space: no settings are shipped for this data and network"
+        say(f"searching the {'settings' if config.layers else automatic}")
+        found = search_settings(
+            fitting, config, strategy="grid", seed=study.seed, progress=study.progress
+        )
+        settings = found.layers
+    rows_read = np.array([*rows, *rest], dtype=np.int64)
+    return AnalysisData(run, fitting, more, rows_read, scored, config, dict(settings), found)
+
+
+class NACScores:
+    """Scores of the test sets, equal to those of a detector fitted with the same settings.
+
+    The scores of a layer are computed once for each of its settings and kept.
+
+    Args:
+        data: the readings.
+        fit: readings to fit on; None takes the fitting subset.
+        scored: readings to score by name; None takes all test sets.
+    """
+
+    def __init__(
+        self, data: AnalysisData, fit: Optional[Readings] = None, scored: Optional[Named] = None
+    ) -> None:
+        self._data = data
+        self._samples = SearchData(fit or data.fitting.fit, scored or data.scored)
+        self._rows: dict[tuple[object, ...], Tensor] = {}
+
+    def prepare(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
+        """Score many settings of each layer at once, which is faster than one by one."""
+        for name, options in points.items():
+            new = [point for point in options if _key(name, point) not in self._rows]
+            if new:
+                with torch.no_grad():
+                    table = score_layer(name, new, self._samples)
+                for point, row in zip(new, table.row.tolist()):
+                    self._rows[_key(name, point)] = table.scores[row]
+
+    def scores(self, layers: Mapping[str, LayerConfig]) -> dict[str, np.ndarray]:
+        """The score of every sample, `[samples]` by set."""
+        self.prepare({name: [config] for name, config in layers.items()})
+        parts = {name: self._rows[_key(name, config)] for name, config in layers.items()}
+        sizes = [readings.n_samples for readings in self._samples.scored.values()]
+        split = combine(parts, layers).split(sizes)
+        return {n: s.cpu().numpy() for n, s in zip(self._samples.scored, split)}
+
+    def metrics(self, layers: Mapping[str, LayerConfig]) -> dict[str, dict[str, float]]:
+        """The metrics that `compare` would compute for these settings."""
+        data = self._data
+        return results.metrics_by_set(self.scores(layers), data.roles, data.accuracy)
+
+
+def _key(name: str, point: LayerConfig) -> tuple[object, ...]:
+    """The settings on which the scores of a layer depend: all but its weight."""
+    return name, point.state, point.steepness, point.n_bins, point.full_count

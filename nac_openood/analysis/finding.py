@@ -1,17 +1,35 @@
-"""The result of a study: a sentence, tables, figures and numbers, and the network they are of."""
+"""The result of a study: a sentence, tables, figures and numbers, and the network they are of.
+
+Most studies measure metrics at some coordinates (layers, a parameter, a method): a `MetricStudy`
+makes tables beside the paper's numbers, bars, and records of a CSV file of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood import files
-from nac_openood.errors import NACError
-from nac_openood.records import checked, from_values
-from nac_openood.tables import Examples, Figure, Table, figure_of
+from nac_openood.benchmark.paper.published import PRINTED_METRICS, PrintedValue, table
+from nac_openood.benchmark.run.results import GROUP_WORDS, METRICS
+from nac_openood.records import from_values
+from nac_openood.tables import BarGroups, Column, Entry, Examples, Figure, Table, figure_of
+
+if TYPE_CHECKING:
+    from nac_openood.analysis.data import AnalysisData, Options
 
 _FORMAT = 1
+#: Percent by name of an OOD set (or "nearood" or "farood") and by metric.
+Metrics = Mapping[str, Mapping[str, float]]
+#: The paper's numbers by row and metric.
+PaperRows = Mapping[Any, Mapping[str, PrintedValue]]
+#: The metrics of the tables and which values are better.
+TABLE_METRICS = {"AUROC": "higher", "FPR@95": "lower"}
+FPR_NOTE = (
+    "FPR@95 is the share of ID samples rejected when 95 % of the OOD samples are found, as in "
+    "OpenOOD. All numbers are percent on test data; means are over the OOD sets."
+)
 
 
 @dataclass(frozen=True)
@@ -52,16 +70,10 @@ class About:
     command: str
     training_samples: int = 0
 
-    def __post_init__(self) -> None:
-        if "nac_openood" not in self.versions or not set(self.roles) <= set(self.samples):
-            raise NACError("the version of nac_openood or the size of a set is missing")
-
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions of the libraries."""
-        found: Mapping[str, str] = checked(
-            Mapping[str, str], self.made_with.get("versions"), "versions"
-        )
+        found: Mapping[str, str] = self.made_with["versions"]
         return found
 
 
@@ -106,8 +118,8 @@ class Finding:
             NACError: a field is missing or wrong.
         """
         fields = dict(document)
-        figures = checked(Sequence[Mapping[str, Any]], fields.pop("figures", None), "figures")
-        return from_values(cls, fields, figures=list(map(figure_of, figures)))
+        figures = [figure_of(each) for each in fields.pop("figures", ())]
+        return from_values(cls, fields, figures=figures)
 
     def save(self, folder: Path) -> Path:
         """Write `<kind>.json` into a folder, atomically."""
@@ -122,3 +134,152 @@ class Finding:
         """
         missing, again = f"there is no {path}", "Repeat the analysis"
         return files.read_document(path, _FORMAT, cls.from_dict, missing=missing, again=again)
+
+
+# -- metrics as tables, figures and records --------------------------------------------------
+
+
+def metric_key(metric: str) -> str:
+    """The name of a metric in file names: "auroc" or "fpr95"."""
+    return metric.lower().replace("@", "")
+
+
+def text_heads(*titles: str) -> list[Column]:
+    """Headings of text columns."""
+    return [Column(title, number=False) for title in titles]
+
+
+def printed_entry(value: Optional[PrintedValue]) -> Entry:
+    """A number of the paper as an entry of a table."""
+    if value is None:
+        return None
+    return value.mean if value.std is None else (value.mean, value.std)
+
+
+class MetricStudy:
+    """Metrics measured at some coordinates, and the tables, figures and records made of them.
+
+    Args:
+        data: the network and data that are measured.
+        options: `against` says whether the paper's numbers are shown.
+        axes: names of the coordinates, e.g. "layers".
+        group: the mean over OOD sets that sentences and bars are about; None takes that of the
+            paper's ablations.
+
+    Attributes:
+        found: metrics by their coordinate on the axis, or coordinates on several axes.
+        tables: those of the finding.
+        figures: those of the finding.
+        notes: those of the finding.
+        word: the name of the group inside a sentence.
+        title: the name of the group in titles.
+    """
+
+    def __init__(
+        self, data: AnalysisData, options: Options, *axes: str, group: Optional[str] = None
+    ) -> None:
+        self.data, self.against, self.axes = data, options.against, axes
+        self.group = group or data.main_group
+        self.word, self.title = GROUP_WORDS[self.group], data.groups[self.group]
+        self.found: dict[Any, Metrics] = {}
+        self.tables: list[Table] = []
+        self.figures: list[Figure] = []
+        self.notes = [FPR_NOTE]
+
+    def values(self, metric: str = "AUROC") -> dict[Any, float]:
+        """A metric of the group by coordinates."""
+        return {at: metrics[self.group][metric] for at, metrics in self.found.items()}
+
+    def paper(self, name: str, axis: str, **at: str) -> PaperRows:
+        """The numbers of a table of the paper by its rows; none unless they are requested.
+
+        They are those of the same data and network where the table has them, else those of the
+        table's first benchmark; a note says which.
+
+        Args:
+            name: e.g. "Table 4".
+            axis: the axis of the rows, e.g. "layers".
+            at: coordinates on other axes.
+        """
+        if self.against is None:
+            return {}
+        found: dict[tuple[str, str], dict[str, dict[str, PrintedValue]]] = {}
+        for cell in table(name).cells():
+            wanted = at.items() <= cell.at.items() and cell.at["metric"] in PRINTED_METRICS
+            if wanted and cell.value is not None:
+                rows = found.setdefault((cell.at["benchmark"], cell.at["architecture"]), {})
+                rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
+        benchmark, what = (self.data.id_name, self.data.arch), "the same benchmark"
+        if benchmark not in found:
+            benchmark = next(iter(found))
+            what = "another benchmark, so only trends can be compared"
+        note = f"Paper: {name}, {' with '.join(benchmark)} ({what}); means over its OOD sets."
+        self.notes.append(note)
+        return found[benchmark]
+
+    def table(
+        self,
+        title: str,
+        heads: Sequence[Union[str, Column]],
+        rows: Iterable[Sequence[Any]],
+        *,
+        columns: Optional[Mapping[Any, str]] = None,
+        paper: PaperRows = {},  # noqa: B006
+        ours: Sequence[int] = (),
+    ) -> None:
+        """Add a table with AUROC and FPR@95 in every row.
+
+        Args:
+            title: above the table.
+            heads: headings of the first columns; a string is the heading of a text column.
+            rows: entries of the first columns, metrics by column, and the row of the paper if it
+                has one.
+            columns: the keys of the metrics to show, and the titles above them; None shows the
+                means over near-OOD and far-OOD sets.
+            paper: the paper's numbers.
+            ours: indices of the rows to highlight.
+        """
+        columns, lines = self.data.groups if columns is None else columns, []
+        for entries, found, *row in rows:
+            measured = [found[name][metric] for name in columns for metric in TABLE_METRICS]
+            numbers = paper.get(row[0], {}) if row else {}
+            printed = [printed_entry(numbers.get(m)) for m in TABLE_METRICS if paper]
+            lines.append([*entries, *measured, *printed])
+        first = [text_heads(head)[0] if isinstance(head, str) else head for head in heads]
+        measures = [
+            Column(metric, above, better)
+            for above in (*columns.values(), *(["Paper"] if paper else []))
+            for metric, better in TABLE_METRICS.items()
+        ]
+        self.tables.append(Table(title, [*first, *measures], lines, ours))
+
+    def bars(
+        self, metric: str, title: str, names: Sequence[str], rows: Sequence[Any], *ours: str
+    ) -> None:
+        """Add bars of AUROC or FPR@95; for the arguments see `BarGroups`."""
+        hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
+        label, key = f"{metric}, % ({hint})", metric_key(metric)
+        self.figures.append(BarGroups(key, title, label, names, rows, origin, ours=ours))
+
+    def ranked_bars(self, title: str, names: Mapping[Any, str], *ours: str) -> None:
+        """Add bars of AUROC and of FPR@95, best first; `names` are those of the coordinates."""
+        for metric in TABLE_METRICS:
+            values = self.values(metric)
+            rows = [(name, [values[at]]) for at, name in names.items()]
+            rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
+            self.bars(metric, title.format(metric), [metric], rows, *ours)
+
+    def finding(self, kind: str, title: str, sentence: str, values: Mapping[str, Any]) -> Finding:
+        """The finding, with a record for every OOD set and mean of all metrics."""
+        records = [
+            {
+                **dict(zip(self.axes, at if isinstance(at, tuple) else (at,))),
+                "dataset": name,
+                **{m: line[m] for m in METRICS if m in line},
+            }
+            for at, metrics in self.found.items()
+            for name, line in metrics.items()
+        ]
+        return Finding(
+            kind, title, sentence, self.tables, self.figures, records, values, self.notes
+        )

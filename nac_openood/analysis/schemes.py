@@ -17,10 +17,8 @@ from typing import Any, Union
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nac_openood.analysis import tabulate
 from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import Finding
-from nac_openood.analysis.scoring import Metrics
+from nac_openood.analysis.finding import FPR_NOTE, Finding, Metrics, MetricStudy, text_heads
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood import OpenOODBatches, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
@@ -54,54 +52,41 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of a scheme's own detector, NAC and NAC+ on its network."""
     with openood_ready():  # raises before training if OpenOOD is missing
         pass
-    group, found = data.main_group, {}
+    study, printed = MetricStudy(data, options, "scheme", "method"), {}
     for name, title in SCHEMES.items():
         options.say(f"{title}: training for {options.epochs} epochs")
-        net = _trained(data, name, options)
-        for method, metrics in _compared(data, name, net, options).items():
-            found[name, method] = metrics
-    accuracy = {name: found[name, "nac"][group]["ACC"] for name in SCHEMES}
-    printed = {}
-    for name in SCHEMES:
-        paper = tabulate.paper_rows(data, options.against, "Table 3", "method", training=name)
-        printed.update({(name, method): values for method, values in paper.rows.items()})
-    rows: list[tabulate.MetricRow] = [
+        for method, metrics in _compared(data, name, _trained(data, name, options), options):
+            study.found[name, method] = metrics
+        paper = study.paper("Table 3", "method", training=name)
+        printed.update({(name, method): values for method, values in paper.items()})
+    accuracy = {name: study.values("ACC")[name, "nac"] for name in SCHEMES}
+    rows = [
         ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line,
          (name, "baseline" if method == _NATIVE else method))
-        for (name, method), line in found.items()
+        for (name, method), line in study.found.items()
     ]  # fmt: skip
-    aurocs = {at: line[group]["AUROC"] for at, line in found.items()}
+    ours = [n for n, (*_, at) in enumerate(rows) if at[1] != "baseline"]
+    heads = [*text_heads("Training", "Detector"), Column("ID accuracy")]
+    study.table("", heads, rows, paper=printed, ours=ours)
+    aurocs = study.values()
+    bars = [(title, [aurocs[name, m] for m in _DETECTORS]) for name, title in SCHEMES.items()]
+    title = f"{study.title} AUROC by training scheme"
+    study.bars("AUROC", title, list(_DETECTORS.values()), bars)
+    study.notes = [
+        f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
+        f"trainers trained them here for only {options.epochs} epochs on "
+        f"{len(data.run.samples['train'])} samples without augmentation: read the table as a "
+        "check that NAC works on them, not as a benchmark of the schemes.",
+        FPR_NOTE,
+    ]
     listed = "; ".join(
         f"{title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
         f"{aurocs[name, 'nac']:.2f} % with NAC"
         for name, title in SCHEMES.items()
     )
-    bars = [
-        (title, [aurocs[name, method] for method in _DETECTORS]) for name, title in SCHEMES.items()
-    ]
-    return Finding(
-        "schemes", "Other training schemes", f"{data.groups[group]} AUROC: {listed}.",
-        [
-            tabulate.metric_table(
-                "", ["Training", "Detector", Column("ID accuracy")], data.groups, rows,
-                paper=tabulate.PaperRows((), printed),
-                ours=[n for n, (*_, at) in enumerate(rows) if at[1] != "baseline"],
-            )
-        ],
-        [
-            tabulate.metric_bars("AUROC", f"{data.groups[group]} AUROC by training scheme",
-                        list(_DETECTORS.values()), bars)
-        ],
-        tabulate.records_of(found, "scheme", "method"),
-        {"accuracy": accuracy, "epochs": options.epochs},
-        [
-            f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
-            f"trainers trained them here for only {options.epochs} epochs on "
-            f"{len(data.run.samples['train'])} samples without augmentation: read the table as a "
-            "check that NAC works on them, not as a benchmark of the schemes.",
-            tabulate.FPR_NOTE,
-        ],
-    )  # fmt: skip
+    values = {"accuracy": accuracy, "epochs": options.epochs}
+    sentence = f"{study.title} AUROC: {listed}."
+    return study.finding("schemes", "Other training schemes", sentence, values)
 
 
 class Backbone(nn.Module):
@@ -140,7 +125,6 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
     study, (network, trainer_name) = data.run.study, _CLASSES[name]
     n_classes = study.sets.n_classes
     sample = next(iter(batches(study.scored["test"].loader()))).rows(slice(2)).data
-    backbone = Backbone(build(data.arch, n_classes), sample)
     loader: Any = data.run.loader("train", "network")
     shuffled = DataLoader(
         loader.dataset, batch_size=_BATCH, shuffle=True, drop_last=True,
@@ -150,6 +134,7 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
         warnings.simplefilter("ignore")  # OpenOOD's own
         from openood.utils import Config
 
+        backbone = Backbone(build(data.arch, n_classes), sample)
         kind = resolve_name(f"openood.networks.{network}")
         size = (backbone.feature_size,) if name == "godin" else ()
         net: nn.Module = kind(backbone, *size, n_classes)
@@ -167,7 +152,7 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
 
 def _compared(
     data: AnalysisData, name: str, net: nn.Module, options: Options
-) -> dict[str, Metrics]:
+) -> list[tuple[str, Metrics]]:
     """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
     study = data.run.study
     native = Method(
@@ -183,4 +168,4 @@ def _compared(
     for row in results.rows:
         if row.status != "ok":
             raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
-    return {row.method: row.metrics for row in results.rows}
+    return [(row.method, row.metrics) for row in results.rows]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nac_openood.analysis import ALL, KINDS, chosen_kinds
+from nac_openood.analysis import ALL, KINDS, analyze, chosen_kinds
 from nac_openood.cli import inputs, output
 from nac_openood.cli.options import command
 from nac_openood.errors import NACError
@@ -71,7 +71,6 @@ def analyze_command(args: argparse.Namespace) -> int:
     """
     kinds = chosen_kinds(args.kinds)  # report a typo before the slow part
 
-    from nac_openood.analysis.api import analyze
     from nac_openood.analysis.data import Options
     from nac_openood.report import findings
 
@@ -103,7 +102,7 @@ def analyze_command(args: argparse.Namespace) -> int:
 
 def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data of the options, or load what was read before."""
-    from nac_openood.analysis.api import prepare_analysis
+    from nac_openood.analysis.data import prepare_analysis
     from nac_openood.demo import NETWORKS, network_and_sets
     from nac_openood.detector.config import read_config
 

@@ -17,17 +17,15 @@ from nac_openood.core.coverage import Coverage
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, not_finite
-from nac_openood.core.rule import stored_tensor, stored_values
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.readings import Reader
 from nac_openood.errors import FileError, NACError
-from nac_openood.files import PathLike, damage
+from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.probe import classify
 from nac_openood.network.replica import kept_random_state
-from nac_openood.records import checked
 from nac_openood.sources.samples import Samples
 from nac_openood.tensor_files import TensorWriter, read_tensors
 
@@ -248,19 +246,11 @@ class CheckpointReadings:
     def load(cls, path: PathLike) -> CheckpointReadings:
         """Map a file that `extract` wrote."""
         tensors, about = read_tensors(path, _KIND, _VERSION)
-        with damage(path, "Delete it"):
-            layer = checked(str, about.get("layer"), "layer")
-            made_with = checked(Mapping[str, Any], about.get("made_with"), "made_with")
-            domains = checked(Mapping[str, tuple[str, ...]], about.get("domains"), "domains")
-            correct = {
-                role: {n: stored_tensor(tensors, f"{role}/{n}", torch.uint8, 1) for n in names}
-                for role, names in domains.items()
-            }
-            product = stored_values(tensors, _PRODUCT, 2)
-            right = sum(int(flags.sum()) for flags in correct.get("train", {}).values())
-            if right != len(product) or "val" not in correct:
-                raise NACError("it does not hold all of the training and validation data.")
-        return cls(layer, product, correct, made_with)
+        correct = {
+            role: {name: tensors[f"{role}/{name}"] for name in names}
+            for role, names in about["domains"].items()
+        }
+        return cls(about["layer"], tensors[_PRODUCT], correct, about["made_with"])
 
     @classmethod
     def load_if(cls, path: PathLike, made_with: Mapping[str, Any]) -> Optional[CheckpointReadings]:

@@ -37,6 +37,7 @@ Paths = Sequence[Union[str, Path]]
 Networks = Union[Mapping[str, Any], Sequence[Any]]
 Space = Union[str, Mapping[str, Sequence[Any]], IntegralConfig]
 LoadNetwork = Callable[[str], nn.Module]
+MakeNetwork = Callable[[Checkpoint], nn.Module]
 #: The checkpoints of training runs, by target domain and number of the trial.
 Runs = Mapping[tuple[str, int], Sequence[Checkpoint]]
 
@@ -125,7 +126,7 @@ def rank_checkpoints(
         for role, domains in roles.items()
         for name, data in domains.items()
     }
-    origins = _origins(found, network, samples, {"layer": layer, "layout": configs[0].layout})
+    origins = _origins(found, network, samples, layer=layer, layout=configs[0].layout)
     readings: dict[Checkpoint, CheckpointReadings] = {}
     results_in: Any = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
     with results_in as root, locked(make_folder(root)):
@@ -144,7 +145,7 @@ def rank_checkpoints(
 
 def networks_of(
     networks: Networks, load: Optional[LoadNetwork]
-) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:
+) -> tuple[list[Checkpoint], MakeNetwork]:
     """The checkpoints in the order of training, and a function that makes their networks.
 
     Args:
@@ -173,10 +174,7 @@ def networks_of(
 
 
 def _origins(
-    checkpoints: Sequence[Checkpoint],
-    network: Callable[[Checkpoint], nn.Module],
-    samples: SamplesByRole,
-    settings: Mapping[str, Any],
+    checkpoints: Sequence[Checkpoint], network: MakeNetwork, samples: SamplesByRole, **settings: Any
 ) -> list[dict[str, Any]]:
     """Load and check every checkpoint before anything is written; what each is read with."""
     fingerprints = []
@@ -213,10 +211,9 @@ def _ranking(
     if best.rc_val is None:
         if len(tried) > 1:
             raise NACError(
-                "the settings of NAC-ME cannot be chosen: the validation accuracies of all "
-                "checkpoints are equal, or their coverage is with every setting. Rank checkpoints "
-                "that differ, or use more validation data; in Python, `space` also takes one "
-                "IntegralConfig."
+                "the settings of NAC-ME cannot be chosen: all validation accuracies are equal, or "
+                "all coverage is with every setting. Rank checkpoints that differ, use more "
+                "validation data, or pass one IntegralConfig as `space`."
             )
         notes = ("RC with validation accuracy is undefined: all values are equal.",)
     roles = read[0].correct
@@ -321,19 +318,17 @@ def find_runs(folder: Union[str, Path], domains: Sequence[str]) -> Runs:
     Raises:
         NACError: if there is no run, or the name of a folder is not a domain.
     """
-    root = Path(folder)
-    targets = [p for p in root.glob("*") if p.is_dir() and not p.name.startswith(".")]
-    unknown = sorted(path.name for path in targets if path.name not in domains)
     runs = {}
-    for path in (path for target in targets for path in target.glob("*") if path.is_dir()):
+    for path in Path(folder).glob("*/*"):
         number = re.search(r"trial[_-]?(\d+)$", path.name)
-        if number:
+        if number and path.is_dir():
             runs[path.parent.name, int(number[1])] = sources.run_checkpoints([path])
+    unknown = sorted({target for target, _ in runs} - set(domains))
     if unknown or not runs:
-        found = f"{', '.join(unknown)}, which are not domains" if unknown else "no runs"
+        found = f"runs of {', '.join(unknown)}, which are not domains" if unknown else "no runs"
         raise NACError(
-            f"{root} holds {found}; expected a folder for each target domain, some of "
-            f"{', '.join(domains)}, as in {root}/{domains[0]}/trial_0/step_300.pt."
+            f"{folder} holds {found}; expected a folder for each target domain, some of "
+            f"{', '.join(domains)}, as in {folder}/{domains[0]}/trial_0/step_300.pt."
         )
     return dict(sorted(runs.items()))
 

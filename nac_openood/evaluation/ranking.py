@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Type, TypeVar, Union
 
@@ -252,16 +253,11 @@ class RankedRuns:
 
     def measured(self) -> dict[str, dict[str, dict[str, Summary]]]:
         """By target domain and average, criterion and metric."""
-        return {
-            target: {
-                criterion: {
-                    **({} if criterion == "oracle" else {"RC": self.rc(criterion, target)}),
-                    "ACC": self.accuracy(criterion, target),
-                }
-                for criterion in CRITERIA
-            }
-            for target in (*self.targets, AVERAGE)
-        }
+        found: dict[str, Any] = {target: {} for target in (*self.targets, AVERAGE)}
+        for target, criterion in product(found, CRITERIA):
+            rc = {} if criterion == "oracle" else {"RC": self.rc(criterion, target)}
+            found[target][criterion] = {**rc, "ACC": self.accuracy(criterion, target)}
+        return found
 
     def _summary(self, target: str, value: Callable[[Ranking], Optional[float]]) -> Summary:
         if target == AVERAGE:  # the mean over domains of means over trials, as in the paper

@@ -1,0 +1,287 @@
+"""Ablations of NAC's settings: layers and their weights, alpha, r and M, training samples.
+
+The paper's r is a density; with `n` fitting samples and `M` bins, `r = O* M / n`, so it is varied
+through `full_count`, the paper's O*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Iterable, NamedTuple, Sequence
+
+import numpy as np
+
+from nac_openood.analysis import finding as made
+from nac_openood.analysis.data import AnalysisData, NACScores, Options
+from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy
+from nac_openood.benchmark.run.results import FAR, GROUP_WORDS, Value
+from nac_openood.core.layer_config import LayerConfig
+from nac_openood.detector.batches import bar
+from nac_openood.errors import NACError
+from nac_openood.search.run import PAPER_SPACE, search
+from nac_openood.tables import Column, Entry, Lines, Series, Table
+
+#: With more layers, only the deepest ones together, single layers, and all but one are tried.
+_MOST_SUBSETS = 6
+#: A grid over the weights of more layers would take long; then they are searched at random.
+_MOST_GRID = 5
+
+
+class Parameter(NamedTuple):
+    """A parameter: its symbol and values in the paper, and the table and axis that vary it."""
+
+    symbol: str
+    title: str
+    values: tuple[float, ...]
+    table: str
+    axis: str
+
+
+#: The parameters by their names in records.
+PARAMETERS = {
+    "steepness": Parameter("alpha", "Steepness of the sigmoid, alpha",
+                           (1, 10, 100, 500, 1000), "Table 5", "steepness"),
+    "bound": Parameter("r", "Lower bound for full coverage, r",
+                       (0.1, 0.5, 1, 5, 50), "Table 6", "r"),
+    "n_bins": Parameter("M", "Number of bins, M", (10, 50, 100, 500, 1000), "Table 7", "n_bins"),
+}  # fmt: skip
+_PARAMS_AXES = ("layer", "parameter", "value", "full_count", "layers")
+#: Factors of the steepness of layers other than the deepest, whose readings have another scale.
+_FACTORS = (0.01, 0.1, 1, 10, 100)
+#: O* as it is, or scaled with the number of samples, which keeps the paper's r.
+_SCALINGS = ("O* kept", "r kept")
+
+
+def layers(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 of all combinations of layers, with the settings in use."""
+    scores, study = NACScores(data), MetricStudy(data, options, "layers")
+    for chosen in subsets(data.layers):
+        settings = {name: data.settings[name] for name in chosen}
+        study.found["+".join(chosen)] = scores.metrics(settings)
+    found, depths = study.found, range(1, len(data.layers) + 1)
+    deepest = ["+".join(data.layers[:depth]) for depth in depths]
+    printed = ["+".join(f"layer{4 - n}" for n in range(depth)) for depth in depths]
+    rows = [([name], found[name], row) for name, row in zip(deepest, printed)]
+    paper, ours = study.paper("Table 4", "layers"), [len(rows) - 1]
+    study.table("From the deepest layer to all layers", ["Layers"], rows, paper=paper, ours=ours)
+    every = [([name], line) for name, line in found.items()]
+    study.table("Every combination", ["Layers"], every, ours=[len(every) - 1])
+    study.ranked_bars(f"{study.title} {{}} by layers", {name: name for name in found}, deepest[-1])
+    values = study.values()
+    best, steps = max(values, key=values.__getitem__), [values[name] for name in deepest]
+    rises = "rises with every layer that is added"
+    trend = rises if sorted(steps) == steps else "does not rise with every layer"
+    top = f"The best combination on test data is {best} ({values[best]:.2f} %)."
+    if best == deepest[-1]:
+        top = "No combination is better than all layers."
+    return study.finding(
+        "layers", "Which layers to combine",
+        f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({steps[-1]:.2f} %), "
+        f"{study.word} AUROC {trend}. {top}",
+        {"best": best.split("+"), "all": found[deepest[-1]]},
+    )  # fmt: skip
+
+
+def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """All combinations of layers, small ones first, in the order of the layers."""
+    sizes = range(1, len(names) + 1)
+    if len(names) <= _MOST_SUBSETS:
+        return [chosen for size in sizes for chosen in combinations(names, size)]
+    some = [tuple(names[:n]) for n in sizes]
+    some += [chosen for n in (1, len(names) - 1) for chosen in combinations(names, n)]
+    return sorted(dict.fromkeys(some), key=len)
+
+
+def weighted(data: AnalysisData, options: Options) -> Finding:
+    """Layer weights out of 0.2, ..., 1.0, searched on validation data, against equal weights."""
+    if len(data.layers) < 2:
+        raise NACError(f"weights need at least two layers, and NAC has only {data.layers} here.")
+    study, fitting, scores = MetricStudy(data, options, "weights"), data.fitting, NACScores(data)
+    equal = {name: replace(used, weight=1.0) for name, used in data.settings.items()}
+    result = search(
+        fitting.fit, fitting.id_val, fitting.ood_val, layers=equal,
+        sweep={name: {"weight": PAPER_SPACE["weight"]} for name in equal},
+        strategy="grid" if len(equal) <= _MOST_GRID else "random", leave_out=False, guard=None,
+        surrogate=fitting.surrogate, seed=options.seed, progress=options.progress,
+    )  # fmt: skip
+    before, after = scores.metrics(equal), scores.metrics(result.layers)
+    study.found = {"equal weights": before, "searched weights": after}
+    change = {n: {m: f"{after[n][m] - before[n][m]:+.2f}" for m in TABLE_METRICS} for n in after}
+    names = data.names("near", "far")
+    titles = {**{n: n for n in names}, **{n: f"{GROUP_WORDS[n]} mean" for n in data.groups}}
+    rows = [([title], (before[n], after[n], change[n])) for n, title in titles.items()]
+    study.table("", ["OOD set"], rows, columns=dict(enumerate([*study.found, "Difference"])))
+    weights = {name: used.weight for name, used in result.layers.items()}
+    chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
+    study.tables.append(Table("Weights", [*made.text_heads("Layer"), Column("Weight")], chosen))
+    for m in TABLE_METRICS:
+        bars = [(n, [before[n][m], after[n][m]]) for n in names]
+        study.bars(m, f"{m} by OOD set", list(study.found), bars)
+    study.notes.append(
+        f"{result.evaluated} combinations of weights were tried; the one with the best AUROC "
+        f"of ID against OOD validation data ({100 * result.best.auroc:.2f} %) is used. Of "
+        "equally good ones it is the first, with large weights. The other settings stay as "
+        "they are."
+    )
+    paper = study.paper("Table 17", "weights", dataset=FAR)
+    if paper:
+        study.table(
+            "Published", ["Weights"], [([w], {}, w) for w in paper], columns={}, paper=paper
+        )
+    main = change[study.group]
+    return study.finding(
+        "weighted", "Weighted layers",
+        f"Weights searched on validation data ({', '.join(map(' '.join, chosen))}) change "
+        f"{study.word} AUROC by {main['AUROC']} points and FPR@95 by {main['FPR@95']}.",
+        {"weights": weights, "candidates": result.evaluated},
+    )  # fmt: skip
+
+
+def params(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 while one parameter of one layer changes."""
+    study, scores = MetricStudy(data, options, *_PARAMS_AXES), NACScores(data)
+    study.notes.append("When M changes, O* stays as it is, so r changes with it.")
+    deepest, spans = data.layers[0], []
+    sensitivity: list[list[Entry]] = []
+    for layer, (name, parameter) in product(data.layers, PARAMETERS.items()):
+        changed, measured = dict(_changes(data, layer, name, options)), {}
+        scores.prepare({layer: list(changed.values())})
+        for value, config in changed.items():
+            ways = {"alone": {layer: config}, "all": {**data.settings, layer: config}}
+            measured[value] = {way: scores.metrics(settings) for way, settings in ways.items()}
+            for way, metrics in measured[value].items():
+                study.found[layer, name, value, config.full_count, way] = metrics
+        alone, joint = (
+            {value: found[way][study.group]["AUROC"] for value, found in measured.items()}
+            for way in ("alone", "all")
+        )
+        used = next(value for value, config in changed.items() if config == data.settings[layer])
+        best = max(joint, key=joint.__getitem__)
+        sensitivity.append([
+            layer, parameter.symbol, f"{used:g}", joint[used], min(joint.values()), joint[best],
+            f"{best:g}",
+        ])  # fmt: skip
+        if layer != deepest:
+            continue
+        paper = study.paper(parameter.table, parameter.axis)
+        counted = [Column("O*")] if name == "bound" else []
+        rows = [
+            ([f"{value:g}", *(str(changed[value].full_count) for _ in counted)],
+             {way: metrics[study.group] for way, metrics in found.items()}, f"{value:g}")
+            for value, found in measured.items()
+        ]  # fmt: skip
+        study.table(
+            f"{parameter.title}: {study.word}", [parameter.symbol, *counted], rows,
+            columns={"alone": f"{deepest} alone", "all": "All layers"}, paper=paper,
+            ours=[list(changed).index(used)],
+        )  # fmt: skip
+        series = [Series(f"{deepest} alone", [*alone.items()])]
+        series.append(Series("all layers", [*joint.items()]))
+        if paper:
+            printed = [(float(value), row["AUROC"].mean) for value, row in paper.items()]
+            series.append(Series("paper", printed, printed=True))
+        study.figures.append(Lines(
+            name, parameter.title, f"{parameter.symbol} of {deepest} (log scale)",
+            f"{study.word} AUROC, %", series, log_x=True, mark=used,
+        ))  # fmt: skip
+        best = max(alone, key=alone.__getitem__)
+        span = f"{min(alone.values()):.1f} to {alone[best]:.1f} %"
+        spans.append(f"{parameter.symbol} ({span}, best at {best:g})")
+    numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
+    title = f"Every layer: {study.word} AUROC of all layers while one parameter changes"
+    heads = [*made.text_heads("Layer", "Parameter"), *map(Column, numbers)]
+    study.tables.append(Table(title, heads, sensitivity))
+    text = f"With {deepest} alone, {study.word} AUROC depends on "
+    return study.finding(
+        "params", "Parameters alpha, r and M", f"{text}{spans[0]}, {spans[1]} and {spans[2]}.",
+        {"default": scores.metrics(data.settings)},
+    )  # fmt: skip
+
+
+def _changes(
+    data: AnalysisData, layer: str, parameter: str, options: Options
+) -> Iterable[tuple[float, LayerConfig]]:
+    """The settings of a layer with one parameter changed, by value; those in use among them."""
+    used, n = data.settings[layer], data.fitting.fit.n_samples
+    values: Sequence[float] = PARAMETERS[parameter].values
+    if parameter == "steepness":
+        if layer != data.layers[0]:  # its readings have another scale
+            values = [used.steepness * factor for factor in _FACTORS]
+        for value in sorted({*(options.steepness or values), used.steepness}):
+            yield value, replace(used, steepness=value)
+    elif parameter == "bound":
+        values = options.bounds or values
+        if min(values) <= 0:
+            raise NACError(f"`bounds` must be above 0, got {min(values):g}.")
+        counts = {max(1, round(r * n / used.n_bins)): float(r) for r in values}
+        counts[used.full_count] = used.full_count * used.n_bins / n
+        for count, r in sorted(counts.items()):
+            yield r, replace(used, full_count=count)
+    else:
+        for m in sorted({*map(int, options.n_bins or values), used.n_bins}):
+            yield m, replace(used, n_bins=m)
+
+
+def samples(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 over the number of training samples, drawn at random and repeatedly."""
+    study = MetricStudy(data, options, "samples", "share", "way", "repeat")
+    group, total, word = study.group, len(data.train_rows), study.word
+    wrong = [share for share in options.shares if not 0 < share <= 1]
+    if wrong:
+        raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
+    if options.repeats < 1:
+        raise NACError(f"`repeats` must be at least 1, got {options.repeats}.")
+    shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
+    # one draw is enough if it takes all samples
+    draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
+    for n, draw in bar(draws, "samples", options.progress):
+        rng = np.random.RandomState([options.seed, n, draw])
+        scores = NACScores(data, data.train.rows(np.sort(rng.permutation(total)[:n])))
+        ratio = n / data.fitting.fit.n_samples
+        scaled = {
+            name: replace(used, full_count=max(1, round(used.full_count * ratio)))
+            for name, used in data.settings.items()
+        }
+        scores.prepare({name: [data.settings[name], scaled[name]] for name in data.layers})
+        for way, settings in zip(_SCALINGS, (data.settings, scaled)):
+            study.found[n, shares[n], way, draw] = scores.metrics(settings)
+
+    def summary(n: int, way: str, name: str, metric: str) -> Value:
+        found = [m[name][metric] for at, m in study.found.items() if (at[0], at[2]) == (n, way)]
+        return Value.of(found)
+
+    columns = {
+        (way, name): f"{title}, {way}" for way in _SCALINGS for name, title in data.groups.items()
+    }
+    rows = []
+    for n, share in shares.items():
+        line = {at: {m: summary(n, *at, m) for m in TABLE_METRICS} for at in columns}
+        rows.append(([f"{n:,} ({100 * share:g} %)"], line))
+    study.table("", ["Training samples"], rows, columns=columns)
+    study.figures += [
+        Lines(
+            made.metric_key(m), f"{study.title} {m}", "training samples (log scale)",
+            f"{word} {m}, %",
+            [Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS],
+            log_x=True,
+        )
+        for m in TABLE_METRICS
+    ]  # fmt: skip
+    least, most = min(shares), max(shares)
+    means = []
+    for way in _SCALINGS:
+        few, many = (summary(n, way, group, "AUROC").mean for n in (least, most))
+        means.append(f"{few:.2f} % and {many:.2f} % ({way})")
+    study.notes.append(
+        "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
+        f"chosen for {data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; "
+        "'r kept' scales O* with the number of samples, so that the same share of samples "
+        "fills a bin."
+    )
+    return study.finding(
+        "samples", "Number of training samples",
+        f"With {least:,} and with {most:,} training samples ({100 * shares[least]:g} % and "
+        f"{100 * shares[most]:g} % of those read), {word} AUROC is {' or '.join(means)}.",
+        {"training_samples": total, "repeats": options.repeats},
+    )  # fmt: skip
