@@ -43,7 +43,7 @@ from nac_openood.report.checkpoints import ranked_summary, write_ranked_page, wr
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table
 from nac_openood.report.findings import write_analysis_page
 from nac_openood.report.render import render_markdown, render_page
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.recipe import ReadingSet
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.networks import build, network_of

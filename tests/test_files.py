@@ -16,7 +16,7 @@ from nac_openood.evaluation.ranking import (
     Ranking,
 )
 from nac_openood.files import read_document, replacing, write_document, write_json, write_text
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.recipe import ReadingSet
 from nac_openood.tensor_files import read_tensors, write_tensors
 
 DOCUMENTS = {

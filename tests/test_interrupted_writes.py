@@ -30,8 +30,8 @@ from nac_openood.report.checkpoints import write_ranked_tables
 from nac_openood.report.comparison import write_tables
 from nac_openood.report.figures import draw_landscape
 from nac_openood.report.findings import write_finding
-from nac_openood.search.run import search
-from nac_openood.search.stored import ReadingSet, write_config, write_report
+from nac_openood.search.recipe import ReadingSet
+from nac_openood.search.run import search, write_config, write_report
 from nac_openood.sources.sets import Datasets
 from nac_openood.training import SaveCheckpoints
 

@@ -8,7 +8,7 @@ import pytest
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.recipe import ReadingSet
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nac_openood import FileError, NACError, Reading, Readings
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.recipe import ReadingSet
 from nac_openood.tensor_files import TensorWriter
 
 ROWS, NEURONS, PARTS = 1000, 2000, 16

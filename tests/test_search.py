@@ -299,10 +299,13 @@ def broken():
     [
         ({"id_val": empty()}, "the ID validation set is empty"),
         ({"ood_val": broken()}, "layer 'b': 1 of 5 OOD validation samples have NaN"),
-        ({"id_val": readings(5, ["a"], 0)}, "ID validation readings have no layer 'b'"),
+        (
+            {"id_val": readings(5, ["a"], 0)},
+            r"ID validation readings .* \(layers \['a'\], not \['a', 'b', 'c'\]\)",
+        ),
         (
             {"id_val": readings(5, SMALL, 0, neurons=3)},
-            "have 3 neurons, those of the fitting set 7",
+            "has 3 neurons, not 7",
         ),
         ({"sweep": {"a": {"bins": [1]}}}, "unknown setting of layer 'a' in the sweep"),
         ({"sweep": {"z": {}}}, r"unknown layer in the sweep \['z'\]"),
@@ -313,7 +316,7 @@ def broken():
         ({"strategy": "magic"}, "unknown strategy 'magic'"),
         ({"objective": "luck"}, "unknown objective 'luck'"),
         ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
-        ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "`guard` must be a distance from 0.5"),
+        ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "`guard` must be between 0 and 0.5"),
         ({"top": 0}, "top must be at least 1"),
         ({"guard": 0, "held_out": readings(40, SMALL, 7, spread=0.01)}, "guard=0.0 excludes all"),
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),
@@ -324,7 +327,7 @@ def test_bad_input_is_named(change, message):
         search(**{**sets(SMALL), "layers": SMALL, "sweep": SWEEP, **change})
 
 
-@pytest.mark.parametrize("change", [{"points": 0}, {"restarts": 0}, {"seconds": 0.0}])
+@pytest.mark.parametrize("change", [{"points": 0}, {"restarts": 0}])
 def test_bad_budget_is_named(change):
     with pytest.raises(NACError, match=f"{next(iter(change))} must be"):
         Budget(**change)

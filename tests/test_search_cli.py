@@ -15,7 +15,7 @@ from PIL import Image
 
 from nac_openood import NACDetector, read_config
 from nac_openood.cli import main
-from nac_openood.search.stored import ReadingSet
+from nac_openood.search.recipe import ReadingSet
 from nac_openood.sources.networks import CifarResNet18
 
 SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}

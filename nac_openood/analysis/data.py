@@ -40,10 +40,15 @@ from nac_openood.errors import FileError, NACError
 from nac_openood.files import locked, make_folder, remove
 from nac_openood.search.advise import NAC_TITLE, alternatives
 from nac_openood.search.loaders import held_out_of
-from nac_openood.search.recipe import HELD_OUT, gather, is_searched, search_settings
+from nac_openood.search.recipe import (
+    HELD_OUT,
+    ReadingSet,
+    gather,
+    is_searched,
+    search_settings,
+)
 from nac_openood.search.run import SearchResult
-from nac_openood.search.stored import ReadingSet
-from nac_openood.search.tables import SearchData, score_layer
+from nac_openood.search.tables import score_layer
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
 from nac_openood.tensor_files import checksum_in
@@ -356,7 +361,7 @@ class NACScores:
         self, data: AnalysisData, fit: Optional[Readings] = None, scored: Optional[Named] = None
     ) -> None:
         self._data = data
-        self._samples = SearchData(fit or data.fitting.fit, scored or data.scored)
+        self._fit, self._scored = fit or data.fitting.fit, scored or data.scored
         self._rows: dict[tuple[object, ...], Tensor] = {}
 
     def prepare(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
@@ -365,7 +370,7 @@ class NACScores:
             new = [point for point in options if _key(name, point) not in self._rows]
             if new:
                 with torch.no_grad():
-                    table = score_layer(name, new, self._samples)
+                    table = score_layer(name, new, self._fit, list(self._scored.values()))
                 for point, row in zip(new, table.row.tolist()):
                     self._rows[_key(name, point)] = table.scores[row]
 
@@ -373,9 +378,9 @@ class NACScores:
         """The score of every sample, `[samples]` by set."""
         self.prepare({name: [config] for name, config in layers.items()})
         parts = {name: self._rows[_key(name, config)] for name, config in layers.items()}
-        sizes = [readings.n_samples for readings in self._samples.scored.values()]
+        sizes = [readings.n_samples for readings in self._scored.values()]
         split = combine(parts, layers).split(sizes)
-        return {n: s.cpu().numpy() for n, s in zip(self._samples.scored, split)}
+        return {n: s.cpu().numpy() for n, s in zip(self._scored, split)}
 
     def metrics(self, layers: Mapping[str, LayerConfig]) -> dict[str, dict[str, float]]:
         """The metrics that `compare` would compute for these settings."""

@@ -13,7 +13,7 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from nac_openood.search import SearchResult
     from nac_openood.search.advise import Advice
-    from nac_openood.search.stored import ReadingSet
+    from nac_openood.search.recipe import ReadingSet
 
 #: Options for reading a network, which cannot be combined with --readings.
 _READING = (
@@ -85,7 +85,7 @@ def search_command(args: argparse.Namespace) -> int:
     from nac_openood.files import locked, make_folder
     from nac_openood.report.figures import draw_landscape
     from nac_openood.search.recipe import advise_after_search, layers_and_lists
-    from nac_openood.search.stored import write_config, write_report
+    from nac_openood.search.run import write_config, write_report
 
     out = make_folder(args.out)  # before the slow part, so that its result can be written
     with locked(out):
@@ -126,7 +126,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
     from nac_openood.detector.config import NACConfig
     from nac_openood.detector.detector import NACDetector
     from nac_openood.search.recipe import HELD_OUT, about_network, config_for, gather
-    from nac_openood.search.stored import ReadingSet
+    from nac_openood.search.recipe import ReadingSet
     from nac_openood.sources.sets import benchmark_named
 
     if args.readings is not None:

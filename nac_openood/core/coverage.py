@@ -77,10 +77,9 @@ class Coverage(Rule):
         """Coverage of every neuron, by layer, in [0, 1]."""
         found = {}
         for name, reading in self.checked(readings).items():
-            full_count = self.layers[name].full_count
-            histogram = self.histograms[name].to(reading.activation.device)
-            hits = histogram.hits(states_of(reading, self.layers[name])).t()
-            found[name] = hits.clamp(max=full_count) / full_count
+            config, histogram = self.layers[name], self.histograms[name]
+            hits = histogram.to(reading.activation.device).hits(states_of(reading, config))
+            found[name] = hits.t().clamp(max=config.full_count) / config.full_count
         return found
 
     def saturated(
@@ -229,15 +228,9 @@ def _saturation_message(
 
 def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:
     """The coverage that most of the fitting samples of each neuron have, `[neurons]`."""
-    # sorted, equal coverages are neighbors; their shares add up
-    ordered, order = coverage.sort(dim=1)
-    total = share.gather(1, order).cumsum(dim=1)
-    last = torch.ones_like(ordered, dtype=torch.bool)
-    last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
-    until = total.masked_fill(~last, 0.0)
-    before = torch.zeros_like(until)
-    before[:, 1:] = until.cummax(dim=1).values[:, :-1]
-    return ordered.gather(1, (until - before).argmax(dim=1, keepdim=True))[:, 0]
+    values, index = coverage.unique(return_inverse=True)
+    totals = share.new_zeros((len(coverage), len(values))).scatter_add_(1, index, share)
+    return values[totals.argmax(dim=1)]
 
 
 def typical_steepness(reading: Reading, config: LayerConfig) -> Optional[float]:

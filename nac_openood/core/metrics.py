@@ -8,7 +8,6 @@ score means more in-distribution.
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -56,7 +55,6 @@ def joined_fpr_at(scores: Tensor, n_id: int, tpr: float = 0.95) -> Tensor:
     Returns:
         float64 `[candidates]`, on the device of the scores.
     """
-    _check_rate(tpr)
     return _by_chunk(lambda part: _fpr(part[:, :n_id], part[:, n_id:], tpr), scores)
 
 
@@ -80,7 +78,6 @@ def id_thresholds(id_scores: Tensor, tpr: float = 0.95) -> Tensor:
 
     A sample is kept if its score is >= the threshold.
     """
-    _check_rate(tpr)
     n_id = id_scores.shape[1]
     keep = max(1, math.ceil(tpr * n_id - 1e-9))  # 0.07 * 100 is a little more than 7
     return id_scores.kthvalue(n_id - keep + 1, dim=1).values
@@ -91,16 +88,13 @@ def threshold_at(scores: Any, tpr: float = 0.95) -> float:
 
     A sample is in-distribution if its score is >= the threshold.
     """
+    if isinstance(tpr, str) or not 0 < tpr <= 1:
+        raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")
     values = np.asarray(scores, dtype=np.float64).ravel()
     if values.size == 0 or not np.isfinite(values).all():
         bad = int(values.size - np.isfinite(values).sum())
         raise NACError(f"a threshold needs finite scores, got {values.size} with {bad} not finite.")
     return float(id_thresholds(torch.from_numpy(values)[None], tpr))
-
-
-def _check_rate(tpr: float) -> None:
-    if not isinstance(tpr, Real) or not 0 < tpr <= 1:
-        raise NACError(f"tpr must be above 0 and at most 1, got {tpr!r}; 0.95 is usual.")
 
 
 def _auroc(scores: Tensor, n_id: int) -> Tensor:
@@ -213,7 +207,7 @@ def _by_chunk(rank: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
 # -- certainty (DeLong et al., 1988) --------------------------------------------------------
 
 #: Half the width of a 99 % interval in standard errors.
-Z_99 = 2.5758
+_Z_99 = 2.5758
 
 
 class Interval(NamedTuple):
@@ -224,44 +218,32 @@ class Interval(NamedTuple):
     high: float
 
 
-class Aurocs:
-    """AUROCs of some methods, and how they vary together.
+def auroc_intervals(id_scores: Tensor, ood_scores: Tensor) -> tuple[list[Interval], list[Interval]]:
+    """The AUROC of each method, and how much higher it is than that of the first.
 
     ID and OOD samples are assumed to be independent. For OOD samples made from these ID samples,
     whose scores are correlated, the intervals are too wide rather than too narrow.
 
     Args:
-        id_scores: `[methods, n_id]`, higher = more in-distribution.
-        ood_scores: `[methods, n_ood]`.
+        id_scores: `[methods, n_id]`, at least two, higher = more in-distribution.
+        ood_scores: `[methods, n_ood]`, at least two.
     """
-
-    def __init__(self, id_scores: Tensor, ood_scores: Tensor) -> None:
-        inside, outside = id_scores.double().contiguous(), ood_scores.double().contiguous()
-        n_id, n_ood = inside.shape[-1], outside.shape[-1]
-        if min(n_id, n_ood) < 2:
-            raise NACError(
-                "the interval of an AUROC needs at least two ID and two OOD samples, "
-                f"got {n_id} and {n_ood}."
-            )
-        above = _shares_below(inside, outside)  # share of OOD samples below each ID sample
-        below = 1 - _shares_below(outside, inside)
-        self.values = above.mean(dim=1)
-        self._covariance = _covariance(above) / n_id + _covariance(below) / n_ood
-
-    def interval(self, method: int) -> Interval:
-        """The AUROC of a method, in [0, 1]."""
-        found = _interval(self.values[method], self._covariance[method, method])
-        return Interval(found.value, max(0.0, found.low), min(1.0, found.high))
-
-    def difference(self, first: int, second: int) -> Interval:
-        """How much higher the AUROC of `first` is than that of `second`."""
-        c = self._covariance
-        variance = c[first, first] + c[second, second] - 2 * c[first, second]
-        return _interval(self.values[first] - self.values[second], variance)
+    inside, outside = id_scores.double().contiguous(), ood_scores.double().contiguous()
+    above = _shares_below(inside, outside)  # share of OOD samples below each ID sample
+    below = 1 - _shares_below(outside, inside)
+    values = above.mean(dim=1)
+    shape = (len(values), len(values))
+    first, second = (x.cov().reshape(shape) / x.shape[1] for x in (above, below))
+    covariance = first + second
+    own = covariance.diagonal()
+    variances = own + own[0] - 2 * covariance[0]
+    aurocs = [_interval(*found) for found in zip(values, own)]
+    aurocs = [Interval(a.value, max(0.0, a.low), min(1.0, a.high)) for a in aurocs]
+    return aurocs, [_interval(*found) for found in zip(values - values[0], variances)]
 
 
 def _interval(value: Tensor, variance: Tensor) -> Interval:
-    margin = Z_99 * float(variance.clamp(min=0)) ** 0.5
+    margin = _Z_99 * float(variance.clamp(min=0)) ** 0.5
     return Interval(float(value), float(value) - margin, float(value) + margin)
 
 
@@ -271,7 +253,3 @@ def _shares_below(scores: Tensor, others: Tensor) -> Tensor:
     less = torch.searchsorted(ordered, scores)
     not_more = torch.searchsorted(ordered, scores, right=True)
     return (less + not_more).double() / (2 * others.shape[1])
-
-
-def _covariance(rows: Tensor) -> Tensor:
-    return torch.cov(rows).reshape(len(rows), len(rows))

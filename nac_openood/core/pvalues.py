@@ -71,12 +71,9 @@ class PValues:
 
     def score_at(self, p: float) -> float:
         """The highest score with a p-value of at most `p`; -inf if no score has one."""
-        low, high = float(self.scores[0]), float(self.scores[-1])
-        step = max(high - low, 1e-12)
-        while not self._is_at_most(low, p):
-            low, step = low - step, 2 * step
-            if not math.isfinite(low):  # all held-out scores are equal: the tail is empty
-                return low
+        low, high = -1e300, float(self.scores[-1])
+        if not self._is_at_most(low, p):  # all held-out scores are equal: the tail is empty
+            return -math.inf
         if self._is_at_most(high, p):
             return math.inf
         while low < (middle := low + (high - low) / 2) < high:

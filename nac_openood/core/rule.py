@@ -7,9 +7,11 @@ by name with `rule_named`.
 from __future__ import annotations
 
 import importlib
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from importlib import metadata
-from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type, TypeVar
+from typing import Any, ClassVar, Iterable, Mapping, Optional, Sequence, Type, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -75,9 +77,6 @@ class Rule:
         self.layers = dict(layers)
         self.state: dict[str, Tensor] = {}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update({"state": {}, **state})  # early pickles lack it
-
     @property
     def needs(self) -> Needs:
         """What must be read of the network; by default the activations of all layers."""
@@ -112,9 +111,8 @@ class Rule:
 
     def add(self, name: str, value: Tensor) -> None:
         """Add to a tensor of the state, on the device of what is added."""
-        self.state[name] = (
-            self.state[name].to(value.device) + value if name in self.state else value
-        )
+        before = self.state.get(name)
+        self.state[name] = value if before is None else before.to(value.device) + value
 
     def checked(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
         """The readings of the layers; raises an error that says what is missing."""
@@ -148,9 +146,9 @@ class Rule:
     def check(self) -> None:
         """Raise if nothing was fitted, or if a fitted sample had NaN or Inf readings."""
         for name in [name for name in self.state if name.startswith(_BROKEN)]:
-            broken = int(self.state[name])
+            broken, part = int(self.state[name]), name[len(_BROKEN) :]
             if broken:
-                layer = name[len(_BROKEN) :] if name[len(_BROKEN) :] in self.layers else None
+                layer = part if part in self.layers else None
                 raise broken_error(broken, f"{self.n_samples} fitting samples", layer)
             del self.state[name]  # read once: scoring checks every batch
         if self.n_samples == 0:
@@ -245,8 +243,7 @@ class Rule:
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much each part adds to the score, `[batch]` each; they sum to it."""
-        weights = _weights(parts, self.layers)
-        total = total_weight(list(weights.values()))
+        weights, total = _weights(parts, self.layers)
         return {name: weights[name] * part / total for name, part in parts.items()}
 
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
@@ -304,24 +301,18 @@ def combine(scores: Mapping[str, Tensor], layers: Mapping[str, Any]) -> Tensor:
 
     Layers are added in order, so that a search that adds them in the same way gets the same bits.
     """
-    weights = _weights(scores, layers)
+    weights, total = _weights(scores, layers)
     added, *others = (weights[name] * score for name, score in scores.items())
     for part in others:
         added = added + part.to(added.device)
-    return added / total_weight(list(weights.values()))
+    return added / total
 
 
-def _weights(names: Iterable[str], layers: Mapping[str, Any]) -> dict[str, float]:
-    """The weights of the parts of a score; 1 where a layer has no such setting."""
-    return {name: float(getattr(layers.get(name), "weight", 1.0)) for name in names}
-
-
-def total_weight(weights: Sequence[float]) -> float:
-    """What `combine` divides by; one function, because Python 3.12 rounds `sum` differently."""
-    total = 0.0
-    for weight in weights:
-        total += weight
-    return total
+def _weights(names: Iterable[str], layers: Mapping[str, Any]) -> tuple[dict[str, float], float]:
+    """The weights of the parts of a score, 1 where a layer has no such setting, and their sum."""
+    weights = {name: float(getattr(layers.get(name), "weight", 1.0)) for name in names}
+    # not `sum`, which Python 3.12 rounds differently
+    return weights, reduce(operator.add, weights.values())
 
 
 def stored_layers(settings: Mapping[str, Any], kind: Type[Any]) -> dict[str, Any]:
@@ -336,9 +327,9 @@ def stored_tensor(
     tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, ndim: int
 ) -> Tensor:
     """A tensor of a file, if it has the type and number of dimensions that were saved."""
-    if name not in tensors:
+    found = tensors.get(name)
+    if found is None:
         raise NACError(f"the tensor '{name}' is missing.")
-    found = tensors[name]
     if found.dtype != dtype or found.ndim != ndim:
         raise NACError(
             f"the tensor '{name}' must be {dtype} with {ndim} dimensions, got {found.dtype} of "
@@ -374,11 +365,12 @@ def register_rule(rule: _R) -> _R:
     """
     if not (isinstance(rule, type) and issubclass(rule, Rule)):
         raise NACError(f"expected a subclass of nac_openood.core.rule.Rule, got {rule!r}.")
-    name = getattr(rule, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise NACError(f"{rule.__name__}.name must be an identifier such as 'mine', got {name!r}.")
-    if name in RULES and isinstance(RULES[name][1], str):
-        raise NACError(f"there is a rule '{name}' already: give {rule.__name__} another name.")
+    name = getattr(rule, "name", "")
+    if not name.isidentifier() or (name in RULES and isinstance(RULES[name][1], str)):
+        raise NACError(
+            f"{rule.__name__}.name must be an identifier that no rule of this package has, got "
+            f"{name!r}."
+        )
     RULES[name] = rule.title or name, rule
     return rule
 
@@ -402,17 +394,16 @@ def rule_named(name: str) -> Type[Rule]:
                 "to `nac_openood.register_rule` first."
             )
         try:
-            rule = register_rule(offered[name].load())
+            found = register_rule(offered[name].load()).name
         except Exception as error:  # third-party code may raise anything
             raise NACError(f"rule '{name}' cannot be loaded: {first_line(error)}") from error
-        if rule.name != name:
-            raise NACError(f"the entry point '{name}' is of a rule with the name '{rule.name}'.")
+        if found != name:
+            raise NACError(f"the entry point '{name}' is of a rule with the name '{found}'.")
     home = RULES[name][1]
     if isinstance(home, str):
         module, _, attribute = home.partition(":")
         home = getattr(importlib.import_module(module), attribute)
-    found: Type[Rule] = home
-    return found
+    return cast("Type[Rule]", home)
 
 
 def entry_points(group: str) -> dict[str, Any]:

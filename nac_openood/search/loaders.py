@@ -40,23 +40,11 @@ Distortion = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 def _rotated(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Rotated by 90, 180 or 270 degrees."""
     turns = torch.randint(1, 4, (len(images),), generator=draw)
     return torch.stack([x.rot90(int(k), (1, 2)) for x, k in zip(images, turns)])
 
 
-def _inverted(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Light and dark exchanged, around the mean of each image."""
-    return 2 * images.mean(dim=(1, 2, 3), keepdim=True) - images
-
-
-def _mixed(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """The average with an image of another class, where the batch has one."""
-    return (images + others) / 2
-
-
 def _shuffled(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Sixteen patches, shuffled image by image; pixels left over at the edges stay in place."""
     side = min(images.shape[2:]) // 4
     if not side:
         return images.flip(2, 3)
@@ -69,25 +57,26 @@ def _shuffled(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def _noisy(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """With Gaussian noise of the standard deviation of the image."""
     noise = torch.randn(images.shape, generator=draw).to(images)
     return images + noise * images.std(dim=(1, 2, 3), keepdim=True)
 
 
 def _blurred(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
-    """Without detail: averaged over eighths of a side, and smoothly enlarged again."""
     small = F.adaptive_avg_pool2d(images, max(2, images.shape[-1] // 8))
     return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
 
 
 #: The distortions by name; an image gets one of them.
 SURROGATES: Mapping[str, Distortion] = {
-    "rotated": _rotated,
-    "inverted": _inverted,
-    "mixed": _mixed,
+    "rotated": _rotated,  # by 90, 180 or 270 degrees
+    # light and dark exchanged, around the mean of each image
+    "inverted": lambda images, *_: 2 * images.mean(dim=(1, 2, 3), keepdim=True) - images,
+    # the average with an image of another class, where the batch has one
+    "mixed": lambda images, others, _: (images + others) / 2,
+    # sixteen patches, shuffled image by image; pixels left over at the edges stay in place
     "patch-shuffled": _shuffled,
-    "noisy": _noisy,
-    "blurred": _blurred,
+    "noisy": _noisy,  # with Gaussian noise of the standard deviation of the image
+    "blurred": _blurred,  # averaged over eighths of a side, and smoothly enlarged again
 }
 
 
@@ -113,7 +102,16 @@ def surrogate_ood(
         `[batch * per_image, channels, h, w]`.
     """
     chosen = list(SURROGATES) if kinds is None else list(kinds)
-    _check(images, chosen, per_image)
+    unknown = [kind for kind in chosen if kind not in SURROGATES]
+    if unknown:
+        raise NACError(f"unknown surrogate kinds {unknown}; expected some of {list(SURROGATES)}.")
+    if not can_distort(images):
+        raise NACError(
+            "surrogates can only be made from square images [batch, channels, side, side], got "
+            f"{list(images.shape)}. For other inputs, pass OOD validation data (`ood_val`)."
+        )
+    if not 1 <= per_image <= len(chosen):
+        raise NACError(f"per_image must be between 1 and {len(chosen)}, got {per_image}.")
     draw = torch.Generator().manual_seed(seed)
     others = images[_partners(len(images), label, draw)]
     rows = torch.arange(len(images))
@@ -134,21 +132,20 @@ class SurrogateLoader:
     Args:
         loader: batches, as in `NACDetector.fit`, of more than one image: `mixed` needs images
             of different classes.
-        **options: options of `surrogate_ood`.
+        seed: random seed.
+        **options: other options of `surrogate_ood`.
     """
 
-    def __init__(self, loader: Iterable[Any], **options: Any) -> None:
-        self._loader, self._options = loader, options
+    def __init__(self, loader: Iterable[Any], *, seed: int = 0, **options: Any) -> None:
+        self._loader, self._seed, self._options = loader, seed, options
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        options = dict(self._options)
-        seed = options.pop("seed", 0)
         for number, batch in enumerate(batches(self._loader)):
-            own_seed = seed * _SEED_STEP + number  # of every batch and every `seed`
-            distort = partial(surrogate_ood, label=batch.label, seed=own_seed, **options)
+            seed = self._seed * _SEED_STEP + number  # of every batch and every `seed`
+            distort = partial(surrogate_ood, label=batch.label, seed=seed, **self._options)
             yield Batch(mapped(batch.data, distort), None)
 
 
@@ -161,29 +158,13 @@ def can_distort(samples: Inputs) -> bool:
 
 def _partners(n: int, label: Optional[Tensor], draw: torch.Generator) -> Tensor:
     """Another row for every row, of another class where there is one."""
-    order = torch.arange(n)
-    if label is None:
-        return order.roll(1)
-    found = order.roll(1)
-    label = label.cpu()
+    found = torch.arange(n).roll(1)
+    labels = torch.zeros(n) if label is None else label.cpu()
     for row in range(n):
-        others = torch.nonzero(label != label[row])[:, 0]
+        others = torch.nonzero(labels != labels[row])[:, 0]
         if len(others):
             found[row] = others[torch.randint(len(others), (1,), generator=draw)]
     return found
-
-
-def _check(images: Tensor, kinds: Sequence[str], per_image: int) -> None:
-    unknown = [kind for kind in kinds if kind not in SURROGATES]
-    if unknown or not kinds:
-        raise NACError(f"unknown surrogate kinds {unknown}; expected some of {list(SURROGATES)}.")
-    if not can_distort(images):
-        raise NACError(
-            "surrogates can only be made from square images [batch, channels, side, side], got "
-            f"{list(images.shape)}. For other inputs, pass OOD validation data (`ood_val`)."
-        )
-    if not 1 <= per_image <= len(kinds):
-        raise NACError(f"per_image must be between 1 and {len(kinds)}, got {per_image}.")
 
 
 # -- parts of a loader ----------------------------------------------------------------------
@@ -202,11 +183,11 @@ def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optio
     """
     if n_samples is None or not indexable(train):
         return None
-    loader: Any = train
-    labels, size = dataset_labels(loader.dataset), len(loader.dataset)
+    dataset = train.dataset  # type: ignore[attr-defined]
+    labels, size = dataset_labels(dataset), len(dataset)
     rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
     rows = _drawn(labels, rest, n)
-    return loader_like(loader, Subset(loader.dataset, rows.tolist())) if len(rows) else None
+    return loader_like(train, Subset(dataset, rows.tolist())) if len(rows) else None
 
 
 def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
@@ -216,10 +197,9 @@ def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
     memory.
     """
     if indexable(loader):
-        source: Any = loader
-        labels, size = dataset_labels(source.dataset), len(source.dataset)
-        rows = _drawn(labels, np.arange(size), n)
-        return loader_like(loader, Subset(source.dataset, rows.tolist()))
+        dataset = loader.dataset  # type: ignore[attr-defined]
+        rows = _drawn(dataset_labels(dataset), np.arange(len(dataset)), n)
+        return loader_like(loader, Subset(dataset, rows.tolist()))
     taken: list[Batch] = []
     for batch in batches(loader):
         taken.append(batch.rows(slice(n)))

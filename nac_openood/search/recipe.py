@@ -3,8 +3,8 @@
 The plugin, `nac-openood search`, the comparison and the demo all use these steps:
 
 1. split the training data into the fitting subset and other samples, held out for the guard;
-2. read both and the validation sets in one pass over the network. Without an OOD validation set,
-   surrogates made from the ID validation images are used, and every result says so;
+2. read both and the validation sets in one pass over the network (`gather`). Without an OOD
+   validation set, surrogates made from the ID validation images are used, and every result says so;
 3. search the settings without the network (`nac_openood.search.run`), and measure on the held-out
    samples whether they overfit;
 4. fit the rule with the best settings;
@@ -15,50 +15,145 @@ The plugin, `nac-openood search`, the comparison and the demo all use these step
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from torch import nn
 
+from nac_openood import files, records, tensor_files
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import Rule, rule_named
+from nac_openood.detector import config as configs
 from nac_openood.detector.batches import as_batch
-from nac_openood.detector.config import (
-    NACConfig,
-    Sweep,
-    preset,
-    preset_for,
-    preset_or_auto,
-    read_config,
-)
+from nac_openood.detector.config import NACConfig, Sweep
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
-from nac_openood.errors import NACError
+from nac_openood.errors import FileError, NACError
 from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.fingerprint import identity
-from nac_openood.search.advise import (
-    REAL,
-    SURROGATE,
-    Advice,
-    advise,
-    advise_on_readings,
-    alternative_layers,
-)
+from nac_openood.search import advise as advice
+from nac_openood.search.advise import Advice, AlternativeLayers
 from nac_openood.search.loaders import SURROGATES, SurrogateLoader, held_out_of
 from nac_openood.search.run import SearchResult, paper_space, search
-from nac_openood.search.stored import ReadingSet, prepare_folder, write_manifest
 
 #: How many training samples to hold out for the guard.
 HELD_OUT = 1000
 _MAX_IN_MEMORY = 200_000
-
+#: What is read. Only the last may be missing.
 _ROLES = {
     "fit": "the fitting subset",
     "id_val": "ID validation",
     "ood_val": "OOD validation",
     "held_out": "held-out training samples",
 }
+#: A folder of readings has a file for each role and this one, which is written last: without it
+#: the set is not complete.
+_MANIFEST, _FORMAT = "readings.json", 1
+_AGAIN = "Read the network and save its readings again"
+
+
+@dataclass(frozen=True)
+class ReadingSet:
+    """The readings that `search` takes, and where they come from.
+
+    Args:
+        fit: readings of the fitting subset.
+        id_val: readings of ID validation samples.
+        ood_val: readings of OOD validation samples, real or surrogate.
+        held_out: readings of training samples that are not in `fit`, or None.
+        about: how they were made, as JSON values; `ood_val: {surrogate: true}` marks surrogates.
+    """
+
+    fit: Readings
+    id_val: Readings
+    ood_val: Readings
+    held_out: Optional[Readings] = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def roles(self) -> dict[str, Readings]:
+        """The sets by role, as keywords of `search`."""
+        return {role: getattr(self, role) for role in _ROLES if getattr(self, role) is not None}
+
+    @property
+    def surrogate(self) -> bool:
+        """Whether the OOD validation set is made from in-distribution images."""
+        return bool(self.about.get("ood_val", {}).get("surrogate", False))
+
+    @property
+    def alternative_layers(self) -> AlternativeLayers:
+        """Which layers the alternatives of `advise` can use; none if `about` does not say."""
+        return records.from_values(AlternativeLayers, self.about.get("known") or {}, "about.known")
+
+    def save(self, folder: files.PathLike) -> None:
+        """Write the set into a folder, which is created."""
+        target = _prepare_folder(folder)
+        for role, readings in self.roles.items():
+            readings.save(target / f"{role}.safetensors")
+        self._save_manifest(target)
+
+    def _save_manifest(self, folder: Path) -> None:
+        roles = list(self.roles)
+        checksums = {r: tensor_files.checksum_in(folder / f"{r}.safetensors") for r in roles}
+        document = {"roles": roles, "about": dict(self.about), "checksums": checksums}
+        files.write_document(folder / _MANIFEST, _FORMAT, document)
+
+    @classmethod
+    def load(cls, path: files.PathLike) -> ReadingSet:
+        """Memory-map the set in a folder; `path` is the folder or any file in it."""
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        if not Path(path).exists():
+            raise FileError(f"there is no {path}: expected a folder of saved readings.")
+        roles, about, checksums = files.read_document(
+            folder / _MANIFEST, _FORMAT, _manifest, again=_AGAIN,
+            missing=f"{folder} holds no complete set of readings: {_MANIFEST}, which is written "
+            f"last, is missing. {_AGAIN}",
+        )  # fmt: skip
+        found: dict[str, Readings] = {}
+        for role in roles:
+            file = folder / f"{role}.safetensors"
+            found[role] = Readings.load(file)
+            if role in checksums and tensor_files.checksum_in(file) != checksums[role]:
+                raise FileError(f"{file} is not the file that was saved as '{role}'. {_AGAIN}.")
+            differs = found[role].differs_from(found[roles[0]])
+            if differs:
+                raise FileError(
+                    f"{file} is of another network than {roles[0]}.safetensors ({differs}). "
+                    f"{_AGAIN}."
+                )
+        loaded = cls(**found, about=about)
+        layers = loaded.alternative_layers
+        for name in (layers.head_input, *layers.early):
+            if name and name not in loaded.fit:
+                raise FileError(
+                    f"{folder / _MANIFEST} is damaged: it names the layer '{name}', which was not "
+                    f"read. {_AGAIN}."
+                )
+        return loaded
+
+
+def _prepare_folder(folder: files.PathLike) -> Path:
+    """Create a folder for readings; marks a set that is already there as incomplete."""
+    target = files.make_folder(folder)
+    files.remove(target / _MANIFEST)
+    return target
+
+
+def _manifest(document: Mapping[str, Any]) -> tuple[Sequence[str], Any, Mapping[str, str]]:
+    """Roles, `about`, and the checksums of the files by role, which early manifests lack."""
+    roles = records.checked(Sequence[str], document.get("roles"), "roles")
+    about = records.checked(Mapping[str, Any], document.get("about"), "about")
+    checksums = records.checked(Mapping[str, str], document.get("checksums", {}), "checksums")
+    missing = [role for role in _ROLES if role not in (*roles, "held_out")]
+    if missing:
+        raise NACError(f"it does not name {missing}")
+    unknown = [role for role in (*roles, *checksums) if role not in _ROLES]
+    if unknown:
+        raise NACError(f"unknown roles {unknown}")
+    records.checked(Mapping[str, Any], about.get("ood_val", {}), "about.ood_val")
+    records.from_values(AlternativeLayers, about.get("known") or {}, "about.known")
+    return roles, about, checksums
 
 
 def set_up(
@@ -100,11 +195,14 @@ def set_up(
         fitted = _calibrated(reader, id_val, progress)
         if id_val is None or isinstance(id_val, Iterator):  # can be read only once
             return fitted, None, None
-        advice = advise(
-            fitted, id_val, train=None if isinstance(train, Iterator) else train, ood_val=ood_val,
-            seed=seed, progress=progress,
-        )  # fmt: skip
-        return fitted, None, advice
+        again = None if isinstance(train, Iterator) else train
+        return (
+            fitted,
+            None,
+            advice.advise(
+                fitted, id_val, train=again, ood_val=ood_val, seed=seed, progress=progress
+            ),
+        )
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
@@ -126,10 +224,10 @@ def is_searched(config: NACConfig) -> bool:
 
 def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
-    return advise_on_readings(
+    return advice.advise_on_readings(
         rule, readings.id_val, readings.ood_val, readings.fit,
         layers=readings.alternative_layers, searched=True,
-        against=SURROGATE if readings.surrogate else REAL,
+        against=advice.SURROGATE if readings.surrogate else advice.REAL,
     )  # fmt: skip
 
 
@@ -170,7 +268,7 @@ def gather(
     *,
     n_samples: Optional[int] = 1000,
     n_held_out: int = HELD_OUT,
-    folder: Union[str, Path, None] = None,
+    folder: Optional[files.PathLike] = None,
     names: Optional[Mapping[str, str]] = None,
     about: Optional[Mapping[str, Any]] = None,
     seed: int = 0,
@@ -206,7 +304,7 @@ def gather(
     }
     if folder is None:
         _refuse_too_much(train, n_samples)
-    target = None if folder is None else prepare_folder(folder)
+    target = None if folder is None else _prepare_folder(folder)
     found: dict[str, Readings] = {}
     for role, loader in loaders.items():
         if loader is None:
@@ -223,13 +321,14 @@ def gather(
         **(about or {}),
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
-        "known": asdict(alternative_layers(reader, first.samples)),
+        "known": asdict(advice.alternative_layers(reader, first.samples)),
     }
     if found["id_val"].accuracy is not None:
         notes["accuracy"] = found["id_val"].accuracy
+    readings = ReadingSet(**found, about=notes)
     if target is not None:
-        write_manifest(target, list(found), notes)
-    return ReadingSet(**found, about=notes)
+        readings._save_manifest(target)
+    return readings
 
 
 class _First:
@@ -266,11 +365,11 @@ def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
 def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = None) -> NACConfig:
     """The shipped settings, or default settings of the layers `names`, deepest first."""
     if not names:
-        return preset_for(net, benchmark)
+        return configs.preset_for(net, benchmark)
     order = [layer.alias for layer in table_layers(net)]
     if all(name in order for name in names):
         names = sorted(names, key=order.index)
-    n_samples = preset_or_auto(net, benchmark).n_samples
+    n_samples = configs.preset_or_auto(net, benchmark).n_samples
     return NACConfig({name: LayerConfig() for name in names}, n_samples=n_samples)
 
 
@@ -305,14 +404,14 @@ def layers_and_lists(
     if space != "preset":
         if not Path(space).is_file():
             raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
-        config = read_config(space)
+        config = configs.read_config(space)
     elif benchmark is None or family is None:
         raise NACError(
             "`space='preset'` needs readings that name their benchmark and architecture, and these "
             "do not. Use `space='paper'`, or a YAML file with a sweep."
         )
     else:
-        config = preset(benchmark, family)
+        config = configs.preset(benchmark, family)
     lists = {name: config.sweep[name] for name in chosen if name in config.sweep}
     if not lists:
         raise NACError(

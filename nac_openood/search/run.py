@@ -1,4 +1,4 @@
-"""Search the settings of reference NAC, from readings to a ranking."""
+"""Search the settings of reference NAC: what to try, strategies, and the ranking they find."""
 
 from __future__ import annotations
 
@@ -7,19 +7,41 @@ import itertools
 import math
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
+import yaml
 
+from nac_openood import files
+from nac_openood.__about__ import __version__
 from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
 from nac_openood.detector.batches import tqdm
 from nac_openood.detector.config import NACConfig, Sweep, check_sweep
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.search.tables import OBJECTIVES, JointCandidates, SearchData, score_layer
+from nac_openood.search.advise import Advice
+from nac_openood.search.loaders import SURROGATE_LABEL
+from nac_openood.search.tables import OBJECTIVES, JointCandidates, check_readings, score_layer
+from nac_openood.tensor_files import versions
 
+#: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
+#: Full weight comes first: of equally good candidates the first one is chosen.
+PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
+    "n_bins": (50, 500, 1000),
+    "full_count": (5, 10, 50, 100, 500, 5000),
+    "steepness_deepest": (50.0, 100.0, 300.0, 1000.0, 3000.0),
+    "steepness": (0.001, 0.005, 0.01, 0.1, 1.0, 10.0),
+    "weight": (1.0, 0.8, 0.6, 0.4, 0.2),
+}
+#: Joint candidates that are evaluated at once.
+_BLOCK = 4096
+#: A larger grid would run for more than an hour, and is probably a mistake.
+GRID_LIMIT = 10**8
+#: The probability with which `random` leaves out a layer, if it may.
+_LEFT_OUT = 0.25
 #: In the order of `Candidate`.
 _METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
 
@@ -58,8 +80,7 @@ class Candidate:
 
     def numbers(self) -> dict[str, Optional[float]]:
         """Everything but the settings, as JSON values."""
-        names = ("objective", "auroc", "fpr95", "fpr95_in", "guard")
-        found = {name: getattr(self, name) for name in names}
+        found = {name: value for name, value in vars(self).items() if name != "layers"}
         return {n: value for n, value in found.items() if n != "objective" or value is not None}
 
 
@@ -159,7 +180,6 @@ def search(
         raise NACError(f"unknown objective '{objective}'; expected one of {list(OBJECTIVES)}.")
     if strategy not in STRATEGIES:
         raise NACError(f"unknown strategy '{strategy}'; expected one of {list(STRATEGIES)}.")
-    limit = _guard_limit(guard, held_out, id_val)
     points = layer_candidates(
         layers,
         paper_space(list(layers)) if sweep is None else sweep,
@@ -168,13 +188,13 @@ def search(
     scored = {"ID validation": id_val, "OOD validation": ood_val}
     if held_out is not None:
         scored["held-out training"] = held_out
-    samples = SearchData(fit, scored)
-    samples.check(points)
+    check_readings(fit, scored, points)
+    limit = _guard_limit(guard, held_out, id_val)
     hidden = None if progress is None else not progress
     bar = tqdm(desc="NAC search", unit="point", leave=False, disable=hidden)
     with torch.no_grad(), bar:
         joint = JointCandidates(
-            [score_layer(name, options, samples) for name, options in points.items()],
+            [score_layer(*layer, fit, list(scored.values())) for layer in points.items()],
             id_val.n_samples,
             ood_val.n_samples,
             objective=OBJECTIVES[objective],
@@ -217,13 +237,9 @@ def _guard_limit(
             "fitting subset. Pass them, or turn the guard off."
         )
     if guard == "auto":
-        # an empty set is refused later, with its name
-        return default_guard(max(1, held_out.n_samples), max(1, id_val.n_samples))
+        return default_guard(held_out.n_samples, id_val.n_samples)
     if isinstance(guard, str) or not 0 <= guard <= 0.5:
-        raise NACError(
-            "`guard` must be a distance from 0.5, between 0 and 0.5, or 'auto' or None; got "
-            f"{guard!r}."
-        )
+        raise NACError(f"`guard` must be between 0 and 0.5, or 'auto' or None; got {guard!r}.")
     return float(guard)
 
 
@@ -234,9 +250,9 @@ def _ranking(joint: JointCandidates, guard: Optional[float]) -> tuple[Candidate,
             "Raise `guard`, or try fewer bins or a larger full_count, which overfit less."
         )
     choice = torch.from_numpy(joint.choice)
-    columns = [joint.values, *(joint.measure(choice, metric) for metric in _METRICS)]
+    metrics = [joint.measure(choice, metric) for metric in _METRICS]
     layers = [joint.configs(row) for row in joint.choice.tolist()]
-    return _candidates(layers, columns, joint.guard(choice))
+    return _candidates(layers, joint.values, *metrics, joint.guard(choice))
 
 
 def _landscape(joint: JointCandidates) -> tuple[Candidate, ...]:
@@ -244,38 +260,20 @@ def _landscape(joint: JointCandidates) -> tuple[Candidate, ...]:
     for layer, table in enumerate(joint.tables):
         first = dict(reversed([*zip(table.row.tolist(), table.points)]))
         # the weight makes no difference to a layer by itself
-        layers = [
-            {table.name: dataclasses.replace(first[row], weight=1.0)} for row in sorted(first)
-        ]
-        columns = [None, *(joint.alone(layer, metric) for metric in _METRICS)]
-        found += _candidates(layers, columns, joint.alone_guard(layer))
+        points = (dataclasses.replace(first[row], weight=1.0) for row in sorted(first))
+        metrics = [joint.alone(layer, metric) for metric in _METRICS]
+        layers = [{table.name: point} for point in points]
+        found += _candidates(layers, None, *metrics, joint.alone_guard(layer))
     return found
 
 
-def _candidates(layers: list[Any], columns: list[Any], guard: Any) -> tuple[Candidate, ...]:
-    numbers = [
-        [None] * len(layers) if column is None else column.tolist() for column in (*columns, guard)
-    ]
+def _candidates(layers: Sequence[Any], *columns: Any) -> tuple[Candidate, ...]:
+    """A candidate for each of `layers`; a column is a number for each, or None for all."""
+    numbers = [[None] * len(layers) if c is None else c.tolist() for c in columns]
     return tuple(Candidate(*row) for row in zip(layers, *numbers))
 
 
-# -- space -----
-
-#: The paper's space. States of deep layers vary in a smaller range and want a steeper sigmoid.
-#: Full weight comes first: of equally good candidates the first one is chosen.
-PAPER_SPACE: Mapping[str, tuple[Any, ...]] = {
-    "n_bins": (50, 500, 1000),
-    "full_count": (5, 10, 50, 100, 500, 5000),
-    "steepness_deepest": (50.0, 100.0, 300.0, 1000.0, 3000.0),
-    "steepness": (0.001, 0.005, 0.01, 0.1, 1.0, 10.0),
-    "weight": (1.0, 0.8, 0.6, 0.4, 0.2),
-}
-#: Joint candidates that are evaluated at once.
-_BLOCK = 4096
-#: A larger grid would run for more than an hour, and is probably a mistake.
-GRID_LIMIT = 10**8
-#: The probability with which `random` leaves out a layer, if it may.
-_LEFT_OUT = 0.25
+# -- what to try ----------------------------------------------------------------------------
 
 
 def paper_space(
@@ -356,15 +354,8 @@ class Budget:
     restarts: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("points", "restarts"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
-        if self.seconds is None and max(self.points, self.restarts) > GRID_LIMIT:
-            raise NACError(
-                f"{self.points} points or {self.restarts} restarts would run for more than an "
-                "hour: set `seconds`, or try fewer."
-            )
-        if self.seconds is not None and not self.seconds > 0:
-            raise NACError(f"seconds must be above 0 or None, got {self.seconds}.")
+        whole_number("points", self.points, 1)
+        whole_number("restarts", self.restarts, 1)
 
 
 def grid(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
@@ -443,3 +434,53 @@ def _draw(joint: JointCandidates, rng: np.random.Generator, n: int) -> np.ndarra
 
 Strategy = Callable[[JointCandidates, Budget, np.random.Generator], None]
 STRATEGIES: Mapping[str, Strategy] = {"grid": grid, "layerwise": layerwise, "random": random}
+
+
+# -- the result as files -------------------------------------------------------------------
+
+
+def write_config(path: Path, result: SearchResult, about: Mapping[str, Any]) -> None:
+    """Write the best settings as YAML for `read_config` and OpenOOD, with comments."""
+    best = result.best
+    against = about.get("ood_val", {}).get("name", "the given OOD validation set")
+    guard = "not measured" if best.guard is None else f"{best.guard:.2%}"
+    comments = [
+        f"Chosen by nac_openood {__version__} search: {result.strategy}, {result.objective}, "
+        f"{result.evaluated} joint points.",
+        f"Validation against {against}: AUROC {best.auroc:.2%}, FPR@95 {best.fpr95:.2%} (OOD "
+        f"found) and {best.fpr95_in:.2%} (ID kept), guard {guard} (near 50% is good).",
+    ]
+    if result.surrogate:
+        comments.append(f"Note: {SURROGATE_LABEL}.")
+    body = yaml.safe_dump(result.to_config().to_dict(), sort_keys=False)
+    files.write_text(path, "".join(f"# {line}\n" for line in comments) + body)
+
+
+def write_report(
+    path: Path,
+    result: SearchResult,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    advice: Optional[Advice] = None,
+) -> None:
+    """Write ranking, landscape, guard values, settings, versions and advice as JSON."""
+    landscape = [{"layer": p.layer, **p.config.to_dict(), **p.numbers()} for p in result.landscape]
+    for point in landscape:
+        del point["weight"]  # makes no difference for a layer by itself
+    document = {
+        "format": 1,
+        "warning": SURROGATE_LABEL if result.surrogate else None,
+        "settings": dict(settings),
+        "data": dict(about),
+        "versions": versions(),
+        "evaluated": result.evaluated,
+        "seconds": round(result.seconds, 3),
+        "guard": result.guard,
+        "advice": None if advice is None else advice.to_dict(),
+        "ranking": [
+            {"layers": {n: c.to_dict() for n, c in entry.layers.items()}, **entry.numbers()}
+            for entry in result.ranking
+        ],
+        "landscape": landscape,
+    }
+    files.write_json(path, document)

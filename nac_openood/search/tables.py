@@ -20,6 +20,7 @@ from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.layer_config import STATES, LayerConfig, whole_number
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at
+from nac_openood.core.reading import reading_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 
@@ -43,50 +44,35 @@ OBJECTIVES: Mapping[str, Objective] = {
 }
 
 
-@dataclass(frozen=True)
-class SearchData:
-    """The readings of a search.
+def check_readings(
+    fit: Readings, scored: Mapping[str, Readings], points: Mapping[str, Sequence[LayerConfig]]
+) -> None:
+    """Raise if a set is empty, or lacks what the candidates of a layer need.
 
     Args:
         fit: readings of the fitting subset; counted, not scored.
-        scored: readings of "ID validation", "OOD validation" and optionally "held-out training", in
-            the order of the columns of every table.
+        scored: readings by role: "ID validation", "OOD validation", "held-out training".
+        points: the candidates by layer.
     """
-
-    fit: Readings
-    scored: Mapping[str, Readings]
-
-    def check(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
-        """Raise if a set is empty, or lacks what the candidates of a layer need."""
-        for role, readings in {"fitting": self.fit, **self.scored}.items():
-            if not readings.n_samples:
-                raise NACError(f"the {role} set is empty: the search needs at least one sample.")
-            for name, options in points.items():
-                self._check_layer(role, name, readings, options)
-            readings.check_finite(role, points)
-            if role != "OOD validation":
-                readings.check_labels(role)
-
-    def _check_layer(
-        self, role: str, name: str, readings: Readings, options: Sequence[LayerConfig]
-    ) -> None:
-        if name not in readings:
+    for role, readings in {"fitting": fit, **scored}.items():
+        if not readings.n_samples:
+            raise NACError(f"the {role} set is empty: the search needs at least one sample.")
+        differs = readings.differs_from(fit)
+        if differs:
             raise NACError(
-                f"the {role} readings have no layer '{name}', only {sorted(readings)}. "
-                "Read all datasets with the same layers."
+                f"the {role} readings are not like those of the fitting set ({differs}). Read all "
+                "datasets with the same network and layers."
             )
-        width, expected = (r[name].activation.shape[1] for r in (readings, self.fit))
-        if width != expected:
-            raise NACError(
-                f"layer '{name}': the {role} readings have {width} neurons, those of the fitting "
-                f"set {expected}. Read all datasets with the same network."
-            )
-        states = sorted({point.state for point in options if STATES[point.state].uses_gradient})
-        if states and readings[name].gradient is None:
-            raise NACError(
-                f"layer '{name}': states {states} need gradients, but the {role} readings have "
-                "none. Read the network again with one of these states."
-            )
+        for name, options in points.items():
+            states = {point.state for point in options if STATES[point.state].uses_gradient}
+            if reading_in(readings, name).gradient is None and states:
+                raise NACError(
+                    f"layer '{name}': states {sorted(states)} need gradients, but the {role} "
+                    "readings have none. Read the network again with one of these states."
+                )
+        readings.check_finite(role, points)
+        if role != "OOD validation":
+            readings.check_labels(role)
 
 
 @dataclass(frozen=True)
@@ -106,14 +92,25 @@ class LayerTable:
     scores: Tensor
 
 
-def score_layer(name: str, points: Sequence[LayerConfig], samples: SearchData) -> LayerTable:
-    """Score all candidates of a layer exactly as detectors with these settings would."""
+def score_layer(
+    name: str, points: Sequence[LayerConfig], fit: Readings, scored: Sequence[Readings]
+) -> LayerTable:
+    """Score all candidates of a layer exactly as detectors with these settings would.
+
+    Args:
+        name: name of the layer.
+        points: its candidates.
+        fit: readings of the fitting subset.
+        scored: readings to score, in the order of the columns of the table.
+    """
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
     for point in points:
         groups.setdefault((point.state, point.steepness), []).append(point)
     rows: dict[_Key, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for found in pool.map(lambda group: _score_group(name, group, samples), groups.values()):
+        for found in pool.map(
+            lambda group: _score_group(name, group, fit, scored), groups.values()
+        ):
             rows.update(found)
     keys = list(dict.fromkeys(map(_key, points)))  # in the order of their first points
     scores = torch.stack([rows[key] for key in keys])
@@ -127,20 +124,20 @@ def _key(point: LayerConfig) -> _Key:
 
 
 def _score_group(
-    name: str, group: Sequence[LayerConfig], samples: SearchData
+    name: str, group: Sequence[LayerConfig], fit: Readings, scored: Sequence[Readings]
 ) -> dict[_Key, Tensor]:
     """Scores float64 `[samples]` of candidates that have the same states."""
-    activation = samples.fit[name].activation
+    activation = fit[name].activation
     histograms = {
         m: Histogram.empty(activation.shape[1], m, activation.device)
         for m in sorted({point.n_bins for point in group})
     }
-    for batch in samples.fit.batches():
+    for batch in fit.batches():
         states = states_of(batch[name], group[0])
         for histogram in histograms.values():
             histogram.update(states)
     parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}
-    for readings in samples.scored.values():
+    for readings in scored:
         for batch in readings.batches():
             states = states_of(batch[name], group[0]).to(activation.device)
             hits = {m: histogram.hits(states) for m, histogram in histograms.items()}
@@ -286,7 +283,7 @@ class JointCandidates:
         return scores.mul_(self._weights[layer][picked][:, None])
 
     def _total(self, choice: Tensor) -> Tensor:
-        """Sums of weights, added in the order of `nac_openood.core.rule.total_weight`."""
+        """Sums of weights, added in the order of `nac_openood.core.rule.combine`."""
         total = self._weights[0][choice[:, 0]]
         for layer, weights in enumerate(self._weights[1:], start=1):
             total = total + weights[choice[:, layer]]
