@@ -79,7 +79,7 @@ def test_nac_is_the_first_row(mean_rule):
     [
         (object, "expected a subclass of"),
         (type("New", (Rule,), {"name": "no name"}), "New.name must be an identifier"),
-        (type("New", (Rule,), {"name": "nac"}), "there is a rule 'nac' already"),
+        (type("New", (Rule,), {"name": "nac"}), "that no rule of this package has, got 'nac'"),
     ],
 )
 def test_what_is_not_registered(rule, message):

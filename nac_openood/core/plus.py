@@ -155,7 +155,7 @@ class NACPlus(Rule):
         scores = {}
         checked = self.checked(readings)
         for name, (activation, _) in checked.items():
-            evidence = self._evidence(name)
+            evidence = self.evidence[name]
             scores[name] = evidence.coverage.score(activation)
             if evidence.gaussian is not None:
                 scores[distance_of(name)] = evidence.gaussian.score(activation)
@@ -174,31 +174,21 @@ class NACPlus(Rule):
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """How much the logits and each layer, by coverage and distance, add to the score."""
         added = self.fusion().contributions(parts)
-        layers = {
-            name: added[name] + added.get(distance_of(name), torch.zeros_like(added[name]))
-            for name in self.layers
-        }
+        layers = {name: added[name] + added.get(distance_of(name), 0.0) for name in self.layers}
         return {**layers, LOGITS: added[LOGITS]}
 
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """Log coverage of every neuron by layer, `[batch, neurons]` each; 0 is fully covered."""
-        return {n: self._evidence(n).coverage.neurons(readings[n].activation) for n in self.layers}
-
-    def _evidence(self, name: str) -> LayerEvidence:
-        if name not in self.evidence or not self.evidence[name].n_samples:
-            raise NotFittedError("nothing was counted: fit on more samples first.")
-        return self.evidence[name]
+        return {n: self.evidence[n].coverage.neurons(readings[n].activation) for n in self.layers}
 
     # -- shards and files ------------------------------------------------------------------
 
     def sums(self) -> dict[str, Tensor]:
         """Counts and moments by layer, and the numbers of samples with NaN or Inf."""
-        evidence = {
-            f"{layer}/{name}": tensor
-            for layer, evidence in self.evidence.items()
-            for name, tensor in evidence.sums().items()
-        }
-        return {**self.state, **evidence}
+        found = dict(self.state)
+        for layer, evidence in self.evidence.items():
+            found.update({f"{layer}/{name}": tensor for name, tensor in evidence.sums().items()})
+        return found
 
     def set_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Replace counts and moments by sums over shards; calibrate again afterwards."""
@@ -225,14 +215,11 @@ class NACPlus(Rule):
 
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the calibration data, held-out samples."""
-        layers = {
-            f"layer/{layer}/{name}": tensor
-            for layer, evidence in self.evidence.items()
-            for name, tensor in evidence.tensors().items()
-        }
+        found = dict(self.held_out.tensors)
+        for layer, evidence in self.evidence.items():
+            found.update({f"layer/{layer}/{n}": tensor for n, tensor in evidence.tensors().items()})
         parts = {} if self._fusion is None else self._fusion.calibration
-        calibration = {f"{_CALIBRATION}{name}": part for name, part in parts.items()}
-        return {**layers, **calibration, **self.held_out.tensors}
+        return {**found, **{f"{_CALIBRATION}{name}": part for name, part in parts.items()}}
 
     def settings(self) -> dict[str, Any]:
         """The settings of the rule and of its layers."""

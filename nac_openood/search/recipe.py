@@ -196,13 +196,8 @@ def set_up(
         if id_val is None or isinstance(id_val, Iterator):  # can be read only once
             return fitted, None, None
         again = None if isinstance(train, Iterator) else train
-        return (
-            fitted,
-            None,
-            advice.advise(
-                fitted, id_val, train=again, ood_val=ood_val, seed=seed, progress=progress
-            ),
-        )
+        sets: dict[str, Any] = {"train": again, "ood_val": ood_val}
+        return fitted, None, advice.advise(fitted, id_val, **sets, seed=seed, progress=progress)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
@@ -224,11 +219,10 @@ def is_searched(config: NACConfig) -> bool:
 
 def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
-    return advice.advise_on_readings(
-        rule, readings.id_val, readings.ood_val, readings.fit,
-        layers=readings.alternative_layers, searched=True,
-        against=advice.SURROGATE if readings.surrogate else advice.REAL,
-    )  # fmt: skip
+    sets = readings.id_val, readings.ood_val, readings.fit
+    against = advice.SURROGATE if readings.surrogate else advice.REAL
+    layers = readings.alternative_layers
+    return advice.advise_on_readings(rule, *sets, layers=layers, against=against, searched=True)
 
 
 def _calibrated(
@@ -246,18 +240,14 @@ def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> 
     Automatic layers have no sweep and are searched layer by layer over the paper's space.
     """
     if config.rule != "nac":
-        raise NACError(
-            f"only rule 'nac' can be searched, not '{config.rule}'. Turn the search off."
-        )
+        raise NACError(f"rule '{config.rule}' cannot be searched, only 'nac'. Turn the search off.")
     layers, sweep = config.layers, config.sweep
     if not layers:
         layers = {name: LayerConfig() for name in readings.fit}
         sweep = paper_space(list(layers), weights=False)
         options = {**options, "strategy": "layerwise", "leave_out": False}
-    return search(
-        readings.fit, readings.id_val, readings.ood_val, held_out=readings.held_out,
-        layers=layers, sweep=sweep, guard=None, surrogate=readings.surrogate, **options,
-    )  # fmt: skip
+    options = {**options, **readings.roles, "guard": None, "surrogate": readings.surrogate}
+    return search(layers=layers, sweep=sweep, **options)
 
 
 def gather(
@@ -302,8 +292,12 @@ def gather(
         "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
         "held_out": held_out_of(train, n_samples, n_held_out),
     }
-    if folder is None:
-        _refuse_too_much(train, n_samples)
+    size = n_samples or len(getattr(train, "dataset", ()))
+    if folder is None and size > _MAX_IN_MEMORY:  # as those of all of ImageNet
+        raise NACError(
+            f"a search over a fitting set of {size} samples would need too much memory. Set "
+            "`n_samples` (the paper uses 1000, and 50000 for ViT), or fit without a search."
+        )
     target = None if folder is None else _prepare_folder(folder)
     found: dict[str, Readings] = {}
     for role, loader in loaders.items():
@@ -346,17 +340,6 @@ class _First:
             if self.samples is None:
                 self.samples = as_batch(item).rows(slice(3)).data
             yield item
-
-
-def _refuse_too_much(train: Any, n_samples: Optional[int]) -> None:
-    """Raise if the readings would not fit in memory, as those of all of ImageNet."""
-    if n_samples is None and hasattr(getattr(train, "dataset", None), "__len__"):
-        n_samples = len(train.dataset)
-    if n_samples is not None and n_samples > _MAX_IN_MEMORY:
-        raise NACError(
-            f"a search over a fitting set of {n_samples} samples would need too much memory. Set "
-            "`n_samples` (the paper uses 1000, and 50000 for ViT), or fit without a search."
-        )
 
 
 # -- defaults of `nac-openood search` -------------------------------------------------------
