@@ -125,8 +125,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
     """Load saved readings, or read a network."""
     from nac_openood.detector.config import NACConfig
     from nac_openood.detector.detector import NACDetector
-    from nac_openood.search.recipe import HELD_OUT, about_network, config_for, gather
-    from nac_openood.search.recipe import ReadingSet
+    from nac_openood.search.recipe import HELD_OUT, ReadingSet, about_network, config_for, gather
     from nac_openood.sources.sets import benchmark_named
 
     if args.readings is not None:

@@ -23,8 +23,7 @@ from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.plugin.source import IMPORT_ERRORS, import_failure
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 from nac_openood.search.advise import Advice
-from nac_openood.search.recipe import advise_after_search, gather, search_settings
-from nac_openood.search.recipe import ReadingSet
+from nac_openood.search.recipe import ReadingSet, advise_after_search, gather, search_settings
 
 try:
     from openood.postprocessors.base_postprocessor import BasePostprocessor
