@@ -44,11 +44,7 @@ def test_gray_and_other_sizes():
     [
         ("resise: 32", "'resise' is unknown"),
         ("", "expected a mapping with at least one key"),
-        ("32", "expected a mapping"),
-        ("a: [", "while parsing"),
         ("resize: 3.5", "'resize' must be a list of 2, got 3.5"),
-        ("resize: true", "'resize' must be a list of 2, got True"),
-        ("crop: [1, 2, 3]", "'crop' must be a list of 2"),
         ("mean: [1, 2]\nstd: [1, 2]", "'mean' must be 3 numbers, one per channel"),
         ("mean: [0, 0, 0]", "expected both 'mean' and 'std' or neither"),
         ("resize: 3\ninterpolation: cubic", "must be one of nearest, bilinear, bicubic, lanczos"),
