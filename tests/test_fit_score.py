@@ -289,7 +289,7 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
     [
         (["--checkpoint", "net.pt"], "never loaded by themselves"),
         (["--arch", "net.py:make"], "was fitted on another network: it has the same architecture"),
-        ([*NETWORK, "--transform", "other.yml"], "was fitted with another transform than this one"),
+        ([*NETWORK, "--transform", "other.yml"], "was fitted with another transform"),
         ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with another transform"),
         (["--arch", "resnet_embedded", "--checkpoint", "net.pt"], "does not fit SmallResNet"),
         ([*NETWORK, "--alpha", "0"], "--alpha must lie between 0 and 1"),

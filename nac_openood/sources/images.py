@@ -83,9 +83,7 @@ def _check_header(image: Image.Image, max_pixels: int) -> None:
             f"{size} pixels: one side is more than {MAX_RATIO} times as long as the other"
         )
     if image.mode[0] in "IF":  # Pillow would clip these at 255, to almost white
-        raise ImageError(
-            f"it has more than 8 bits per channel (mode {image.mode}). Convert it to 8 bits"
-        )
+        raise ImageError(f"more than 8 bits per channel (mode {image.mode}): convert it to 8")
 
 
 def image_names(folder: Union[str, Path]) -> list[str]:
@@ -94,10 +92,7 @@ def image_names(folder: Union[str, Path]) -> list[str]:
         raise NACError(f"there is no folder {folder}: expected a folder of images.")
     names = files_in(Path(folder), _SUFFIXES)
     if not names:
-        raise NACError(
-            f"{folder} holds no images: expected files such as .png or .jpg in it or its "
-            "subfolders."
-        )
+        raise NACError(f"{folder} holds no images: expected files such as .png or .jpg in it.")
     return names
 
 

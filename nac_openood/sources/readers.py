@@ -45,7 +45,6 @@ def labelled_samples(
         NACError: there are no samples, or a label is not in `classes`.
     """
     data, labels = _read(Path(path), transform, labelled=True)
-    unknown: list[Any]
     found = sorted(set(labels))
     are_numbers = _is_csv(path) and all(re.fullmatch("-?[0-9]{1,18}", label) for label in found)
     if classes is None and (are_numbers or set(found) <= set(network_classes)):
@@ -53,7 +52,7 @@ def labelled_samples(
     if are_numbers and not set(found) <= set(classes or ()):
         numbers = list(map(int, labels))
         names = classes or list(map(str, range(min(max(numbers) + 1, _MOST_CLASSES))))
-        unknown = [number for number in sorted(set(numbers)) if not 0 <= number < len(names)]
+        unknown = [label for label in found if not 0 <= int(label) < len(names)]
     else:
         names = classes or found
         index = {name: number for number, name in enumerate(names)}
@@ -84,9 +83,8 @@ def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleLi
     if not list_file.is_file():
         others = ", ".join(sorted(path.stem for path in list_file.parent.glob("*.txt")))
         raise NACError(
-            f"there is no list {list_file}; the lists in that folder are: {others or 'none'}. "
-            "Expected OpenOOD's layout: a `data_root` with benchmark_imglist/ and the images; for "
-            "a folder of images write NAME=FOLDER."
+            f"there is no list {list_file}, only: {others or 'nothing'}. Expected OpenOOD's layout "
+            "in `data_root`; for a folder of images write NAME=FOLDER."
         )
     names, labels = [], []
     lines = read_text(list_file, f"the list {list_file}").splitlines()
