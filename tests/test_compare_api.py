@@ -266,7 +266,7 @@ def test_what_is_no_method_is_not_registered(arguments, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"methods": ["mps"]}, "unknown methods"),
+        ({"methods": ["mps"]}, "unknown method"),
         ({"near": images(5, 1)}, "`near` must map names to datasets"),
         ({"near": {}, "far": {}}, "pass `near`, `far` or both"),
         ({"near": {"a\udcff": images(5, 1)}}, "name of a dataset must be one that a file can have"),

@@ -126,7 +126,7 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--methods", "mps"], "unknown methods ['mps']"),
+        (["--methods", "mps"], "unknown method 'mps'"),
         (["--against", "paper"], "the paper has no results for cifar10 with resnet_embedded"),
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
         (["--near", "mnist"], "got mnist. Name a folder differently"),

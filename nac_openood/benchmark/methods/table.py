@@ -174,19 +174,13 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
     """
     entries = list(METHODS) if names is None else names
     rows = [_method_named(entry) if isinstance(entry, str) else entry for entry in entries]
-    unknown = [entry for entry, row in zip(entries, rows) if row is None]
-    if unknown:
-        from nac_openood.core.rule import entry_points, rule_names
-
-        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *entry_points(_GROUP)]))
-        raise NACError(f"unknown methods {unknown}; expected some of {expected}.")
-    found = {row.name: row for row in rows if row is not None}
+    found = {row.name: row for row in rows}
     if not found:
         raise NACError("expected at least one method, got none.")
     return list(found.values())
 
 
-def _method_named(name: str) -> Optional[Method]:
+def _method_named(name: str) -> Method:
     if name.lower() in METHODS:
         return METHODS[name.lower()]
     from nac_openood.core.rule import entry_points, rule_named, rule_names  # imports torch
@@ -195,7 +189,8 @@ def _method_named(name: str) -> Optional[Method]:
         return _of_rule(name, rule_named(name).title or name)
     offered = entry_points(_GROUP)
     if name not in offered:
-        return None
+        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *offered]))
+        raise NACError(f"unknown method {name!r}; expected one of {expected}.")
     try:
         return register_method(name, offered[name].load())
     except Exception as error:  # another package's code may raise anything
