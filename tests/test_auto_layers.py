@@ -289,15 +289,15 @@ def test_errors_say_what_can_be_named():
 
     with pytest.raises(
         ProbeError,
-        match=r"in Recurrent by running it: no module returns what its head is applied to. Name layers "
-        r"by module path, e.g. `layers=\['embed'\]`. Modules .*: embed \[3, 5, 6\], fc \[3, 3\]",
+        match=r"Recurrent has no module that returns what its head is applied to, so .* Its modules: "
+        r"embed, lstm, fc",
     ):
         auto_layers(Recurrent(), torch.randn(2, 5, 4))
     for net, x in (
         (nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)),
         (nn.Softmax(-1), torch.randn(2, 4)),
     ):
-        with pytest.raises(ProbeError, match="no module returns what its head is applied to"):
+        with pytest.raises(ProbeError, match="no module that returns what its head is applied to"):
             auto_layers(net, x)
     with pytest.raises(ProbeError, match="expected logits of shape"):
         auto_layers(nn.Conv2d(3, 4, 1), torch.randn(2, 3, 4, 4))

@@ -1,16 +1,16 @@
 """Which modules to read, by architecture: rows of a table, recognized by the modules that exist.
 
-A row matches when all its `requires` paths exist in the network, so OpenOOD's, torchvision's and
-timm's networks are recognized without importing any of them. To support another architecture,
-add a row.
+A row matches when its layers and all `requires` paths exist in the network, so OpenOOD's,
+torchvision's and timm's networks are recognized without importing any of them. To support another
+architecture, add a row.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, takewhile
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
 from torch import nn
 
@@ -37,12 +37,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row: how to recognize a network and where its layers are, deepest first."""
+    """A row: where the layers of a network are, deepest first, and what else it has."""
 
     name: str
     family: str
-    requires: tuple[str, ...]
     layers: tuple[Layer, ...]
+    requires: tuple[str, ...] = ()
 
 
 def _stages(
@@ -62,76 +62,64 @@ def _vit(final: str, layout: str, block: str) -> tuple[Layer, ...]:
     )
 
 
-_RESNET = ("layer1", "layer2", "layer3", "layer4")
-
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(
-        "ResNet (torchvision, OpenOOD)",
-        "resnet",
-        (*_RESNET, "avgpool"),
-        _stages("avgpool", "layer{}"),
-    ),
-    Architecture(
-        "ResNet (timm)", "resnet", (*_RESNET, "global_pool"), _stages("global_pool", "layer{}")
-    ),
+    Architecture("ResNet (torchvision, OpenOOD)", "resnet", _stages("avgpool", "layer{}")),
+    Architecture("ResNet (timm)", "resnet", _stages("global_pool", "layer{}")),
     Architecture(
         "ViT (torchvision, OpenOOD)",
         "vit",
-        ("conv_proj", "encoder.ln", "encoder.layers.encoder_layer_0.ln_2"),
         _vit("encoder.ln", "class_token", "encoder.layers.encoder_layer_{k}.ln_2"),
+        ("conv_proj",),
     ),
     Architecture(
         "DeiT, distilled (timm)",
         "vit",
-        ("patch_embed", "blocks.0.norm2", "norm", "head_dist"),
         _vit("norm", "class_token", "blocks.{k}.norm2"),
+        ("patch_embed", "head_dist"),
     ),
     Architecture(
         "ViT, DeiT (timm)",
         "vit",
-        ("patch_embed", "blocks.0.norm2", "norm", "fc_norm"),
         # what the head receives, whether the network takes the class token or averages
         _vit("fc_norm", "flat", "blocks.{k}.norm2"),
+        ("patch_embed", "norm"),
     ),
     Architecture(
         "Swin (torchvision, OpenOOD)",
         "swin",
-        ("features.7", "norm", "permute", "avgpool", "head"),
         _stages("avgpool", "features.{}", (7, 5, 3, 1), "maps_last"),
+        ("norm", "permute", "head"),
     ),
     Architecture(
         "Swin (timm)",
         "swin",
-        ("patch_embed", "layers.3.blocks", "norm", "head.global_pool"),
         _stages("head.global_pool", "layers.{}", (3, 2, 1, 0), "maps_last"),
+        ("patch_embed", "layers.3.blocks", "norm"),
     ),
     Architecture(
         "RegNet (torchvision, OpenOOD)",
         "regnet",
-        ("stem", "trunk_output.block4", "avgpool", "fc"),
         _stages("avgpool", "trunk_output.block{}"),
+        ("stem", "fc"),
     ),
     Architecture(
         "ConvNeXt (torchvision)",
         "convnext",
-        # not `features.7`, which VGG, AlexNet and MobileNetV3 have as well
-        ("features.7.0.block", "avgpool", "classifier.2"),
         _stages("avgpool", "features.{}", (7, 5, 3, 1)),
+        # VGG, AlexNet and MobileNetV3 have `features.7` as well
+        ("features.7.0.block", "classifier.2"),
     ),
     Architecture(
         "ConvNeXt (timm)",
         "convnext",
-        ("stem", "stages.3.blocks", "norm_pre", "head.global_pool"),
         _stages("head.global_pool", "stages.{}", (3, 2, 1, 0)),
+        ("stem", "stages.3.blocks", "norm_pre"),
     ),
     Architecture(
         "DenseNet (torchvision, timm)",
         "densenet",
-        ("features.denseblock4", "features.norm5", "classifier"),
-        (
-            Layer("norm5", "features.norm5", "maps"),
-            *_stages("", "features.denseblock{}")[1:],
-        ),
+        (Layer("norm5", "features.norm5", "maps"), *_stages("", "features.denseblock{}")[1:]),
+        ("classifier",),
     ),
 )
 
@@ -152,7 +140,8 @@ def recognize(net: nn.Module) -> Optional[tuple[Architecture, str]]:
     modules = dict(net.named_modules())
     for prefix in _prefixes(modules):
         for architecture in ARCHITECTURES:
-            if all(prefix + path in modules for path in architecture.requires):
+            paths = [layer.path.format(k=0) for layer in architecture.layers]
+            if all(prefix + path in modules for path in [*paths, *architecture.requires]):
                 return architecture, prefix
     return None
 
@@ -163,21 +152,16 @@ def table_layers(net: nn.Module) -> list[Layer]:
     if found is None:
         return []
     architecture, prefix = found
-    modules = dict(net.named_modules())
-    rows = [replace(row, path=prefix + row.path) for row in architecture.layers]
-    return [layer for row in rows for layer in _numbered(row, modules)]
-
-
-def _numbered(row: Layer, modules: Mapping[str, nn.Module]) -> list[Layer]:
-    """One layer for each block `{k}` that exists, deepest first; or the row itself."""
-    if "{k}" not in row.path:
-        return [row] if row.path in modules else []
-    paths = takewhile(modules.__contains__, (row.path.format(k=k) for k in count()))
-    found = [
-        Layer(row.alias.format(k=k), path, row.layout, tuple(n.format(k=k) for n in row.also))
-        for k, path in enumerate(paths)
-    ]
-    return found[::-1]
+    modules, layers = dict(net.named_modules()), []
+    for row in architecture.layers:
+        numbers: Iterable[int] = count() if "{k}" in row.path else [0]
+        paths = ((prefix + row.path).format(k=k) for k in numbers)
+        blocks = [
+            Layer(row.alias.format(k=k), path, row.layout, tuple(n.format(k=k) for n in row.also))
+            for k, path in enumerate(takewhile(modules.__contains__, paths))
+        ]
+        layers += blocks[::-1]
+    return layers
 
 
 def find_layer(net: nn.Module, name: str) -> Layer:
@@ -199,25 +183,15 @@ def find_layer(net: nn.Module, name: str) -> Layer:
     close = difflib.get_close_matches(name, [*aliases, *modules], n=3)
     hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
     known = f"Its known layers are {aliases}. " if aliases else ""
-    raise ProbeError(
-        f"{type(net).__name__} has no layer '{name}'. {hint}{known}{_by_path(net, close)}"
-    )
+    raise ProbeError(describe(net, f"has no layer '{name}'. {hint}{known}"))
 
 
-def describe(net: nn.Module) -> str:
-    """The error for a network that is not in the table, with how to name its layers."""
-    known = ", ".join(architecture.name for architecture in ARCHITECTURES)
-    return (
-        f"{type(net).__name__} is not in the architecture table (known: {known}). {_by_path(net)}"
-    )
-
-
-def _by_path(net: nn.Module, close: Sequence[str] = ()) -> str:
-    """How to name layers by module path; the example is the first of `close`, if any."""
+def describe(net: nn.Module, problem: str = "is not in the architecture table. ") -> str:
+    """The problem with a network or a name, and how to name layers by module path."""
     paths = [path for path, _ in net.named_modules() if path and path.count(".") <= 1]
-    example = [*close, *paths[-2:], "layer4"][0]
+    example = [*paths[-2:], "layer4"][0]
     shown = ", ".join(paths[:24]) + (", ..." if len(paths) > 24 else "")
     return (
-        f"Name layers by module path, e.g. layers={{'{example}': LayerConfig(...)}}. "
-        f"Its modules: {shown}."
+        f"{type(net).__name__} {problem}Name layers by module path, e.g. "
+        f"layers={{'{example}': LayerConfig(...)}}. Its modules: {shown}."
     )

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from nac_openood.errors import ProbeError
-from nac_openood.network.architectures import Layer, table_layers
+from nac_openood.network.architectures import Layer, describe, table_layers
 from nac_openood.network.flow import Call, Node, Recorder, Size, Traced, record
 from nac_openood.network.inputs import logits_of, prepare, returned_logits, rows, sample_count
 from nac_openood.network.probe import token_layouts
@@ -80,7 +80,10 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     operand = structure.head_operand()
     nearest = None if operand is None else structure.nearest(operand.node)
     if operand is None or nearest is None:
-        raise _nothing_found(net, structure)
+        problem = (
+            "has no module that returns what its head is applied to, so layers must be named. "
+        )
+        raise ProbeError(describe(net, problem))
 
     prefix = next(f"{path}." if path else "" for path, m in net.named_modules() if m is inner)
     calls = {call.path: call for call in recorded.calls}
@@ -109,18 +112,6 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     blocks, last = structure.stages(operand.node)
     early = tuple(layer(block, inside=last is None) for block in blocks)
     return AutoLayers(head_input, early or (head_input,), last and layer(last, inside=False))
-
-
-def _nothing_found(net: nn.Module, structure: Structure) -> ProbeError:
-    cuts = [call for call in structure.readable if call.outputs[0].node in structure.cuts]
-    calls = (cuts or structure.readable)[:24]
-    shown = ", ".join(f"{call.path} {list(call.outputs[0].shape)}" for call in calls)
-    example = calls[0].path if calls else "layer3"
-    return ProbeError(
-        f"no layers could be chosen in {type(net).__name__} by running it: no module returns what "
-        f"its head is applied to. Name layers by module path, e.g. `layers=['{example}']`. Modules "
-        f"that return one tensor: {shown or 'none'}."
-    )
 
 
 class Block(NamedTuple):
@@ -208,7 +199,9 @@ class Structure:
             # fully connected layers on top of feature maps belong to the head
             links = self._links(modules, end)
             blocks = [link for link in links if link.size.positions > 1] or links
-        runs = _runs(blocks)
+        runs = _grouped(blocks, Size.same)
+        if len(runs) > _MOST_STAGES:
+            runs = _grouped(blocks, Size.same_resolution)
         if len(runs) < 2:
             return _quarters(blocks if is_chain else _most_frequent_kind(blocks)), None
         if len(runs) == 2 and not is_chain:
@@ -306,13 +299,8 @@ def _not_inside_others(blocks: list[Block]) -> list[Block]:
     ]
 
 
-def _runs(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Neighbors of one size; of one resolution, if the width changes too often."""
-    runs = _grouped(blocks, Size.same)
-    return runs if len(runs) <= _MOST_STAGES else _grouped(blocks, Size.same_resolution)
-
-
 def _grouped(blocks: Sequence[Block], same: Callable[[Size, Size], bool]) -> list[list[Block]]:
+    """Runs of neighbors that have the same size."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and same(runs[-1][-1].size, block.size):
@@ -325,11 +313,12 @@ def _grouped(blocks: Sequence[Block], same: Callable[[Size, Size], bool]) -> lis
 def _most_frequent_kind(blocks: Sequence[Block]) -> list[Block]:
     """The blocks of one class; if two are equally frequent, of the one around the other."""
     counts = Counter(kind for kind, _ in {(type(b.call.module), b.node) for b in blocks})
-    lengths: Counter[type] = Counter()
-    for block in blocks:
-        lengths[type(block.call.module)] += len(block.call.nodes)
-    kind = max(counts, key=lambda k: (counts[k], lengths[k]), default=None)
-    return list({b.node: b for b in blocks if type(b.call.module) is kind}.values())
+
+    def rank(kind: type) -> tuple[int, int]:
+        return counts[kind], sum(len(b.call.nodes) for b in blocks if type(b.call.module) is kind)
+
+    found = max(counts, key=rank, default=None)
+    return list({b.node: b for b in blocks if type(b.call.module) is found}.values())
 
 
 def _quarters(blocks: Sequence[Block]) -> list[Block]:

@@ -27,7 +27,6 @@ from nac_openood.errors import NACError
 from nac_openood.network.replica import unwrap
 from nac_openood.tensor_files import raw_bytes
 
-_SETTING = "setting "
 #: Source is compared within a version of Python only: `ast.unparse` differs between versions.
 _FORWARD = f"forward {sys.version_info[0]}.{sys.version_info[1]}"
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
@@ -57,7 +56,7 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
     settings: dict[str, list[str]] = {}
     for name, module in modules:
         for attribute, text in _settings(module):
-            key = f"{_SETTING}{_class(module)}.{attribute}"
+            key = f"setting {_class(module)}.{attribute}"
             settings.setdefault(key, []).append(f"{name} {text}")
     return {
         **_tensors(inner),
@@ -90,9 +89,8 @@ def difference(saved: Mapping[str, str], net: nn.Module) -> str:
     if not names:
         return ""
     what = {"modules": "other modules", _FORWARD: "another `forward`"}
-    return "it has the same weights but " + what.get(
-        names[0], f"another {names[0].partition(_SETTING)[2]}"
-    )
+    other = what.get(names[0], names[0].replace("setting", "another"))
+    return f"it has the same weights but {other}"
 
 
 def _tensors(net: nn.Module) -> dict[str, str]:

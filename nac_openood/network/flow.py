@@ -217,18 +217,7 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
     return recorder
 
 
-class Foldable(NamedTuple):
-    """A convolution whose output goes into a BatchNorm and nowhere else.
-
-    `between` are the modules that return that output or take it, these two among them.
-    """
-
-    conv: nn.Module
-    norm: nn.Module
-    between: frozenset[nn.Module]
-
-
-def foldable(net: nn.Module, x: Inputs) -> list[Foldable]:
+def foldable(net: nn.Module, x: Inputs) -> list[tuple[Any, Any, set[nn.Module]]]:
     """The BatchNorms that can be folded into convolutions, found by running `net`.
 
     In evaluation mode a BatchNorm is a multiplication and an addition per channel, which the
@@ -237,6 +226,10 @@ def foldable(net: nn.Module, x: Inputs) -> list[Foldable]:
     Args:
         net: the network, without wrappers.
         x: one sample, as a batch.
+
+    Returns:
+        Convolutions whose output goes into a BatchNorm and nowhere else: the convolution, the
+        BatchNorm, and all modules that return that output or take it, these two among them.
     """
     recorded, found = record(net, x), []
     calls = [call for call in recorded.calls if "forward" not in vars(call.module)]
@@ -250,7 +243,7 @@ def foldable(net: nn.Module, x: Inputs) -> list[Foldable]:
         if norm is None or readers[-1] not in norm.nodes or norm.module.running_mean is None:
             continue
         between = {c.module for c in recorded.calls if (made in c.nodes) != (readers[0] in c.nodes)}
-        found.append(Foldable(call.module, norm.module, frozenset(between)))
+        found.append((call.module, norm.module, between))
     return found
 
 

@@ -19,10 +19,12 @@ from nac_openood.network.replica import run_without_grad, unwrap
 
 
 class Featured(NamedTuple):
-    """A batch's logits `[batch, classes]` and the input of the head, `[batch, D]`."""
+    """A batch's logits `[batch, classes]`, the input of the head, `[batch, D]`, and the head."""
 
     logits: Tensor
     features: Tensor
+    path: str
+    head: nn.Linear
 
 
 class Head(nn.Module):
@@ -38,7 +40,12 @@ class Head(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.fc = (_of_two_classes if layer.out_features == 1 else copy.deepcopy)(layer)
+        self.fc = copy.deepcopy(layer)
+        if layer.out_features == 1:
+            self.fc.out_features = 2
+            for name, row in layer.named_parameters():
+                rows = torch.cat([torch.zeros_like(row), row.detach()])
+                setattr(self.fc, name, nn.Parameter(rows))
         self.requires_grad_(False)
         self.eval()
 
@@ -76,7 +83,7 @@ def head_of(net: nn.Module, sample: Any) -> tuple[str, nn.Linear]:
     Raises:
         NACError: the logits are not the output of a linear layer.
     """
-    return _run(net, sample)[1:]
+    return with_features(net, sample)[2:]
 
 
 def with_features(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> Featured:
@@ -87,13 +94,6 @@ def with_features(net: nn.Module, x: Any, head: Optional[nn.Linear] = None) -> F
         x: a batch for it.
         head: from `head_of`; None looks for it in this pass.
     """
-    return _run(net, x, head)[0]
-
-
-def _run(
-    net: nn.Module, x: Any, head: Optional[nn.Linear] = None
-) -> tuple[Featured, str, nn.Linear]:
-    """One pass, and the head with its path."""
     inner = unwrap(net)
     linear = {
         layer: path
@@ -115,7 +115,7 @@ def _run(
         # `logits_of` turns a single logit into two
         same = logits[:, 1:] if output.shape[1] == 1 else logits
         if output.shape == same.shape and torch.allclose(output, same, 0, 0, equal_nan=True):
-            return Featured(logits, features), linear[layer], layer
+            return Featured(logits, features, linear[layer], layer)
     alike = [linear[layer] for layer, _, output in calls if output.shape == logits.shape]
     raise NACError(
         f"expected {type(inner).__name__} to end in one nn.Linear whose output is the logits "
@@ -123,11 +123,3 @@ def _run(
         f"{', '.join(alike) or 'none'}. Methods that work on penultimate features need such a "
         "head: leave them out, or wrap the network so that it returns that layer's output."
     )
-
-
-def _of_two_classes(layer: nn.Linear) -> nn.Linear:
-    two = nn.Linear(layer.in_features, 2, bias=layer.bias is not None).to(layer.weight)
-    with torch.no_grad():
-        for new, old in zip(two.parameters(), layer.parameters()):
-            new.copy_(torch.cat([torch.zeros_like(old), old]))
-    return two

@@ -83,8 +83,6 @@ def describe_value(value: Any) -> str:
         parts = [f"{name}: {describe_value(part)}" for name, part in value.items()]
     elif isinstance(value, _SEQUENCES):
         parts = list(dict.fromkeys(map(describe_value, value)))
-    elif hasattr(value, "logits"):
-        parts = [describe_value(value.logits)]
     else:
         return kind
     return f"{kind} of {', '.join(parts) or 'nothing'}"
@@ -118,12 +116,8 @@ def sample_count(x: Inputs) -> int:
 
 
 def rows(x: Inputs, index: Union[slice, Tensor]) -> Any:
-    """Some samples of a batch, by a slice or by integers `[n]`."""
-
-    def select(tensor: Tensor) -> Tensor:
-        return tensor[index.to(tensor.device) if isinstance(index, Tensor) else index]
-
-    return mapped(x, select)
+    """Some samples of a batch, by a slice or by integers `[n]` on the CPU."""
+    return mapped(x, lambda tensor: tensor[index])
 
 
 def joined_inputs(parts: Sequence[Any]) -> Any:
@@ -225,11 +219,9 @@ def explained(x: Any) -> Iterator[None]:
     """
     try:
         yield
-    except NACError:
-        raise
     except Exception as error:
         hint = _common_mistake(x)
-        if hint is None or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        if not hint or isinstance(error, (NACError, MemoryError, torch.cuda.OutOfMemoryError)):
             raise
         raise ProbeError(f"the network failed on this batch: {first_line(error)} {hint}") from error
 
@@ -295,11 +287,8 @@ def returned_logits(output: Any) -> Optional[Tensor]:
 
 def checked_autocast(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
     """The precision to cast to; None is the network's own."""
-    if dtype is not None and dtype not in list(PRECISIONS):
-        raise NACError(
-            f"`autocast` must be torch.bfloat16, torch.float16 or None, got {dtype!r}. None runs "
-            "the network in its own precision."
-        )
+    if dtype not in (None, *PRECISIONS):
+        raise NACError(f"`autocast` must be torch.bfloat16, torch.float16 or None, got {dtype!r}.")
     return dtype
 
 
@@ -311,8 +300,7 @@ def autocast_to(net: nn.Module, dtype: Optional[torch.dtype]) -> ContextManager[
         dtype: what to cast to; None turns autocast off.
     """
     kind = device_of(net).type
-    if not torch.amp.is_autocast_available(kind):
-        return nullcontext()
-    if dtype is None and not torch.is_autocast_enabled(kind):
+    needed = dtype is not None or torch.is_autocast_enabled(kind)
+    if not needed or not torch.amp.is_autocast_available(kind):
         return nullcontext()
     return torch.autocast(kind, dtype=dtype, enabled=dtype is not None)

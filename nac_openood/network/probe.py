@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Collection, Iterable, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from nac_openood.core.reading import BatchReadings, Pool, Reading, pooling_for
 from nac_openood.errors import ProbeError
 from nac_openood.network import inputs, replica
 from nac_openood.network.architectures import Layer
-from nac_openood.network.flow import Foldable, foldable
+from nac_openood.network.flow import foldable
 from nac_openood.network.inputs import Inputs, logits_of
 from nac_openood.network.replica import unwrap
 
@@ -44,9 +44,7 @@ def classify(net: nn.Module, x: Any) -> Tensor:
 
 def count_classes(net: nn.Module, x: Any) -> int:
     """The number of classes of a network, found by running it on the first sample of a batch."""
-    with inputs.explained(x):
-        first = inputs.rows(inputs.prepare(unwrap(net), x), slice(1))
-        return logits_of(replica.run_without_grad(net, first), first).shape[1]
+    return classify(net, inputs.rows(inputs.as_inputs(x), slice(1))).shape[1]
 
 
 def read(
@@ -107,27 +105,27 @@ class PassPlan:
     Attributes:
         replicas: replicas of the network, for passes by this plan.
         foldable: what a fast pass folds, unless hooks or readings prevent it.
+        draws: whether the network draws random numbers even in evaluation mode.
     """
 
     def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
         net = unwrap(net)
         batch, x = x, inputs.rows(inputs.prepare(net, x), slice(1))
-        self._fast, self._largest = fast, 1
+        self._fast, sizes = fast, [1]
         self._on_cpu = inputs.tensors_in(x)[0].device.type == "cpu"
         self._modules = _modules_and_forwards(net.modules())
         self.replicas = replica.ReplicaCache()
-        self.foldable: list[Foldable] = []
         convolutions = [module for module in net.modules() if type(module) is nn.Conv2d]
+
+        def measure(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            sizes.append(output.nbytes)
+
         with replica.kept_random_state(), inputs.explained(batch):
             before = replica.torch_states()
-            measured = [(module, self._measure) for module in convolutions]
-            replica.run_without_grad(net, x, on_output=measured)
-            self._draws = not all(map(torch.equal, before, replica.torch_states()))
-            if fast:
-                self.foldable = foldable(net, x)
-
-    def _measure(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        self._largest = max(self._largest, output.nbytes)
+            replica.run_without_grad(net, x, on_output=[(c, measure) for c in convolutions])
+            self.draws = not all(map(torch.equal, before, replica.torch_states()))
+            self.foldable = foldable(net, x) if fast else []
+        self._largest = max(sizes)
 
     def parts(self, x: Inputs) -> list[Any]:
         """The batch in the pieces and the memory layout that run fastest."""
@@ -139,10 +137,6 @@ class PassPlan:
         starts = range(0, n, size)
         pieces = [x] if size >= n else [inputs.rows(x, slice(i, i + size)) for i in starts]
         return [inputs.mapped(piece, _channels_last) for piece in pieces] if self._fast else pieces
-
-    def around_pass(self) -> Any:
-        """A context that keeps the random state if the network draws even in evaluation mode."""
-        return replica.kept_random_state() if self._draws else nullcontext()
 
     def options(self, net: nn.Module, x: Inputs, read: Collection[nn.Module]) -> dict[str, Any]:
         """Options of `nac_openood.network.replica.run` for a pass that reads some modules."""
@@ -188,9 +182,7 @@ class _Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, anchor: Tensor, receive: Callable[[Tensor], None]
-    ) -> Tensor:
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, receive: Any) -> Tensor:
         ctx.receive = receive
         return output.clone()
 
@@ -205,14 +197,12 @@ class Taps:
 
     Args:
         layers: what to read, by name.
-        gradients: the names of the layers whose gradients are wanted.
+        wanted: the names of the layers whose gradients to compute.
         mean: whether to average over positions instead of summing.
     """
 
-    def __init__(
-        self, layers: Mapping[str, Layer], gradients: Collection[str], *, mean: bool
-    ) -> None:
-        self._layers, self._wanted, self._mean = layers, gradients, mean
+    def __init__(self, layers: Mapping[str, Layer], wanted: Collection[str], mean: bool) -> None:
+        self._layers, self._wanted, self._mean = layers, wanted, mean
         self._mask: Optional[Tensor] = None
         self._anchor = torch.zeros((), requires_grad=True)
         self._activations: dict[str, Tensor] = {}
@@ -230,7 +220,7 @@ class Taps:
         observers = [(module, partial(self.observe, name)) for name, module in modules.items()]
         options = {} if plan is None else plan.options(net, x, modules.values())
         autocast_cache = torch.is_autocast_cache_enabled()
-        around = nullcontext() if plan is None else plan.around_pass()
+        around = replica.kept_random_state() if plan and plan.draws else nullcontext()
         # in C, unlike torch.no_grad, so that an interrupt cannot leave it half done
         with around, torch._C._InferenceMode(False):
             self._mask = inputs.token_mask(net, x)
@@ -251,9 +241,8 @@ class Taps:
         layer = self._layers[name]
         if name in self._activations:
             raise ProbeError(
-                f"layer '{name}' (module '{layer.path}') ran more than once in one forward pass, "
-                "so it has no single output. Choose a module that runs once, e.g. the block around "
-                "it."
+                f"layer '{name}' (module '{layer.path}') ran more than once in one forward pass. "
+                "Choose a module that runs once, e.g. the block around it."
             )
         if not isinstance(output, Tensor):
             raise ProbeError(
@@ -284,19 +273,22 @@ class Taps:
         unreached = [n for n in self._wanted if n in self._activations and n not in self._gradients]
         if unreached:
             raise ProbeError(
-                f"no gradient reaches layer {_quoted(unreached)}: the logits do not depend on its "
-                "output, or the network's forward turns gradients off (torch.no_grad, .detach()). "
-                "Choose a module between the input and the logits."
+                f"no gradient reaches layer {', '.join(map(repr, unreached))}: the logits do not "
+                "depend on its output, or the network's forward turns gradients off "
+                "(torch.no_grad, .detach()). Choose a module between the input and the logits."
             )
+
+    def clear(self) -> None:
+        """Forget what was read, before another pass."""
+        self._activations.clear()
 
     def readings(self, batch: int) -> dict[str, Reading]:
         """The readings of a batch of `batch` samples."""
         missing = [name for name in self._layers if name not in self._activations]
         if missing:
             raise ProbeError(
-                f"layer {_quoted(missing)} did not run in the forward pass: the network does not "
-                "call that module for this input, or not as one of its own. Choose a module that "
-                "the logits are computed with."
+                f"layer {', '.join(map(repr, missing))} did not run in the forward pass. Choose a "
+                "module that the logits are computed with."
             )
         for name, activation in self._activations.items():
             if activation.shape[0] != batch:
@@ -305,10 +297,6 @@ class Taps:
                     "it mixes samples with positions (windows, crops). Choose a module around it."
                 )
         return {n: Reading(self._activations[n], self._gradients.get(n)) for n in self._layers}
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 class ReadNetwork(nn.Module):
@@ -325,21 +313,19 @@ class ReadNetwork(nn.Module):
 
     def __init__(self, net: nn.Module, layers: Mapping[str, Layer], *, mean: bool) -> None:
         super().__init__()
-        self._new_taps = partial(Taps, dict(layers), (), mean=mean)
-        self._taps = self._new_taps()
+        self._taps = Taps(dict(layers), (), mean=mean)
         inner = unwrap(net)
         replicas = replica.Replica(inner, frozen=True).modules
-        paths = {name: layer.path for name, layer in layers.items()}
-        observers = [(net.get_submodule(p), partial(self._observe, n)) for n, p in paths.items()]
+        observers = [
+            (net.get_submodule(layer.path), partial(self._taps.observe, name))
+            for name, layer in layers.items()
+        ]
         replica.add_hooks(replicas, "_forward_hooks", observers)
         self.net = replicas[inner]
 
-    def _observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._taps.observe(name, module, inputs, output)
-
     def forward(self, x: Tensor) -> BatchReadings:
         """Logits and readings of a batch `[batch, ...]`."""
-        self._taps = self._new_taps()
+        self._taps.clear()
         logits = logits_of(self.net(x), x)
         return BatchReadings(logits, self._taps.readings(x.shape[0]))
 

@@ -45,10 +45,6 @@ _SIMPLE = {type(None), bool, int, float, str, bytes, Tensor}
 _LONGEST = 1000
 
 
-class EndOfPass(BaseException):
-    """Raised by an observer to end a pass: the rest of the network is not run."""
-
-
 def unwrap(net: nn.Module) -> nn.Module:
     """The network inside DataParallel, DDP and torch.compile, which compute what it computes.
 
@@ -142,7 +138,7 @@ def run(
         cache: keeps replicas between passes with the same `adapt`.
 
     Returns:
-        The network's output; None if an observer raised `EndOfPass`.
+        The network's output.
     """
     net, on_output = unwrap(net), list(on_output)
     cache = cache or ReplicaCache()
@@ -151,10 +147,7 @@ def run(
         *add_hooks(replica.modules, "_forward_pre_hooks", on_input),
         *add_hooks(replica.modules, "_forward_hooks", on_output),
     ]
-    try:
-        output = call(replica.modules[net], mapped(x, torch.clone))
-    except EndOfPass:
-        output = None
+    output = call(replica.modules[net], mapped(x, torch.clone))
     for hooks, key in added:
         del hooks[key]
     cache.give_back(replica)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, Iterator, Sequence
 
@@ -28,12 +29,16 @@ from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import recognize, table_layers
 from nac_openood.network.inputs import device_of, logits_of
-from nac_openood.network.replica import EndOfPass, run
+from nac_openood.network.replica import run
 
 #: How many numbers a detector may compute at a time.
 _CHUNK = 2**26
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
+
+
+class _EndOfPass(BaseException):
+    """Ends a pass whose rest is not needed."""
 
 
 def detectors() -> Any:
@@ -285,9 +290,10 @@ def fit_mds_ensemble(inputs: MethodInputs) -> FittedMethod:
 
         def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             found.append(inputs[0].clone())
-            raise EndOfPass
+            raise _EndOfPass
 
-        run(net, x, on_input=[(stage, observe)])
+        with suppress(_EndOfPass):
+            run(net, x, on_input=[(stage, observe)])
         return found[0].flatten(2).mean(dim=2).float()
 
     values, label = collect(net, inputs.train, encode)

@@ -201,7 +201,7 @@ class NetworkRun:
             if layer is None:
                 rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
             else:
-                logits, feature = with_features(self.net, batch.data, layer)
+                logits, feature = with_features(self.net, batch.data, layer)[:2]
                 rows = {"prediction": logits.argmax(dim=1).cpu(), "feature": feature.cpu()}
             return {**rows, "label": batch.labels()}, time.perf_counter() - start
 
