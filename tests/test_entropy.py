@@ -1,16 +1,19 @@
 """NAC entropy: soft bins against the histogram, gradients, and the hook in a loop of one's own."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_docs import blocks
 from torch import nn
 from torch.nn import functional as F
 
 from nac_openood.errors import NACError
-from nac_openood.training import NACEntropy
-from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram
+from nac_openood.training import NACEntropy, train
+from nac_openood.training.entropy import ENTROPY_FORMS, entropy, histogram, soft_probability
 
 
 def hard_probability(z, bins):
@@ -74,12 +77,6 @@ def test_the_entropy_is_the_formula(samples, form):
     bins = histogram(samples, 7)
     found = entropy(samples[:30], bins, 0.4, form).item()
     assert found == pytest.approx(literal(samples[:30], bins, 0.4, form), rel=1e-12)
-
-
-def bound(z, bins, temperature):
-    """What the smoothing changes at most, as the module says."""
-    distance = (z[:, :, None] - bins.edges).abs() / (temperature * bins.width[:, None])
-    return (torch.sigmoid(-distance) * bins.probabilities.diff(dim=1).abs()).sum(-1)
 
 
 @pytest.mark.parametrize("form", ENTROPY_FORMS)
@@ -185,7 +182,6 @@ def test_gradient_steps_move_the_entropy(form):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"layer": "nowhere"}, "has no layer 'nowhere'"),
         ({"n_bins": 1}, "n_bins must be at least 2"),
         ({"window": 0}, "window must be at least 2"),
         ({"temperature": 0}, "temperature must be positive"),
@@ -217,3 +213,63 @@ def test_outputs_that_are_not_finite_are_refused(net):
         measure()
     net(inputs())  # and what was seen before is not spoilt
     assert measure().isfinite()
+
+
+# -- the page about it: its code runs, its table and its errors are the real ones ---------------
+
+PATH = Path(__file__).parents[1] / "docs" / "nac_entropy.md"
+PAGE = PATH.read_text(encoding="utf-8")
+
+
+def bound(z, bins, temperature):
+    """What the smoothing changes at most, as the module says."""
+    distance = (z[:, :, None] - bins.edges).abs() / (temperature * bins.width[:, None])
+    return (torch.sigmoid(-distance) * bins.probabilities.diff(dim=1).abs()).sum(-1)
+
+
+def test_its_code_runs(capsys):
+    names = {"__name__": "nac_entropy"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for block in blocks(PAGE):
+            exec(compile(block, str(PATH), "exec"), names)
+    assert sorted(names["saved"]) == [10, 20, 30]
+    assert [row.step for row in names["log"]] == [10, 20, 30]
+    assert "(10, " in capsys.readouterr().out
+
+
+def test_its_table_is_measured():
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(1024, 100, generator=draw, dtype=torch.float64)
+    bins = histogram(z, 50)
+    hard = hard_probability(z, bins)
+    assert f"{hard.mean():.4f}" in PAGE
+    rows = re.findall(r"^\| ([\d.]+)[^|]* \| (0\.\d+) \| (0\.\d+) \| ([\d.]+) \|", PAGE, re.M)
+    assert len(rows) == 4
+    exact = -(hard * hard.log()).sum(1).mean()
+    assert PAGE.count(f"| {exact:.2f} |") >= 4
+    for row in rows:
+        t = float(row[0])
+        soft = soft_probability(z, bins, t)
+        found = ((soft - hard).abs().mean(), bound(z, bins, t).mean())
+        assert ((soft - hard).abs() <= bound(z, bins, t) + 1e-12).all()
+        assert row[1:3] == tuple(f"{value:.4f}" for value in found)
+        assert row[3] == f"{entropy(z, bins, t):.2f}"
+
+
+def mistakes():
+    net = nn.Sequential(nn.Linear(2, 2))
+    yield lambda: NACEntropy(net, "layer9")
+    yield NACEntropy(net, "0")
+    measure = NACEntropy(net, "0")
+    yield lambda: (net(torch.full((2, 2), float("nan"))), measure())
+    yield lambda: train(net, [[]], lam=-1.0)
+    yield lambda: train(net, [[]], progress=False)
+
+
+def test_its_errors_are_the_real_ones():
+    told = re.findall(r"^\| [^|]+ \| `([^|]+?)` \|$", PAGE.split("## Errors")[1], re.M)
+    for text, mistake in zip(told, mistakes()):
+        with pytest.raises(NACError, match=re.escape(text)):
+            mistake()
+    assert len(told) == 5

@@ -1,6 +1,7 @@
-"""What people do to networks for speed: autocast, channels-last, torch.compile; and CUDA itself.
+"""What people do to networks for speed: autocast, channels-last, and devices.
 
-All of it runs on a CPU, too, except what is marked: that needs a CUDA device.
+That no batch makes the CPU wait for the device is counted on a pretended one. Only what is marked
+needs a CUDA device.
 """
 
 import copy
@@ -8,15 +9,14 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import SmallNet
+from pretend import DEVICE, Device
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
 from nac_openood.core import RULES
-from nac_openood.core.reading import BatchReadings, Reading
-from nac_openood.core.rule import rule_named
-from nac_openood.errors import FileError, NACError
+from nac_openood.detector import readings as reader
+from nac_openood.detector.readings import Readings
+from nac_openood.errors import NACError
 
 LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -32,30 +32,26 @@ def rule(request):
 
 
 @pytest.fixture
-def there(net):
+def there(small_net):
     """The network on a GPU."""
-    return copy.deepcopy(net).cuda()
+    return copy.deepcopy(small_net).cuda()
 
 
-@pytest.fixture(scope="module")
-def net():
-    torch.manual_seed(0)
-    return SmallNet().eval()
+def loader(n_batches=3, size=40):
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 3, 8, 8, generator=draw), torch.arange(size) % 4)
+        for _ in range(n_batches)
+    ]
 
 
-@pytest.fixture(scope="module")
-def data():
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(120, 3, 8, 8), torch.arange(120) % 4)
+def detector_of(net, rule, **options):
+    return NACDetector(net, LAYERS[rule], rule=rule, **options)
 
 
-def loader(data, **options):
-    return DataLoader(data, batch_size=40, **options)
-
-
-def fitted(net, rule, data, **options):
-    detector = NACDetector(net, LAYERS[rule], rule=rule, **options)
-    return detector.fit(loader(data)).calibrate(loader(data))
+def fitted(net, rule, batches=None, **options):
+    batches = batches or loader()
+    return detector_of(net, rule, **options).fit(batches).calibrate(batches)
 
 
 def assert_same(mine, theirs):
@@ -67,164 +63,198 @@ def assert_same(mine, theirs):
     assert mine.threshold_ == theirs.threshold_
 
 
+def assert_same_readings(mine, theirs):
+    mine, theirs = mine._tensors(), theirs._tensors()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert type(mine[name]) is torch.Tensor
+        assert torch.equal(mine[name], tensor)
+
+
 # -- autocast ------------------------------------------------------------------------------
 
 
-def test_the_callers_autocast_changes_nothing(net, data, rule):
-    plain = fitted(net, rule, data)
-    expected = plain.score_loader(loader(data)).score
+def test_the_callers_autocast_changes_nothing(small_net, rule):
+    plain = fitted(small_net, rule)
+    expected = plain.score_loader(loader()).score
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert net(data[:2][0]).dtype == torch.bfloat16  # it is on
-        inside = fitted(net, rule, data)
-        scores = inside.score_loader(loader(data)).score
-        readings = inside.read_loader(loader(data))
+        assert small_net(loader()[0][0]).dtype == torch.bfloat16  # it is on
+        inside = fitted(small_net, rule)
+        scores = inside.score_loader(loader()).score
+        readings = inside.read_loader(loader())
     assert_same(inside, plain)
     np.testing.assert_array_equal(scores, expected)
     assert readings.logits.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_can_be_asked_for(net, data, rule, dtype):
-    half = fitted(net, rule, data, autocast=dtype)
-    readings = half.read_loader(loader(data))
+def test_autocast_can_be_asked_for(small_net, rule, dtype):
+    half = fitted(small_net, rule, autocast=dtype)
+    readings = half.read_loader(loader())
     assert readings.logits.dtype == dtype
     for activation, gradient in readings.values():
         assert activation.dtype == torch.float32  # pooled and counted in single precision
         assert gradient is None or gradient.dtype == torch.float32
-    exact = fitted(net, rule, data).score_loader(loader(data)).score
-    scores = half.score_loader(loader(data)).score
+    exact = fitted(small_net, rule).score_loader(loader()).score
+    scores = half.score_loader(loader()).score
     assert not np.array_equal(scores, exact)
     assert np.corrcoef(scores, exact)[0, 1] > 0.8
     with torch.autocast("cpu", enabled=False):  # and stays, whatever the caller does
-        np.testing.assert_array_equal(half.score_loader(loader(data)).score, scores)
+        np.testing.assert_array_equal(half.score_loader(loader()).score, scores)
 
 
-def test_a_file_keeps_the_precision(net, data, tmp_path):
-    path = tmp_path / "half.safetensors"
-    half = fitted(net, "nac", data, autocast=torch.bfloat16)
-    half.save(path)
-    loaded = NACDetector.load(path, net)
+def test_a_file_keeps_the_precision(small_net, tmp_path):
+    half = fitted(small_net, "nac", autocast=torch.bfloat16)
+    half.save(tmp_path / "half.safetensors")
+    loaded = NACDetector.load(tmp_path / "half.safetensors", small_net)
     assert loaded.autocast == torch.bfloat16
-    x = data[:8][0]
+    x = loader()[0][0]
     assert torch.equal(loaded.score(x), half.score(x))
-    with pytest.raises(NACError, match="`autocast` must be"):
-        NACDetector.from_rule(net, half.rule_, autocast="half")
-    with pytest.raises(NACError, match="autocast=None and autocast=torch.bfloat16"):
-        fitted(net, "nac", data).merge(half)
+    with pytest.raises(NACError, match="autocast=None with one of .* autocast=torch.bfloat16"):
+        fitted(small_net, "nac").merge(half)
 
 
-def test_a_damaged_precision_is_refused(net, data, tmp_path, monkeypatch):
-    from nac_openood.detector import store
-
-    monkeypatch.setitem(store.PRECISIONS, torch.bfloat16, "bfloat8")
-    monkeypatch.setitem(store._DTYPES, "bfloat8", torch.bfloat16)
-    fitted(net, "nac", data, autocast=torch.bfloat16).save(tmp_path / "bad.safetensors")
-    monkeypatch.undo()
-    with pytest.raises(FileError, match="damaged: 'autocast' must be one of .* got 'bfloat8'"):
-        NACDetector.load(tmp_path / "bad.safetensors", net)
-
-
-@pytest.mark.parametrize("wrong", [torch.float32, torch.int8, "bfloat16", True, []])
-def test_other_precisions_are_refused(net, wrong):
+@pytest.mark.parametrize("wrong", [torch.float32, "bfloat16", True])
+def test_other_precisions_are_refused(small_net, wrong):
     with pytest.raises(NACError, match="`autocast` must be torch.bfloat16, torch.float16 or None"):
-        NACDetector(net, ["avgpool"], autocast=wrong)
+        NACDetector(small_net, ["avgpool"], autocast=wrong)
 
 
-# -- memory layout and compiled networks ---------------------------------------------------
-
-
-def test_channels_last_networks_and_images(net, data, rule):
-    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
-    images = data.tensors[0].contiguous(memory_format=torch.channels_last)
-    expected = fitted(net, rule, data).score_loader(loader(data)).score
-    batches = [(x, y) for x, y in zip(images.split(40), data.tensors[1].split(40))]
-    detector = NACDetector(last, LAYERS[rule], rule=rule).fit(batches).calibrate(batches)
+def test_channels_last_networks_and_images(small_net, rule):
+    expected = fitted(small_net, rule).score_loader(loader()).score
+    last = copy.deepcopy(small_net).to(memory_format=torch.channels_last)
+    batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in loader()]
+    found = fitted(last, rule, batches).score_loader(batches).score
     # rounded differently, so that single neurons may be counted in the next bin
-    np.testing.assert_allclose(detector.score_loader(batches).score, expected, atol=0.05, rtol=0.01)
+    np.testing.assert_allclose(found, expected, atol=0.05, rtol=0.01)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_network_gives_the_same(net, data, rule, backend):
-    plain = fitted(net, rule, data)
-    compiled = torch.compile(copy.deepcopy(net), backend=backend)
-    with torch.no_grad():
-        compiled(data[:2][0])  # compiled for good, before anybody looks at its modules
-    assert_same(fitted(compiled, rule, data), plain)
+# -- waiting for a pretended device --------------------------------------------------------
+
+
+class Event:
+    """Notes when it was waited for."""
+
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        self.log.append(f"waited {self.number}")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Events that do nothing: what runs on a GPU runs here, too."""
+    monkeypatch.setattr(reader, "_copied_event", lambda device: Event([], 0))
+
+
+def waits(net, rule, step, n_batches, **options):
+    """How often a step waits for the device, by operation."""
+    with Device() as device:
+        detector = detector_of(copy.deepcopy(net).to(DEVICE), rule, **options)
+        if step != "fit":
+            detector.fit(loader()).calibrate(loader())
+            detector.score(loader(1)[0][0])  # what is made once, for the first batch, is not meant
+        device.waited.clear()
+        getattr(detector, step)(loader(n_batches))
+        return dict(device.waited)
+
+
+@pytest.mark.parametrize("step", ["fit", "calibrate", "score_loader", "read_loader"])
+def test_no_batch_waits_for_the_device(small_net, streams, rule, step):
+    for fast in (False, True) if step == "fit" else (False,):
+        waits(small_net, rule, step, 3, fast=fast)  # fills caches
+        few, many = (waits(small_net, rule, step, n, fast=fast) for n in (3, 7))
+        assert few and many == few  # something is counted, but not by batch
+
+
+def test_a_detector_from_a_file_moves_to_the_device_once(small_net, tmp_path, rule):
+    fitted(small_net, rule).save(tmp_path / "detector.safetensors")
+    counted = []
+    with Device() as device:
+        there = copy.deepcopy(small_net).to(DEVICE)
+        for n_batches in (3, 7):
+            detector = NACDetector.load(tmp_path / "detector.safetensors", there)
+            device.waited.clear()
+            found = detector.score_loader(loader(n_batches))
+            counted.append(dict(device.waited))
+    assert counted[0] == counted[1]
+    np.testing.assert_array_equal(
+        found.score, fitted(small_net, rule).score_loader(loader(7)).score
+    )
+
+
+def test_fitting_goes_on_after_a_file_was_loaded(small_net, tmp_path, rule):
+    first, second, third, fourth = loader(4)
+    detector_of(small_net, rule).fit([first]).save(tmp_path / "x")
+    with Device() as device:
+        there = NACDetector.load(tmp_path / "x", copy.deepcopy(small_net).to(DEVICE))
+        there.partial_fit(second)
+        device.waited.clear()
+        there.rule_.update(there._reader.read(third[0]))  # all that was loaded has been moved
+        assert not device.waited["copy to the device"] and not device.waited["copy to the CPU"]
+        there.partial_fit(fourth)
+        assert_same(there, detector_of(small_net, rule).fit(loader(4)))
+
+
+def test_the_code_for_devices_gives_the_numbers_of_the_cpu(small_net, rule):
+    plain = fitted(small_net, rule)
+    with Device():
+        pretended = fitted(copy.deepcopy(small_net).to(DEVICE), rule)
+        scores = pretended.score_loader(loader(2))
+        readings = pretended.read_loader(loader(2))
+        assert_same(pretended, plain)
+    np.testing.assert_array_equal(scores.score, plain.score_loader(loader(2)).score)
+    assert_same_readings(readings, plain.read_loader(loader(2)))
+
+
+def test_readings_are_waited_for_when_the_next_batch_is_queued(small_net, monkeypatch):
+    log = []
+    events = (Event(log, number) for number in range(1, 9))
+    monkeypatch.setattr(reader, "_copied_event", lambda device: next(events))
+    detector = fitted(small_net, "nac")
+
+    def parts():
+        for number, (x, y) in enumerate(loader(3, size=2), 1):
+            log.append(f"queued {number}")
+            yield Readings.of_pass(detector._reader.read(x), y)
+
+    found = list(reader.on_cpu(parts()))
+    assert log == ["queued 1", "queued 2", "waited 1", "queued 3", "waited 2", "waited 3"]
+    monkeypatch.undo()
+    assert_same_readings(Readings.concatenate(found), detector.read_loader(loader(3, size=2)))
 
 
 # -- CUDA ----------------------------------------------------------------------------------
 
 
-def readings_of(rule, n=2000):
-    """Readings as a network might give them, with dead neurons."""
-    draw = torch.Generator().manual_seed(0)
-    layers = {}
-    for name in LAYERS[rule]:
-        z, g = (torch.randn(n, 64, generator=draw) for _ in range(2))
-        layers[name] = Reading(z.relu(), g * 1e-3)
-    return BatchReadings(torch.randn(n, 4, generator=draw), layers)
-
-
-def on(device, readings):
-    moved = {
-        name: Reading(activation.to(device), None if gradient is None else gradient.to(device))
-        for name, (activation, gradient) in readings.items()
-    }
-    return BatchReadings(readings.logits.to(device), moved)
-
-
-@on_cuda
-def test_cuda_learns_what_the_cpu_learns_from_the_same_readings(rule):
-    here, there = (rule_named(rule)(_settings(rule)) for _ in range(2))
-    readings = readings_of(rule)
-    here.update(readings)
-    there.update(on("cuda", readings))
-    mine, theirs = there.tensors(), here.tensors()
-    for name in theirs:
-        assert torch.equal(mine[name].cpu(), theirs[name]), name
-    parts = there.parts(on("cuda", readings))
-    for name, expected in here.parts(readings).items():
-        torch.testing.assert_close(parts[name].cpu(), expected, rtol=1e-9, atol=1e-9)
-
-
-def _settings(rule):
-    kind = rule_named(rule).layer_settings
-    return {name: kind() for name in LAYERS[rule]}
-
-
 @on_cuda
 @pytest.mark.parametrize("pinned", [False, True])
-def test_cuda_fits_and_scores(net, there, data, rule, pinned):
-    detector = NACDetector(there, LAYERS[rule], rule=rule)
-    batches = loader(data, pin_memory=pinned)
-    scores = detector.fit(batches).calibrate(batches).score_loader(batches)
-    expected = fitted(net, rule, data).score_loader(loader(data))
+def test_cuda_fits_and_scores(small_net, there, rule, pinned):
+    batches = [(x.pin_memory() if pinned else x, y) for x, y in loader()]
+    scores = fitted(there, rule, batches).score_loader(batches)
+    expected = fitted(small_net, rule).score_loader(loader())
     assert np.corrcoef(scores.score, expected.score)[0, 1] > 0.99
     np.testing.assert_array_equal(scores.label, expected.label)
 
 
 @on_cuda
-def test_fitting_goes_on_on_cuda_after_a_file_was_loaded(there, data, rule, tmp_path):
-    first, second, third = loader(data)
-    NACDetector(there, LAYERS[rule], rule=rule).fit([first]).save(tmp_path / "x")
-    again = NACDetector.load(tmp_path / "x", there).partial_fit(second).partial_fit(third)
-    assert_same(again, NACDetector(there, LAYERS[rule], rule=rule).fit(loader(data)))
-
-
-@on_cuda
-def test_cuda_under_autocast(there, data, rule):
-    plain = fitted(there, rule, data)
+def test_cuda_under_autocast(there, rule):
+    plain = fitted(there, rule)
     with torch.autocast("cuda", dtype=torch.float16):
-        assert_same(fitted(there, rule, data), plain)
-    half = fitted(there, rule, data, autocast=torch.float16)
-    assert half.read_loader(loader(data)).logits.dtype == torch.float16
+        assert_same(fitted(there, rule), plain)
+    half = fitted(there, rule, autocast=torch.float16)
+    assert half.read_loader(loader()).logits.dtype == torch.float16
 
 
 @on_cuda
-def test_cuda_does_not_wait_between_batches(there, data, rule):
-    detector = fitted(there, rule, data)
-    detector.score_loader(loader(data))
-    batches = [(x.cuda(), y) for x, y in loader(data)]
+def test_cuda_does_not_wait_between_batches(there, rule):
+    detector = fitted(there, rule)
+    detector.score_loader(loader())
+    batches = [(x.cuda(), y) for x, y in loader()]
     torch.cuda.set_sync_debug_mode("error")
     try:
         detector.rule_.parts(detector._reader.read(batches[0][0]))
@@ -234,7 +264,7 @@ def test_cuda_does_not_wait_between_batches(there, data, rule):
 
 
 @on_cuda
-def test_data_parallel_and_compiled_networks_on_cuda(there, data):
-    plain = fitted(there, "nac", data)
-    assert_same(fitted(nn.DataParallel(there), "nac", data), plain)
-    assert_same(fitted(torch.compile(there, backend="eager"), "nac", data), plain)
+def test_data_parallel_and_compiled_networks_on_cuda(there):
+    plain = fitted(there, "nac")
+    assert_same(fitted(nn.DataParallel(there), "nac"), plain)
+    assert_same(fitted(torch.compile(there, backend="eager"), "nac"), plain)

@@ -11,7 +11,6 @@ from nac_openood.core.reading import LAYOUTS, pooling_for
 from nac_openood.network.architectures import ARCHITECTURES, find_layer, recognize, table_layers
 from nac_openood.network.probe import read
 
-RESNET = ["avgpool", "layer4", "layer3", "layer2", "layer1"]
 VIT = ["ln", "block2", "block1", "block0"]
 TV, TIMM = torchvision.models, timm.create_model
 SMALL_VIT = dict(depth=3, embed_dim=24, num_heads=2, num_classes=5)
@@ -24,22 +23,17 @@ def tv_vit():
 # name -> (network, row, input side, layer widths deepest first)
 NETWORKS = {
     "resnet18": (lambda: TV.resnet18(), "ResNet (torchvision, OpenOOD)", 64, [512, 512, 256, 128, 64]),
-    "resnet50": (lambda: TV.resnet50(), "ResNet (torchvision, OpenOOD)", 64, [2048, 2048, 1024, 512, 256]),
-    "wide_resnet50_2": (lambda: TV.wide_resnet50_2(), "ResNet (torchvision, OpenOOD)", 64, [2048, 2048, 1024, 512, 256]),
     "vit": (tv_vit, "ViT (torchvision, OpenOOD)", 64, [24, 24, 24, 24]),
     "swin_t": (lambda: TV.swin_t(), "Swin (torchvision, OpenOOD)", 64, [768, 768, 384, 192, 96]),
-    "swin_v2_t": (lambda: TV.swin_v2_t(), "Swin (torchvision, OpenOOD)", 64, [768, 768, 384, 192, 96]),
     "regnet_y_400mf": (lambda: TV.regnet_y_400mf(), "RegNet (torchvision, OpenOOD)", 64, [440, 440, 208, 104, 48]),
     "convnext_tiny": (lambda: TV.convnext_tiny(), "ConvNeXt (torchvision)", 64, [768, 768, 384, 192, 96]),
     "densenet121": (lambda: TV.densenet121(), "DenseNet (torchvision, timm)", 64, [1024, 1024, 1024, 512, 256]),
     "timm_resnet18": (lambda: TIMM("resnet18"), "ResNet (timm)", 64, [512, 512, 256, 128, 64]),
     "timm_vit": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
     "timm_vit_avg": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, global_pool="avg", **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
-    "timm_deit": (lambda: TIMM("deit_tiny_patch16_224", img_size=64, **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
     "timm_deit_dist": (lambda: TIMM("deit_tiny_distilled_patch16_224", img_size=64, **SMALL_VIT), "DeiT, distilled (timm)", 64, [24] * 4),
     "timm_swin": (lambda: TIMM("swin_tiny_patch4_window7_224"), "Swin (timm)", 224, [768, 768, 384, 192, 96]),
     "timm_convnext": (lambda: TIMM("convnext_atto"), "ConvNeXt (timm)", 64, [320, 320, 160, 80, 40]),
-    "timm_densenet": (lambda: TIMM("densenet121"), "DenseNet (torchvision, timm)", 64, [1024, 1024, 1024, 512, 256]),
 }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector
-from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import PassPlan, classify, read
@@ -95,8 +94,3 @@ def test_its_head_has_two_classes(net):
     assert torch.allclose(Head(layer)(found.features), found.logits)
     weight, bias = Head(layer).get_fc()
     assert weight.shape == (2, 8) and bias.shape == (2,) and not weight[0].any() and not bias[0]
-
-
-def test_an_unbatched_row_is_no_batch_of_logits():
-    with pytest.raises(ProbeError, match=r"logits for 3 samples, given input of shape \[3\]"):
-        classify(nn.Linear(3, 3), torch.rand(3))

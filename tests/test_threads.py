@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -64,23 +65,18 @@ def plain(net, x):
         return net(x)
 
 
-@pytest.mark.parametrize("fitted", ["one detector", "a detector per thread"])
-def test_scoring_and_plain_calls(small_net, images, fitted):
+def test_scoring_and_plain_calls(small_net, images):
     other = images.flip(0)[:9]
 
     def detector(fast):
         return NACDetector(small_net, NAMES, fast=fast).fit([images])
 
-    shared = {fast: detector(fast) for fast in (False, True)}
-
-    def scoring(fast, x):
-        if fitted == "one detector":
-            return always(lambda: shared[fast].score(x))
-        return always(lambda: detector(fast).score(x))
-
     exact = PassPlan(small_net, images)
+    shared = [detector(fast) for fast in (False, True)]
     works = [
-        *(scoring(fast, x) for fast in (False, True) for x in (images, other)),
+        *(always(partial(one.score, x)) for one in shared for x in (images, other)),
+        always(lambda: detector(fast=False).score(images)),
+        always(lambda: detector(fast=True).score(other)),
         always(lambda: plain(small_net, images)),
         always(lambda: plain(small_net, other)),
         always(lambda: values(read(small_net, images, layers(small_net), exact, gradients=()))),

@@ -261,16 +261,14 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
         x: the batch it was called with.
     """
     found = returned_logits(output)
-    single = found is not None and (found.ndim == 1 or found.shape[1:] == (1,))
-    if single and found is not None:
+    if found is not None and (found.ndim == 1 or found.shape[1:] == (1,)):
         found = torch.stack([torch.zeros_like(found), found], dim=1).flatten(1)
     if found is None or found.ndim != 2 or found.shape[1] < 2:
         raise ProbeError(
             "expected logits of shape [batch, classes] from the network, or [batch] for two "
             f"classes; got {describe_value(output)}. Wrap a network that returns something else."
         )
-    unbatched = single and isinstance(x, Tensor) and x.ndim == 1 and x.is_floating_point()
-    if unbatched or found.shape[0] != sample_count(x):
+    if found.shape[0] != sample_count(x):
         raise ProbeError(
             f"the network returned logits for {found.shape[0]} samples, given input of "
             f"{describe_value(x)}. {_NO_BATCH}"
@@ -300,7 +298,7 @@ def autocast_to(net: nn.Module, dtype: Optional[torch.dtype]) -> ContextManager[
         dtype: what to cast to; None turns autocast off.
     """
     kind = device_of(net).type
-    needed = dtype is not None or torch.is_autocast_enabled(kind)
-    if not needed or not torch.amp.is_autocast_available(kind):
+    available = torch.amp.is_autocast_available(kind)
+    if not available or (dtype is None and not torch.is_autocast_enabled(kind)):
         return nullcontext()
     return torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
