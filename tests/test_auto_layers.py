@@ -269,7 +269,7 @@ def test_errors_say_what_can_be_named():
             return self.fc(self.lstm(self.embed(x))[0][:, -1])
 
     with pytest.raises(
-        ProbeError, match="what its head is applied to, .* modules: embed, lstm, fc"
+        ProbeError, match="what its head is applied to. .* modules: embed, lstm, fc"
     ):
         auto_layers(Recurrent(), torch.randn(2, 5, 4))
     for net, x in (

@@ -80,10 +80,7 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     operand = structure.head_operand()
     nearest = None if operand is None else structure.nearest(operand.node)
     if operand is None or nearest is None:
-        problem = (
-            "has no module that returns what its head is applied to, so layers must be named. "
-        )
-        raise ProbeError(describe(net, problem))
+        raise ProbeError(describe(net, "has no module that returns what its head is applied to. "))
 
     prefix = next(f"{path}." if path else "" for path, m in net.named_modules() if m is inner)
     calls = {call.path: call for call in recorded.calls}

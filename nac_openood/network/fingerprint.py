@@ -89,7 +89,7 @@ def difference(saved: Mapping[str, str], net: nn.Module) -> str:
     if not names:
         return ""
     what = {"modules": "other modules", _FORWARD: "another `forward`"}
-    other = what.get(names[0], names[0].replace("setting", "another"))
+    other = what.get(names[0], names[0].replace("setting", "another", 1))
     return f"it has the same weights but {other}"
 
 

@@ -111,11 +111,12 @@ class PassPlan:
     def __init__(self, net: nn.Module, x: Any, *, fast: bool = False) -> None:
         net = unwrap(net)
         batch, x = x, inputs.rows(inputs.prepare(net, x), slice(1))
-        self._fast, sizes = fast, [1]
+        self._fast = fast
         self._on_cpu = inputs.tensors_in(x)[0].device.type == "cpu"
         self._modules = _modules_and_forwards(net.modules())
         self.replicas = replica.ReplicaCache()
         convolutions = [module for module in net.modules() if type(module) is nn.Conv2d]
+        sizes = [1]
 
         def measure(module: nn.Module, inputs: Any, output: Tensor) -> None:
             sizes.append(output.nbytes)
