@@ -105,7 +105,10 @@ def test_data_and_checkpoints(tmp_path):
     assert checkpoints.fix.endswith(f"--save_dir ./data {tmp_path}")
 
 
-def test_an_import_that_fails_is_shown_by_its_last_line(monkeypatch):
+def test_an_import_that_fails_is_shown_by_its_last_line(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)  # which is not imported from
+    assert "planted" not in doctor.examine_import().detail
     monkeypatch.setattr(doctor, "_IMPORT", "import json")
     assert doctor.examine_import().status == OK
     monkeypatch.setattr(doctor, "_IMPORT", "import no_such_module")

@@ -1,18 +1,13 @@
-"""Ray Data on a real cluster: several nodes on this machine, some of which are killed."""
+"""Ray Data gives what one process gives."""
 
-import contextlib
 import gc
 import io
 import math
 import os
 import shutil
-import signal
 import sys
 import tarfile
-import threading
-import time
-import uuid
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +26,6 @@ pytest.importorskip("ray.data")
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
 
 from nac_openood.ray_data import _Fit, _from_bytes, _Rows, _Score, score_dataset  # noqa: E402
 
@@ -39,7 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what Ray does is not ours
 
 N, BATCH = 60, 10
 RULES = {"nac": ["pool"], "nac_plus": ["conv"]}
-NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 SMALL = {"batch_size": BATCH, "num_cpus": 0.5}
 
 
@@ -52,13 +45,7 @@ def network():
     return nn.Sequential(OrderedDict(**net, flat=nn.Flatten(), head=nn.Linear(6, 4))).eval()
 
 
-def transform(image, marks=None):
-    """An image as a tensor; slowly, and with a mark that it was done, if there is a folder."""
-    if marks is not None:
-        step = "fitting" if (marks / "fitting").is_dir() else "scoring"
-        node = ray.get_runtime_context().get_node_id()
-        (marks / step / f"{node}-{os.getpid()}-{uuid.uuid4()}").touch()
-        time.sleep(0.05)
+def transform(image):
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
 
 
@@ -130,100 +117,34 @@ def same(one, other):
     return equal and one.fit_summary_ == other.fit_summary_
 
 
-# -- the cluster ---------------------------------------------------------------------------
+# -- Ray ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A node that only conducts, and two that work."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # other jobs may fill the memory and keep the cores busy
-    patience = {"RAY_memory_monitor_refresh_ms": "0", "RAY_gcs_server_port_wait_time_s": "300"}
-    os.environ.update(patience)
-    # a node that answers no more is given up after seconds, one that answers late is not
-    checks = {"initial_delay_ms": 0, "period_ms": 500, "failure_threshold": 5, "timeout_ms": 10_000}
-    checks = {f"health_check_{name}": value for name, value in checks.items()}
-    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "_system_config": checks}
-    nodes = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
-    ray.init(address=nodes.address, log_to_driver=False)
+    # the monitor: other jobs may fill the memory
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
+    ray.init(
+        num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
-    for _ in range(2):
-        patiently(lambda: nodes.add_node(**NODE))
-    nodes.wait_for_nodes(timeout=300)
-    yield nodes
+    yield
     ray.shutdown()
-    nodes.shutdown()
     gc.collect()  # what Ray leaves is not for other tests to find
 
 
-def patiently(start):
-    """Start a node; Ray gives up after 30 seconds, which a busy machine may take."""
-    for _ in range(2):
-        with contextlib.suppress(Exception):
-            return start()
-    return start()
-
-
-class Killer(threading.Thread):
-    """Kills a node with all its processes, in the middle of a block."""
-
-    def __init__(self, cluster, marks):
-        super().__init__(daemon=True)
-        while len(cluster.worker_nodes) < 2:
-            patiently(lambda: cluster.add_node(**NODE))
-        self.cluster, self.marks, self.done_before = cluster, marks, None
-        marks.mkdir()
-        self.start()
-
-    def run(self):
-        while self.done_before is None:
-            time.sleep(0.01)
-            workers = Counter(tuple(mark.split("-")[:2]) for mark in self.done())
-            for (name, process), done in workers.items():
-                if 0 < done % BATCH < 4:  # and so at least six images are left of a block
-                    self.done_before = sum(workers.values())
-                    os.kill(int(process), signal.SIGKILL)
-                    node = next(n for n in self.cluster.worker_nodes if n.node_id == name)
-                    self.cluster.remove_node(node, allow_graceful=False)
-                    return
-
-    def done(self):
-        return [mark.name for mark in self.marks.iterdir()]
-
-    def check(self):
-        self.join(10)
-        assert self.done_before is not None and self.done_before < N, "it was killed too late"
-        assert len(self.done()) > N, "nothing was done twice"
-
-
-class Between:
-    """Batches to calibrate on; whoever reads them has fitted, and scores next."""
-
-    def __init__(self, work, killers, given):
-        self.work, self.killers, self.given = work, killers, given
-
-    def __iter__(self):
-        self.killers[0].check()
-        self.killers.append(Killer(self.killers[0].cluster, self.work / "scoring"))
-        (self.work / "fitting").rename(self.work / "fitted")
-        return iter(self.given)
-
-
-def test_the_page_with_a_node_lost_in_fitting_and_in_scoring(cluster, folder, tmp_path):
+def test_the_page(cluster, folder, tmp_path):
     (tmp_path / "train").mkdir()
     for start in range(0, N, BATCH):
         part = table(folder)[start : start + BATCH]
         pq.write_table(part, tmp_path / "train" / f"{start}.parquet")
     shutil.copytree(folder / "images", tmp_path / "new")
-    killers = [Killer(cluster, tmp_path / "fitting")]
     names = {"__name__": "scale.md", "shared": tmp_path, "network": network,
-             "transform": partial(transform, marks=tmp_path),
-             "val_loader": Between(tmp_path, killers, batches(folder))}  # fmt: skip
+             "transform": transform, "val_loader": batches(folder)}  # fmt: skip
     page = (DOCS / "scale.md").read_text(encoding="utf-8")
     for block in blocks(page[page.index("## Ray Data") :]):
         exec(compile(block, "scale.md", "exec"), names)
-    killers[1].check()
     here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
     assert same(names["det"], here.calibrate(batches(folder)))
     told = pq.read_table(tmp_path / "scores").to_pylist()

@@ -23,7 +23,9 @@ OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
 _COMPAT = "nothing to install: `nac-openood run` and register(compat=True) take care of it"
-_IMPORT = "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
+#: Without the current folder: a `torch.py` there must not be imported.
+_IMPORT = "import sys; sys.path[:] = filter(None, sys.path); "
+_IMPORT += "from nac_openood.plugin.source import openood_ready; openood_ready().__enter__()"
 
 #: What `import openood.evaluation_api` needs beside our own requirements, much of it undeclared:
 #: module -> (what pip installs, as in the extra `openood` of setup.cfg; what in OpenOOD needs it).
