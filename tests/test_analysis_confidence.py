@@ -277,7 +277,7 @@ def test_a_backbone_returns_what_the_head_was_given():
 
 def test_without_openood_it_says_what_is_missing(data, monkeypatch):
     monkeypatch.delenv("OPENOOD_SRC", raising=False)
-    monkeypatch.setattr("nac_openood.plugin.source._installed", lambda: None)
+    monkeypatch.setattr("nac_openood.plugin.source.find_openood", lambda: None)
     with pytest.raises(NACError, match="Expected OpenOOD, but it is not installed"):
         schemes(data, Options(progress=False, epochs=1))
 

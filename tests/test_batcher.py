@@ -16,7 +16,7 @@ def numbers(*values):
 
 
 class Work:
-    """Doubles numbers, notes the batches, waits at the gate, cannot stand negative ones and loses 13."""
+    """Doubles numbers, notes the batches, waits at the gate, cannot stand negative ones and loses 99."""
 
     def __init__(self, opened=True):
         self.batches, self.gate, self.entered = [], threading.Event(), threading.Event()
@@ -29,7 +29,7 @@ class Work:
         self.batches.append(len(batch))
         if (batch < 0).any():
             raise ValueError("negative")
-        return [2 * value for value in batch.flatten().tolist() if value != 13]  # one too few
+        return [2 * value for value in batch.flatten().tolist() if value != 99]  # one too few
 
 
 def run(work, test, **options):
@@ -59,7 +59,7 @@ def test_results_go_to_their_callers_in_order():
 
 def test_nobody_fails_for_another():
     async def test(batcher):
-        calls = [batcher.results(numbers(v)) for v in (1, -1, 3, 13)]
+        calls = [batcher.results(numbers(v)) for v in (1, -1, 3, 99)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     good, bad, other, lost = run(Work(), test)

@@ -165,7 +165,6 @@ def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
         ([*NETWORK, *DATA], "no transform is known for net.py:make: pass --transform"),
         ([*NETWORK, *DATA, "--out", "no/folder/d"], "there is no folder no/folder"),
         ([*NETWORK, *DATA, "--alpha", "5"], "--alpha must lie between 0 and 1, got 5.0"),
-        ([*NETWORK, *DATA, "--n-samples", "999"], "there are only 240 training samples"),
         ([*NETWORK, *DATA, "--layers", "stemm"], "stemm"),
         ([*NETWORK, "--train", "birds/train", "--val", "stripes"], "are not in class folders"),
     ],

@@ -57,14 +57,6 @@ def test_the_script_sees_what_python_would_show(write, tmp_path, capsys):
     assert shown == ["__main__ True ['--root', 'a b']", "True True", str(Path.cwd())]
 
 
-def test_a_relative_path_and_a_neighbor_to_import(write, tmp_path, monkeypatch):
-    write("import sys, nac_test_neighbor; sys.exit(nac_test_neighbor.code)")
-    (tmp_path / "nac_test_neighbor.py").write_text("code = 7")
-    with monkeypatch.context() as there:
-        there.chdir(tmp_path)
-        assert run_script("script.py", []) == 7
-
-
 @pytest.mark.parametrize(
     ("source", "code"),
     [

@@ -35,7 +35,7 @@ def module():
 def test_the_trainers_own_data(module, tmp_path):
     path = tmp_path / "detector.nac"
     callback = DetectorCallback(path, network=lambda module: module.net)
-    train, val = loader(120, 0, shuffle=True), loader(100, 1)
+    train, val = loader(120, 0, shuffle=True), [loader(60, 1), loader(40, 4)]
     trainer(tmp_path, callback, max_epochs=2).fit(module, train, val)
     detector = callback.detector_
     assert detector.fit_summary_.n_samples == 120 and len(detector.pvalues_.scores) == 100
@@ -43,7 +43,8 @@ def test_the_trainers_own_data(module, tmp_path):
     again = NACDetector.load(path, module.net)
     x = torch.randn(10, 4)
     assert torch.equal(again.p_value(x), detector.p_value(x))
-    calibrated = NACDetector(module.net, "auto", rule="nac_plus").fit(train).calibrate(val)
+    fitted = NACDetector(module.net, "auto", rule="nac_plus").fit(train)
+    calibrated = fitted.calibrate([*val[0], *val[1]])
     assert torch.allclose(calibrated.p_value(x), detector.p_value(x))
 
 
@@ -56,13 +57,6 @@ def test_data_and_settings_of_ones_own(module, tmp_path):
     assert callback.detector_.fit_summary_.n_samples == 60
     assert len(callback.detector_.pvalues_.scores) == 40
     assert not list(tmp_path.iterdir())
-
-
-def test_several_validation_sets_count_together(module, tmp_path):
-    callback = DetectorCallback()
-    run = trainer(tmp_path, callback, max_steps=3)
-    run.fit(module, loader(120, 0), [loader(60, 1), loader(50, 4)])
-    assert len(callback.detector_.pvalues_.scores) == 110
 
 
 class Counting(lightning.Callback):

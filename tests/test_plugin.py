@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from openood_tiny import REAL_OPENOOD, evaluator, make_net, need_openood, write_benchmark
-from torch import nn
 
 import nac_openood
 from nac_openood.core.metrics import auroc as auroc_of
@@ -163,13 +162,11 @@ def test_pipelines_and_other_methods_find_theirs(registered, name):
 
 
 SLIPS = {
-    "postprocessor: {name: nac, postprocessor_args: 5}": "expected a mapping under 'postproc",
     "postprocessor: {name: nac, postprocessor_args: {n_samples: 50}}": "the config has no layers",
     "postprocessor: {name: nac, APS_mod: true}": r"unknown key \['APS_mod'\]",
     "postprocessor: {name: nac, APS_mode: 'False'}": "APS_mode must be true or false",
     "postprocessor: {name: nac_plus}": "expected 'name: nac' under 'postprocessor:'",
     "postprocessor: {name: msp}": "unknown rule 'msp'",
-    "postprocessor: 5": "expected a mapping under 'postprocessor:'",
     "postprocessor:": "expected 'name: nac' under 'postprocessor:'",
     "postprocessor: {name: nac}\nfoo: 3": r"unknown key \['foo'\]",
     "postprocessor: {name: !!python/name:os.system }": "not valid YAML",
@@ -177,18 +174,14 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize("text", [*SLIPS, None])
+@pytest.mark.parametrize("text", SLIPS)
 def test_slips_in_a_config_are_noticed_before_openood_reads_it(registered, tmp_path, text):
     from openood.evaluation_api.postprocessor import get_postprocessor
 
     path = tmp_path / "postprocessors" / "nac.yml"
-    if text is None:
-        path.mkdir(parents=True)
-    else:
-        path.parent.mkdir()
-        path.write_text(text)
-    expected = SLIPS.get(text, r"cannot read .*nac\.yml: Is a directory")
-    with pytest.raises(nac_openood.NACError, match=expected):
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(nac_openood.NACError, match=SLIPS[text]):
         get_postprocessor(str(tmp_path), "nac", "cifar10")
 
 
@@ -212,23 +205,6 @@ def test_the_papers_plug_in_networks(net, data_root, kind):
         found.net, found.dataloader_dict["id"]["test"], progress=False
     )
     assert np.isfinite(confidence).all()
-
-
-def test_networks_that_return_tuples(net, data_root):
-    class Tuple(nn.Module):
-        def __init__(self, backbone):
-            super().__init__()
-            self.backbone = backbone
-
-        def forward(self, x):
-            return self.backbone(x), torch.zeros(len(x), 1)
-
-    one = evaluator(net, data_root).postprocessor
-    pair = Tuple(net).eval()
-    two = evaluator(pair, data_root)
-    data = two.dataloader_dict["id"]["test"]
-    a, b = one.inference(net, data, False)[1], two.postprocessor.inference(pair, data, False)[1]
-    assert a.tolist() == b.tolist()
 
 
 @pytest.mark.bench

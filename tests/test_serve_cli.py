@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 
@@ -25,7 +24,7 @@ def serve(*arguments):
     return main(["serve", *given, *arguments])
 
 
-def use(monkeypatch, capsys, work, *arguments):
+def use(monkeypatch, capsys, work, *arguments, sent=signal.SIGTERM):
     """Serve in this thread, as signals want it, while another thread uses the service."""
     found, opened = [], threading.Event()
     real = app_module.listening_socket
@@ -42,7 +41,7 @@ def use(monkeypatch, capsys, work, *arguments):
             with connected(("127.0.0.1", found[0][1])) as connection:
                 found.append(work(connection))
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
 
     monkeypatch.setattr(app_module, "listening_socket", listening)
     thread = threading.Thread(target=client)
@@ -65,17 +64,20 @@ def post(path, headers=None):
 
 
 def test_it_says_what_score_says(here, monkeypatch, capsys):  # noqa: F811
-    for path in ("birds/test/parrot/3.png", "stripes/4.png"):
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(sent) for sent in signals]
+    for path, sent in zip(("birds/test/parrot/3.png", "stripes/4.png"), signals):
         assert score(path) == 0
         (row,) = table(capsys.readouterr().out)
         file = here / path
-        code, (status, answer), out = use(monkeypatch, capsys, post(file))
+        code, (status, answer), out = use(monkeypatch, capsys, post(file), sent=sent)
         assert (code, status) == (0, 200)
         (result,) = answer["results"]
         assert list(result) == list(row)
         assert {**row, "path": str(file)} == {name: str(value) for name, value in result.items()}
         assert re.search(r"serving birds.nac on http://127.0.0.1:\d+ \(Ctrl-C stops\)", out)
         assert "stopped" in out
+    assert [signal.getsignal(sent) for sent in signals] == before
 
 
 def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # noqa: F811
@@ -84,9 +86,6 @@ def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # no
     file = tmp_path / "token"
     assert serve("--token-file", str(file)) == 1
     assert f"cannot read --token-file {file}: No such file" in capsys.readouterr().err
-    file.write_bytes(b"\xff\xfe token")
-    assert serve("--token-file", str(file)) == 1
-    assert f"cannot read --token-file {file}: it is not UTF-8 text" in capsys.readouterr().err
     file.write_text("short\n")
     assert serve("--token-file", str(file)) == 1
     assert "at least 16 characters" in capsys.readouterr().err
@@ -119,24 +118,6 @@ def test_a_transform_that_does_not_resize_is_warned_about(here, monkeypatch, cap
     monkeypatch.setattr(app_module, "run_until_signal", lambda *_, **__: None)
     assert serve() == 0
     assert "the network fails on a gray image" in capsys.readouterr().err
-
-
-BLOCKED = """
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0] in {'fastapi', 'uvicorn', 'prometheus_client', 'torch', 'PIL'}:
-            raise ImportError(f'{name} was imported')
-sys.meta_path.insert(0, Block())
-from nac_openood.cli import main
-main(['serve', '--help'])
-"""
-
-
-def test_help_needs_neither_the_extra_nor_torch():
-    done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--token-file" in done.stdout and "(default: 10485760)" in done.stdout
 
 
 def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):

@@ -1,5 +1,5 @@
 # ruff: noqa: F811 (the fixture of another file)
-"""The page to drop images on and the OpenAPI page, in a real browser."""
+"""The page to drop images on, in a real browser."""
 
 import base64
 
@@ -119,15 +119,3 @@ def test_a_token_is_asked_for_and_used(browser, judge, files):
         assert field.is_displayed() and browser.switch_to.active_element == field
         field.send_keys(TOKEN, Keys.ENTER)  # tries again
         assert "distribution" in results(browser, 2)[0]
-
-
-def test_the_openapi_page_loads_nothing_from_elsewhere(browser, url):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    browser.get_log("performance")
-    show(browser, url + "docs", 1280)
-    WebDriverWait(browser, 30).until(lambda b: b.find_elements(By.CSS_SELECTOR, ".opblock-post"))
-    assert "/score" in browser.find_element(By.CSS_SELECTOR, ".opblock-post").text
-    asked = requests(browser, url + "docs")
-    assert asked and [r for r in asked if not r.startswith((url, "data:"))] == []

@@ -1,8 +1,6 @@
 """The service on a real socket: slow and leaving clients, many at once, an orderly end."""
 
 import json
-import os
-import signal
 import socket
 import threading
 import time
@@ -13,7 +11,6 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'na
 from service_toy import connected, encoded, exchange, picture, running, toy_judge
 from test_service import Slow
 
-from nac_openood.serving.app import listening_socket, run_until_signal, server
 from nac_openood.serving.limits import Limits
 
 PNG = {"Content-Type": "image/png"}
@@ -62,13 +59,7 @@ def test_too_many_connections_are_refused(judge):
             assert connection.getresponse().status == 503
         for each in idle:
             each.close()
-        for _ in range(100):  # until the server has noticed that they are gone
-            with connected(address) as connection:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            time.sleep(0.05)
-        pytest.fail("the service did not recover")
+        wait_for(address, "nac_alpha")  # the service accepts others again
 
 
 def test_answers_go_to_their_callers(judge):
@@ -149,22 +140,3 @@ def test_requests_under_way_are_answered_at_the_end_and_new_ones_refused(judge):
             slow.gate.set()
             response = under_way.getresponse()
             assert response.status == 200 and b"decision" in response.read()
-
-
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(judge, which):
-    """Here the service runs in the main thread, as signals arrive there."""
-    opened, statuses = listening_socket("127.0.0.1", 0), []
-
-    def use(address):
-        with connected(address) as connection:
-            connection.request("GET", "/ready")  # waits until the service has started
-            statuses.append(connection.getresponse().status)
-        os.kill(os.getpid(), which)
-
-    before = signal.getsignal(which)
-    thread = threading.Thread(target=use, args=(opened.getsockname(),))
-    thread.start()
-    run_until_signal(server(judge), opened)
-    thread.join()
-    assert statuses == [200] and signal.getsignal(which) == before

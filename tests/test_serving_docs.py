@@ -14,7 +14,7 @@ from service_toy import connected, encoded, picture, running, toy_judge
 from nac_openood.cli import build_parser
 from nac_openood.serving.app import ERRORS
 from nac_openood.serving.limits import Limits
-from nac_openood.serving.metrics import WINDOW, ServiceMetrics
+from nac_openood.serving.scoring import WINDOW, ServiceMetrics
 from nac_openood.sources.images import MAX_RATIO
 
 ROOT = Path(__file__).parents[1]

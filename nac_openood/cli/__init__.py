@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 #: Commands whose result is what they print, and nothing else.
 _PRINTING = ("score", "merge")
+#: Commands that continue where they were interrupted.
+_RESUMED = ("demo", "compare", "analyze", "rank")
 #: Commands that several processes can share.
 _SHARED = ("fit", "score", "search", "compare", "run")
 
@@ -119,7 +121,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 return 0  # the reader, e.g. `head`, has seen enough
             problem = f"cannot write to stdout: {why_unreadable(error)}."
     except KeyboardInterrupt:
-        output.print_error("interrupted")
+        problem = "interrupted"
+        if name in _RESUMED:
+            problem += f". What was finished is in {args.out}; run the same command to continue."
+        output.print_error(problem)
         return 130
     output.print_error(problem)
     return 1

@@ -79,23 +79,19 @@ def analyze_command(args: argparse.Namespace) -> int:
     names += ["ood_set", "methods", "backend", "most_samples", "epochs"]
     options = Options(say=output.say, **inputs.arguments(args, *names))
     failed, page = 0, None
-    try:
-        for kind, found in analyze(_data(args, out), args.kinds, options):
-            if isinstance(found, NACError):
-                output.print_error(f"{kind}: {found}")
-                failed += 1
-                continue
-            page = output.publish(
-                out,
-                f"\n{findings.finding_text(found)}\n",
-                partial(findings.write_finding, found, out),
-                lambda found=found: [  # type: ignore[misc]
-                    *findings.write_figures(found, out),
-                    findings.write_analysis_page(out),
-                ],
-            )
-    except KeyboardInterrupt:
-        return output.interrupted(out)
+    for kind, found in analyze(_data(args, out), args.kinds, options):
+        if isinstance(found, NACError):
+            output.print_error(f"{kind}: {found}")
+            failed += 1
+            continue
+        text = f"\n{findings.finding_text(found)}\n"
+        draw = partial(findings.write_figures, found, out)
+        page = output.publish(
+            out,
+            text,
+            partial(findings.write_finding, found, out),
+            lambda draw=draw: [*draw(), findings.write_analysis_page(out)],  # type: ignore[misc]
+        )
     output.open_page(page, args.open)
     return 0 if not failed else 1 if failed == len(kinds) else 2
 

@@ -163,7 +163,7 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
     except KeyboardInterrupt:
         if (out / RESULTS_FILE).is_file():
             publish_results(Results.load(out), RESULTS_FILE)
-        return output.interrupted(out)
+        raise
     output.open_page(publish_results(results, RESULTS_FILE), show_page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:

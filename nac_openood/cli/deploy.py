@@ -106,8 +106,7 @@ def _access(args: argparse.Namespace) -> Access:
     if token is None:
         raise NACError(
             f"--host {args.host} lets other machines in, which needs a token: pass --token-file "
-            f"FILE or set {_TOKEN}. Make one: python -c 'import secrets; "
-            "print(secrets.token_urlsafe())'"
+            f"FILE or set {_TOKEN}."
         )
     return Access(token, hosts or None)
 

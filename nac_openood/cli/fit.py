@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -80,10 +80,6 @@ def fit_command(args: argparse.Namespace) -> int:
     }
     sizes = {role: len(loader.dataset) for role, loader in loaders.items()}
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
-    if (args.n_samples or 0) > sizes["train"]:
-        raise NACError(
-            f"`n_samples={args.n_samples}`: there are only {sizes['train']} training samples."
-        )
     n_samples = args.n_samples or max(_SAMPLES, _PER_CLASS * n_classes)
     n_samples = None if n_samples >= sizes["train"] else n_samples
     note_origin(
@@ -162,49 +158,33 @@ def merge_command(args: argparse.Namespace) -> int:
     All shards must be made with the same options, on the same data in the same order.
     For exit codes see nac-openood --help.
     """
-    from nac_openood.benchmark.run.results import RESULTS_FILE
+    from nac_openood import files
+    from nac_openood.benchmark.run import results
+    from nac_openood.cli.compare import publish_results
+    from nac_openood.cli.score import merge_tables
+    from nac_openood.detector.checked_fit import merge_shards
 
-    paths = [Path(shard) for shard in args.shards]
+    paths, out = [Path(shard) for shard in args.shards], args.out
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise NACError(f"there is no {missing[0]}. Pass what nac-openood wrote with --shard.")
-    if all((path / RESULTS_FILE).is_file() for path in paths):
-        _merge_comparisons(paths, args.out)
+    if all((path / results.RESULTS_FILE).is_file() for path in paths):
+        if out is None:
+            raise NACError("expected --out: the folder of the merged comparison.")
+        found = results.merge_results(list(map(results.Results.load, paths)), Path(out))
+        publish_results(found, results.RESULTS_FILE)
     elif all(path.is_dir() for path in paths):
-        _merge_fits(paths, args.out or "detector.nac")
+        out = out or "detector.nac"
+        files.check_target(Path(out))
+        fitted, report = merge_shards(paths)
+        fitted.save(out)
+        arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
+        _show_fit(report, arch, fitted.rule.name, layers, out)
     else:
-        _merge_scores(paths, args.out)
+        table = merge_tables(paths)  # checks everything before anything is written
+        if out is None:
+            results_stream().buffer.write(table)
+        else:
+            with files.replacing(out) as temporary:
+                temporary.write_bytes(table)
     return 0
-
-
-def _merge_comparisons(paths: list[Path], out: Optional[str]) -> None:
-    from nac_openood.benchmark.run.results import RESULTS_FILE, Results, merge_results
-    from nac_openood.cli.compare import publish_results
-
-    if out is None:
-        raise NACError("expected --out: the folder of the merged comparison.")
-    merged = merge_results([Results.load(path) for path in paths], Path(out))
-    publish_results(merged, RESULTS_FILE)
-
-
-def _merge_fits(paths: list[Path], out: str) -> None:
-    from nac_openood.detector.checked_fit import merge_shards
-    from nac_openood.files import check_target
-
-    check_target(Path(out))
-    fitted, report = merge_shards(paths)
-    fitted.save(out)
-    arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
-    _show_fit(report, arch, fitted.rule.name, layers, out)
-
-
-def _merge_scores(paths: list[Path], out: Optional[str]) -> None:
-    from nac_openood.cli.score import merge_tables
-    from nac_openood.files import replacing
-
-    merged = merge_tables(paths)  # checks everything before anything is written
-    if out is None:
-        results_stream().buffer.write(merged)
-        return
-    with replacing(out) as temporary:
-        temporary.write_bytes(merged)

@@ -82,21 +82,19 @@ def network_loader(args: argparse.Namespace, n_classes: int) -> Callable[..., nn
     return lambda path: on_device(network_of(args.arch, n_classes, path), args.device)
 
 
-def checkpoints(args: argparse.Namespace, *, needs_arch: bool = True) -> dict[str, Optional[str]]:
+def checkpoints(args: argparse.Namespace) -> dict[str, Optional[str]]:
     """The paths of --checkpoint by name; None for a network that comes with its weights."""
     from nac_openood.sources.checkpoints import find_checkpoints
 
-    if needs_arch and args.arch is None:
-        raise NACError("expected --arch: which network?")
     if args.checkpoint is None:
         return {"network": None}
     paths = [args.checkpoint] if isinstance(args.checkpoint, str) else args.checkpoint
     return {each.name: each.path for each in find_checkpoints(paths)}
 
 
-def one_checkpoint(args: argparse.Namespace, *, needs_arch: bool = True) -> Optional[str]:
+def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
     """The path of the one checkpoint, or None for a network that comes with its weights."""
-    first, *more = checkpoints(args, needs_arch=needs_arch).values()
+    first, *more = checkpoints(args).values()
     if more:
         raise NACError(
             f"{args.checkpoint} holds {len(more) + 1} checkpoints, expected one: pass e.g. {first}."
@@ -139,7 +137,7 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Pipeline:
     found = load_fitted(
         args.detector,
         arch=args.arch,
-        weights=one_checkpoint(args, needs_arch=False),
+        weights=one_checkpoint(args),
         transform=args.transform,
         prepare=lambda net: on_device(net, args.device),
     )
@@ -164,6 +162,8 @@ def data_of(
     from nac_openood.sources.networks import kind_of
     from nac_openood.sources.sets import benchmark_named, listed_sets, needs_transform, own_sets
 
+    if args.arch is None:
+        raise NACError("expected --arch: which network?")
     if (args.id_data is None) == (args.train is None):
         raise NACError("expected either --id-data or --train: which images?")
     value, other = vars(args).get, "--id-data" if args.id_data is None else "--train"

@@ -100,15 +100,6 @@ def one_line_warnings() -> None:
     warnings.showwarning = show_warning
 
 
-def interrupted(out: Path) -> int:
-    """Print how to continue after Ctrl-C, and return the exit code."""
-    print_error(
-        f"interrupted. What was finished is in {out}; run the same command again to continue from "
-        "there."
-    )
-    return 130
-
-
 def publish(
     folder: Path, text: str, write: Callable[[], Sequence[Path]], draw: Callable[[], Sequence[Path]]
 ) -> Optional[Path]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
-from nac_openood.cli.output import interrupted, open_page, publish, say, typed_command
+from nac_openood.cli.output import open_page, publish, say, typed_command
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     """
 checkpoints and images:
   checkpoints [CHECKPOINTS...]   files, or folders of files, of one training run
-  --arch NET              resnet18, resnet50, another torchvision model, timm:NAME,
-      hf:NAME-OR-FOLDER, or your code path/to/file.py:factory
+  --arch
   --train DIR...          folders of the source domains
   --val DIR...            folders of held-out data of the source domains (default: 20 %% of --train)
   --test DIR...           folders of target domains
@@ -29,8 +28,7 @@ checkpoints and images:
   --runs DIR              folder of runs: DIR/<target domain>/trial_<number>
   --data DIR              with --runs: folder of all domains, e.g. PACS
   --image-size N: count   images are resized to N x N and normalized as for ImageNet (default: 224)
-  --transform T           in place of --image-size: auto (the network's own configuration), a YAML
-      file, or your code path/to/file.py:name
+  --transform T           in place of --image-size (see below)
 how to rank:
   --layer NAME = auto     layer to read (default: avgpool in ResNets, the last norm2 in ViTs)
   --space NAME            settings to choose from: vlcs, pacs, officehome, terraincognita (the
@@ -40,7 +38,8 @@ how to rank:
 demo:
   --demo                  train on images that come with libraries, and rank the checkpoints
   --seed
-"""
+""",
+    inputs.NETWORK_FORMS,
 )
 def rank_command(args: argparse.Namespace) -> int:
     r"""Rank the checkpoints of a training run by their neuron activation coverage.
@@ -74,13 +73,10 @@ def rank_command(args: argparse.Namespace) -> int:
     from nac_openood.report import checkpoints as report
 
     out = Path(args.out)
-    try:
-        if args.demo:
-            ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
-        else:
-            ranked = _ranked(args, out)
-    except KeyboardInterrupt:
-        return interrupted(out)
+    if args.demo:
+        ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
+    else:
+        ranked = _ranked(args, out)
     page = publish(
         out,
         f"\n{report.ranked_summary(ranked)}\n",
@@ -93,7 +89,7 @@ def rank_command(args: argparse.Namespace) -> int:
 
 def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
     """Rank the checkpoints of one run, or of many runs, each without its target domain."""
-    from nac_openood.benchmark.paper.published import published_choice
+    from nac_openood.benchmark.paper import published
     from nac_openood.evaluation import rank
     from nac_openood.evaluation.ranking import RankedRun, RankedRuns
     from nac_openood.sources.checkpoints import run_checkpoints
@@ -112,7 +108,7 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
     space = rank.space_named(dataset)
     dataset = dataset if space == "all" else space
     if args.against:  # raises early if the paper has no numbers
-        published_choice(dataset, args.arch)
+        published.published_choice(dataset, args.arch)
     transform: Any = domainbed_transform()
     if args.transform is not None or args.image_size is not None:
         transform = inputs.transform_of(args, [None]).transform
@@ -133,15 +129,9 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
         runs = rank.find_runs(args.runs, list(domains))
         ranked = rank.rank_runs(runs, domains, load=load, **options)
     if args.against and ranked.has_test:
-        ranked = _beside_paper(ranked, dataset, args.arch)
+        printed = published.printed_architecture(args.arch)
+        rows, notes = published.against_choice(ranked.measured(), dataset, args.arch), ranked.notes
+        if printed != args.arch:
+            notes += (f"The published numbers are those of {printed}, not of {args.arch}.",)
+        ranked = replace(ranked, notes=notes, paper=tuple(rows))
     return replace(ranked, dataset=dataset, arch=args.arch, command=typed_command())
-
-
-def _beside_paper(ranked: RankedRuns, dataset: str, arch: str) -> RankedRuns:
-    from nac_openood.benchmark.paper.published import against_choice, printed_architecture
-
-    notes, printed = ranked.notes, printed_architecture(arch)
-    if printed != arch:
-        notes = (*notes, f"The published numbers are those of {printed}, not of {arch}.")
-    rows = against_choice(ranked.measured(), dataset, arch)
-    return replace(ranked, notes=notes, paper=tuple(rows))

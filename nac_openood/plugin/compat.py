@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import sys
-import warnings
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterable, Iterator, Optional
 
@@ -86,9 +85,7 @@ _NUMPY_NAMES = {
 
 
 def _missing_in_numpy() -> list[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy 1.20 to 1.23 warn about these names
-        return [name for name in _NUMPY_NAMES if not hasattr(np, name)]
+    return [name for name in _NUMPY_NAMES if name not in vars(np)]
 
 
 def _add_numpy_names(undo: ExitStack) -> None:
@@ -123,7 +120,13 @@ def _use_cpu(undo: ExitStack) -> None:
     # MDSEns and GMM use this type; a class, because OpenOOD's networks use it in `isinstance`
     made = type("FloatTensor", (), {"__new__": lambda cls, *args: torch.FloatTensor(*args)})
     replace_attribute(torch.cuda, "FloatTensor", made, undo)
-    replace_attribute(torch, "load", _load_on_cpu(torch.load), undo)
+    load = torch.load
+
+    def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        location = "cpu" if map_location is None else _on_cpu(map_location)
+        return load(f, location, *args, **kwargs)
+
+    replace_attribute(torch, "load", load_on_cpu, undo)
 
 
 def _on_cpu(device: Any) -> Any:
@@ -140,14 +143,3 @@ def _without_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*map(_on_cpu, args), **kwargs)
 
     return call
-
-
-def _load_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load` that puts on the CPU what was saved on a GPU."""
-
-    @functools.wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        location = "cpu" if map_location is None else _on_cpu(map_location)
-        return original(f, location, *args, **kwargs)
-
-    return load

@@ -15,8 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Iterable, Iterator, NamedTuple, Union
 
-from nac_openood.errors import NACError
-from nac_openood.plugin.source import openood_tree
+from nac_openood.plugin.source import find_openood
 
 _Folder = Union[str, Path]
 OK, MISSING, WARNING = "ok", "missing", "warning"
@@ -103,10 +102,10 @@ def examine_platform() -> Iterator[Check]:
 
 def examine_packages() -> Iterator[Check]:
     """OpenOOD, what it imports, and pytorch-ood, which has baselines where OpenOOD is missing."""
-    try:
-        yield Check("OpenOOD", OK, str(openood_tree()))
-    except NACError:
-        named = os.environ.get("OPENOOD_SRC")
+    tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
+    if tree is not None:
+        yield Check("OpenOOD", OK, str(tree))
+    else:
         detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
         # without its dependencies: it asks for a faiss-gpu that pip cannot find
         clone = "git clone https://github.com/Jingkang50/OpenOOD"
@@ -182,10 +181,7 @@ def checks_text(checks: Iterable[Check]) -> str:
 
 def _download(contents: str) -> str:
     """A call of OpenOOD's own download script, which is in its source tree."""
-    try:
-        tree = openood_tree()
-    except NACError:
-        tree = Path("OpenOOD")
+    tree = find_openood() or Path("OpenOOD")
     script = tree / "scripts" / "download" / "download.py"
     return f"{_PYTHON} {shlex.quote(str(script))} --contents {contents}"
 

@@ -158,13 +158,10 @@ class NACPostprocessor(BasePostprocessor):
 
     def set_hyperparam(self, hyperparam: Sequence[Any]) -> None:
         """Use one value for each name of `args_dict`, in its order."""
-        names = list(self.args_dict)
-        if len(hyperparam) != len(names):
-            raise NACError(f"expected {len(names)} values, for {names}; got {len(hyperparam)}.")
         if self._source is None or self._cache is None:
             raise NotFittedError("there are no readings yet: call setup first.")
         layers = dict(self._source.layers)
-        for name, value in zip(names, hyperparam):
+        for name, value in zip(self.args_dict, hyperparam):
             layer, _, setting = name.rpartition(".")
             layers[layer] = replace(layers[layer], **{setting: value})
         self._use(layers)

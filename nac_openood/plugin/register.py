@@ -190,8 +190,7 @@ def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
     undo.callback(setattr, sys, "argv", sys.argv)
     undo.callback(operator.setitem, sys.path, slice(None), list(sys.path))
     sys.argv = [str(path), *args]
-    if not getattr(sys.flags, "safe_path", False):  # python -P; the flag is new in 3.11
-        sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(path.resolve().parent))
     # the path before its resolved form: OpenOOD's scripts look for data relative to the former
     for root in (*path.parents, *path.resolve().parents):
         if (root / "openood" / "__init__.py").is_file():

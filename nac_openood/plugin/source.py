@@ -37,7 +37,7 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
     from nac_openood.plugin.compat import compat
 
     tree = openood_tree()
-    if _installed() is None:
+    if str(tree) not in sys.path:
         sys.path.append(str(tree))
         importlib.invalidate_caches()
     with compat(on_cpu):
@@ -50,18 +50,26 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
         yield tree
 
 
+def find_openood() -> Optional[Path]:
+    """The folder of the package `openood`: where it is installed, else OPENOOD_SRC; or None."""
+    spec, named = importlib.util.find_spec("openood"), os.environ.get("OPENOOD_SRC")
+    # a folder without an __init__.py has a spec, too, but no origin
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parents[1]
+    if named and (Path(named) / "openood" / "__init__.py").is_file():
+        return Path(named).resolve()
+    return None
+
+
 def openood_tree() -> Path:
     """The folder that holds the package `openood`.
 
     Raises:
         NACError: OpenOOD is not installed, and OPENOOD_SRC names no source tree of it.
     """
-    installed = _installed()
-    if installed is not None:
-        return installed
-    named = os.environ.get("OPENOOD_SRC")
-    if named and (Path(named) / "openood" / "__init__.py").is_file():
-        return Path(named).resolve()
+    tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
+    if tree is not None:
+        return tree
     found = f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
     raise NACError(
         f"Expected OpenOOD, but {found}. `nac-openood doctor` shows how to install it; "
@@ -107,9 +115,3 @@ def has_openood() -> bool:
             return True
     except NACError:
         return False
-
-
-def _installed() -> Optional[Path]:
-    spec = importlib.util.find_spec("openood")
-    # a folder without an __init__.py has a spec, too, but no origin
-    return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]

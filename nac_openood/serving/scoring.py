@@ -6,9 +6,12 @@ import asyncio
 import logging
 import math
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncGenerator, Coroutine, Tuple
+from functools import partial
+from typing import Any, AsyncGenerator, Callable, Coroutine, Iterable, Tuple
 
+import prometheus_client as prometheus
 import python_multipart as python_multipart  # which starlette imports when a form arrives
 from fastapi import HTTPException, Request
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -17,11 +20,14 @@ from torch import Tensor
 
 from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
-from nac_openood.serving.metrics import ServiceMetrics
 from nac_openood.sources.fitted import Prediction
 from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 
 _LOG = logging.getLogger("nac_openood.serving")
+#: Number of recent images over which the share of out-of-distribution images is computed.
+WINDOW = 1000
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: The name and the content of an image.
 _Upload = Tuple[str, bytes]
 #: Images that are decoded at the same time; each may take the memory of `max_pixels`.
@@ -99,8 +105,6 @@ class Scoring:
         is_form = kind == "multipart/form-data"
         if not is_form and not kind.startswith("image/") and kind != "application/octet-stream":
             raise HTTPException(415, f"the Content-Type is {kind or 'missing'}. {_HINT}")
-        declared = request.headers.get("content-length", "0")
-        self._check_size(int(declared) if declared.isdigit() else 0)
         timeout = self.limits.timeout
         reading = self._form if is_form else self._image
         try:
@@ -133,16 +137,12 @@ class Scoring:
         return found
 
     async def _chunks(self, request: Request) -> AsyncGenerator[bytes, None]:
-        size = 0
+        size, most = 0, self.limits.max_bytes
         async for chunk in request.stream():
             size += len(chunk)
-            self._check_size(size)
+            if size > most:
+                raise HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
             yield chunk
-
-    def _check_size(self, size: int) -> None:
-        most = self.limits.max_bytes
-        if size > most:
-            raise HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -193,3 +193,52 @@ class Scoring:
             _LOG.exception("the transform failed")
             reason = f"the transform failed on {name}; the log has more."
             raise HTTPException(500, reason) from error
+
+
+# -- metrics for Prometheus ----------------------------------------------------------------------
+
+
+class ServiceMetrics:
+    """The metrics of a service, in their own registry.
+
+    Args:
+        alpha: the level of decisions: the share of OOD decisions as long as nothing drifts.
+        waiting: returns how many images wait for the network.
+    """
+
+    def __init__(self, alpha: float, waiting: Callable[[], int]) -> None:
+        own = self.registry = prometheus.CollectorRegistry()
+        for collector in ("ProcessCollector", "PlatformCollector", "GCCollector"):
+            getattr(prometheus, collector)(registry=own)
+        counter = partial(prometheus.Counter, registry=own)
+        times = partial(prometheus.Histogram, registry=own, buckets=_SECONDS)
+        self.requests = counter("nac_requests", "Requests by path and status", ["path", "status"])
+        self.seconds = times("nac_request_seconds", "Time from head to response", ["path"])
+        self.passes = times("nac_batch_seconds", "Time of a pass over the network")
+        self.batches = times(
+            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES
+        )
+        self.images = counter("nac_images", "Images by decision and class", ["decision", "class"])
+        last = self._last = deque[bool](maxlen=WINDOW)
+        for name, description, value in (
+            ("nac_queue_images", "Images that wait for the network", waiting),
+            ("nac_alpha", "Share of in-distribution images expected to be out", lambda: alpha),
+            ("nac_out_share_images", "Images in nac_out_share", lambda: len(last)),
+            (
+                "nac_out_share",
+                f"Share of the last {WINDOW} images that was out",
+                lambda: sum(last) / len(last) if last else float("nan"),
+            ),
+        ):
+            prometheus.Gauge(name, description, registry=own).set_function(value)
+
+    def count(self, predictions: Iterable[Prediction]) -> None:
+        """Count the decisions about images."""
+        for prediction in predictions:
+            self.images.labels(prediction.decision, prediction.label).inc()
+            self._last.append(prediction.is_out)
+
+    def count_batch(self, images: int, seconds: float) -> None:
+        """Count a pass over the network."""
+        self.batches.observe(images)
+        self.passes.observe(seconds)
