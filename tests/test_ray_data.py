@@ -114,7 +114,7 @@ def cluster():
     # the monitor: other jobs may fill the memory
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
     ray.init(
-        num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False
+        num_cpus=4, object_store_memory=160_000_000, include_dashboard=False, log_to_driver=False
     )
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers have no tests
