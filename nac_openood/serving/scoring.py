@@ -105,6 +105,8 @@ class Scoring:
         is_form = kind == "multipart/form-data"
         if not is_form and not kind.startswith("image/") and kind != "application/octet-stream":
             raise HTTPException(415, f"the Content-Type is {kind or 'missing'}. {_HINT}")
+        declared = request.headers.get("content-length", "0")
+        self._check_size(int(declared) if declared.isdigit() else 0)
         timeout = self.limits.timeout
         reading = self._form if is_form else self._image
         try:
@@ -137,12 +139,16 @@ class Scoring:
         return found
 
     async def _chunks(self, request: Request) -> AsyncGenerator[bytes, None]:
-        size, most = 0, self.limits.max_bytes
+        size = 0
         async for chunk in request.stream():
             size += len(chunk)
-            if size > most:
-                raise HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
+            self._check_size(size)
             yield chunk
+
+    def _check_size(self, size: int) -> None:
+        most = self.limits.max_bytes
+        if size > most:
+            raise HTTPException(413, f"the body is longer than the {most:,} bytes accepted.")
 
     # -- answers -------------------------------------------------------------------------------
 
