@@ -60,7 +60,7 @@ class PlainJudge(Judge):
         with torch.inference_mode():
             best = self.pipeline.detector.net(batch).double().softmax(dim=1).max(dim=1)
         pairs = zip(best.indices.tolist(), best.values.tolist())
-        return [Prediction("", self.pipeline.class_name(k), c, c, 1.0) for k, c in pairs]
+        return [Prediction("", str(k), c, c, 1.0) for k, c in pairs]
 
 
 def network(arch: str) -> nn.Module:

@@ -48,7 +48,7 @@ from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.images import ImageError, rgb_image
 from nac_openood.sources.networks import build, network_of
 from nac_openood.sources.readers import labelled_samples, listed_images, unlabelled_samples
-from nac_openood.sources.samples import bad_images
+from nac_openood.sources.samples import readable_images
 from nac_openood.sources.transforms import read_settings
 
 OLD = Path(__file__).parent / "data" / "v0.1"
@@ -178,7 +178,7 @@ def image_folder(folder: Path) -> Case:
         every = unlabelled_samples(root, lambda image: image)
         if len(every) != len(there):
             return Outcome(SILENT, f"{len(every)} of {len(there)} images")
-        bad = bad_images(every, progress=False)
+        _, bad = readable_images(every, "x", progress=False)
         found = labelled_samples(root, lambda image: image)
         if set(found.names) - set(every.names) or len(found.labels) != len(found):
             return Outcome(SILENT, "labels of other images")

@@ -3,15 +3,13 @@
 Four classes are four colors, OOD images are stripes; the network is trained for a second or two.
 """
 
-from __future__ import annotations
-
-import os
 import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
@@ -98,11 +96,9 @@ def _trained(folder: Path) -> torch.nn.Module:
     from nac_openood.sources.readers import labelled_samples
     from nac_openood.sources.transforms import read_settings
 
-    images = labelled_samples(
-        folder / "birds/train", read_settings(folder / "transform.yml").transform()
-    )
-    x = torch.stack([images[i]["data"] for i in range(len(images))])
-    y = torch.from_numpy(images.labels)
+    transform = read_settings(folder / "transform.yml").transform()
+    images = labelled_samples(folder / "birds/train", transform)
+    x, y = torch.stack([item["data"] for item in images]), torch.from_numpy(images.labels)
     torch.manual_seed(0)
     net = build(f"{folder / 'net.py'}:make", len(COLORS)).train()
     steps = torch.optim.Adam(net.parameters(), 0.01)
@@ -118,9 +114,6 @@ def _trained(folder: Path) -> torch.nn.Module:
 def copied(own_project, copy):
     """A copy of the folder, as the current folder for as long as it takes to prepare it."""
     shutil.copytree(own_project, copy)
-    before = os.getcwd()  # noqa: PTH109
-    os.chdir(copy)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(copy)
         yield copy
-    finally:
-        os.chdir(before)

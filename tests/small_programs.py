@@ -1,7 +1,5 @@
 """A small network as programs of `torch.export` and TorchScript."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 import torch
-from small_programs import small
+from small_programs import small, write_programs
 
 from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import load_checkpoint
@@ -40,10 +40,8 @@ def rewritten(path, changed, content):
 
 @pytest.fixture
 def program(tmp_path):
-    batch = {0: torch.export.Dim("batch")}
-    made = torch.export.export(small(), (X,), dynamic_shapes=(batch,))
-    torch.export.save(made, tmp_path / "p.pt2")
-    return tmp_path / "p.pt2"
+    write_programs(tmp_path, X)
+    return tmp_path / "net.pt2"
 
 
 def test_a_program_cannot_run_code_while_it_is_loaded(program, tmp_path):
@@ -69,15 +67,12 @@ def test_programs_with_code_in_them_are_refused(program, name):
         network_of(str(program), 3)
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "program", "script"])
-def test_a_flipped_bit_in_the_weights_is_noticed(program, tmp_path, kind):
-    net, path = small(), program if kind == "program" else tmp_path / "net.pt"
-    if kind == "checkpoint":
-        torch.save(net.state_dict(), path)
-    elif kind == "script":
-        torch.jit.save(torch.jit.trace(net, X), str(path))
+@pytest.mark.parametrize("name", ["net.pt", "net.pt2", "traced.pt"])
+def test_a_flipped_bit_in_the_weights_is_noticed(program, tmp_path, name):
+    net, path = small(), tmp_path / name
+    torch.save(net.state_dict(), tmp_path / "net.pt")
     content = bytearray(path.read_bytes())
     content[content.index(net.head.weight.detach().numpy().tobytes()) + 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(NACError, match="is damaged: '.*' does not match its checksum"):
-        load_checkpoint(small(), path) if kind == "checkpoint" else network_of(str(path), 3)
+        load_checkpoint(small(), path) if name == "net.pt" else network_of(str(path), 3)

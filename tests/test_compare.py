@@ -385,7 +385,7 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
     from PIL import ImageFile
 
     from nac_openood.sources.readers import unlabelled_samples
-    from nac_openood.sources.samples import bad_images
+    from nac_openood.sources.samples import readable_images
 
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -393,8 +393,9 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
     whole = (tmp_path / "a.jpg").read_bytes()
     (tmp_path / "b.jpg").write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    found = bad_images(unlabelled_samples(tmp_path, CIFAR10.transform()), progress=False)
-    assert list(found) == [1] and "truncated" in found[1]
+    images = unlabelled_samples(tmp_path, CIFAR10.transform())
+    rest, told = readable_images(images, "x", progress=False)
+    assert rest.names == ["a.jpg"] and "truncated" in told
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 

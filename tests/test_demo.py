@@ -1,11 +1,7 @@
 """`nac-openood demo`: whole, again, in part, stopped, and where something is missing."""
 
-from __future__ import annotations
-
-import csv
 import dataclasses
 import errno
-import json
 import os
 import shutil
 import sys
@@ -35,21 +31,20 @@ DEMO = ("demo", "--backend", "pytorch-ood")
 WRITTEN = ("results.json", "results.csv", "results.md", "report.html")
 
 
-@pytest.fixture(autouse=True)
-def cached(embedded_cache, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def cached(embedded_cache):
     """Networks are trained once a session, and results name one command."""
-    monkeypatch.setenv("NAC_CACHE", str(embedded_cache))
-    monkeypatch.setattr(sys, "argv", ["nac-openood", "demo"])
-
-
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory, embedded_cache):
-    """A demo that nothing disturbed: its folder, which is not to be written to."""
-    out = tmp_path_factory.mktemp("demo") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAC_CACHE", str(embedded_cache))
         patch.setattr(sys, "argv", ["nac-openood", "demo"])
-        assert main([*DEMO, "--out", str(out)]) == 0
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cached):
+    """A demo that nothing disturbed: its folder, which is not to be written to."""
+    out = tmp_path_factory.mktemp("demo") / "whole"
+    assert demo(out) == 0
     return out
 
 
@@ -83,13 +78,6 @@ def cell_times(out):
     return {p.relative_to(out): p.stat().st_mtime_ns for p in out.glob("runs/*/*/*.safetensors")}
 
 
-def forget(out, *methods):
-    """Some methods were never run."""
-    for method in methods:
-        shutil.rmtree(out / "runs" / "resnet-s0" / method)
-    (out / "results.json").unlink()
-
-
 def no_leftovers(out):
     return not [p for p in out.rglob(".*") if p.is_file() and p.name != ".lock"]
 
@@ -106,23 +94,18 @@ def test_it_does_the_whole_job(whole):
     assert results.value(NAC, "farood", "AUROC").mean > 95
     nac = next(r for r in results.rows if r.method == NAC)
     assert nac.search["points"] > 1 and nac.search["auroc"] > 0.9
-    with (whole / "results.csv").open(newline="") as file:
-        assert len(list(csv.reader(file))) > 20
+    assert len((whole / "results.csv").read_text().splitlines()) > 20
     assert "NAC" in (whole / "results.md").read_text() and no_leftovers(whole)
 
 
 def test_a_second_time_everything_is_there(copy, capsys):
     out, _ = copy
-    before, document = cell_times(out), (out / "results.json").read_text()
-    page = (out / "report.html").read_text()
+    before, documents = cell_times(out), [(out / name).read_text() for name in WRITTEN]
     assert demo(out) == 0
     assert cell_times(out) == before
-    assert json.loads((out / "results.json").read_text()) == json.loads(document)
-    assert (out / "report.html").read_text() == page
+    assert [(out / name).read_text() for name in WRITTEN] == documents
     text = capsys.readouterr().out
-    assert (
-        text.count("done before") == len(METHODS) - 1 and "Written to" in text and "Done in" in text
-    )
+    assert text.count("done before") == len(METHODS) - 1 and "Written to" in text
 
 
 def test_the_quick_ones(copy, capsys):
@@ -177,7 +160,9 @@ def test_openoods_own_baselines(copy):
 
 def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatch):
     out, _ = copy
-    forget(out, "msp", "knn", NAC)
+    for method in ("msp", "knn", NAC):
+        shutil.rmtree(out / "runs" / "resnet-s0" / method)
+    (out / "results.json").unlink()
     real, calls = tensor_files.save, []
 
     def full(tensors):
@@ -223,12 +208,10 @@ def test_a_real_ctrl_c(whole, tmp_path):
     assert "Traceback" not in done.stderr and "run the same command again" in done.stderr
     assert "#  Method" in done.stdout and no_leftovers(out)
     kept = cell_times(out)
-    assert kept
     again = run([*DEMO, "--quick", "--out", out])
     assert again.returncode == 0, again.stderr
     assert "done before" in again.stdout
-    after = cell_times(out)
-    assert all(after[path] == before for path, before in kept.items())
+    assert kept and kept.items() <= cell_times(out).items()
     rows, undisturbed = found(out)[0], found(whole)[0]
     for at, row in rows.items():
         assert row.status == "ok"

@@ -1,7 +1,5 @@
 """The embedded benchmark: its images, its folder, its networks."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -11,10 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import nac_openood.demo.trained as trained_module
-from nac_openood.demo.embedded import embedded_sets, embedded_std, lists_of, write_openood
+from nac_openood.demo.embedded import embedded_sets, lists_of, write_openood
 from nac_openood.demo.trained import cache_folder, cached_file, train_embedded, trained
 from nac_openood.detector.batches import dataset_labels
-from nac_openood.errors import FileError
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.sources.networks import build
 from nac_openood.sources.sets import benchmark_named
@@ -61,7 +58,7 @@ def test_validation_and_test_sets_are_cut_from_different_pictures(sets):
 
 
 def test_roles_sizes_and_labels(sets):
-    assert next(iter(sets.roles())) == "test" and sets.std == embedded_std and sets.n_classes == 8
+    assert next(iter(sets.roles())) == "test" and sets.std == (0.325,) * 3 and sets.n_classes == 8
     assert "digits_8_9" in sets.near and len(sets.far) >= 2
     for name, images in sets.scored().items():
         assert 200 <= len(images) <= 500, name
@@ -112,31 +109,16 @@ def test_the_folder_gives_the_same_bits(sets, folder):
     assert (folder / "benchmark_imglist" / "embedded" / "train_embedded.txt").is_file()
 
 
-@pytest.fixture
-def few(sets):
-    """The same with fewer sets, quick to write."""
-    return replace(sets, train=sets.id_val, far={}, near={}, shifted={})
-
-
-def files_in(folder):
-    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
-
-
-def test_an_earlier_copy_is_replaced_and_other_files_stay(few, tmp_path):
+def test_an_earlier_copy_is_replaced_and_other_files_stay(sets, tmp_path):
+    few = replace(sets, train=sets.id_val, far={}, near={}, shifted={})
     other = tmp_path / "benchmark_imglist" / "cifar10" / "train_cifar10.txt"
     other.parent.mkdir(parents=True)
     other.write_text("kept")
-    before = files_in(write_openood(tmp_path, few))
+    before = set(write_openood(tmp_path, few).rglob("*"))
     next((tmp_path / "images_embedded" / "digits").iterdir()).unlink()
     (tmp_path / "benchmark_imglist" / "embedded" / "test_old.txt").write_text("a.png 1")
-    assert files_in(write_openood(tmp_path, few)) == before
+    assert set(write_openood(tmp_path, few).rglob("*")) == before
     assert other.read_text() == "kept"
-
-
-def test_a_folder_that_cannot_be_written_is_named(few, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot create the folder .*file"):
-        write_openood(tmp_path / "file", few)
 
 
 # ---- the networks
@@ -174,11 +156,8 @@ def quick(monkeypatch):
 
 
 def test_a_second_call_reads_the_cache(embedded_cache, resnet, quick):
-    cache = embedded_cache
-    again = trained("resnet_embedded", cache=cache)
-    assert not quick and not again.training
-    assert fingerprint(again) == fingerprint(resnet)
-    assert cached_file("resnet_embedded", cache=cache).is_file()
+    again = trained("resnet_embedded", cache=embedded_cache)
+    assert not quick and not again.training and fingerprint(again) == fingerprint(resnet)
 
 
 def test_what_decides_the_weights_is_in_the_name(tmp_path, quick):
@@ -194,13 +173,13 @@ def test_what_decides_the_weights_is_in_the_name(tmp_path, quick):
 def test_a_damaged_file_is_made_again(tmp_path, quick, damage):
     trained("resnet_embedded", cache=tmp_path)
     path = cached_file("resnet_embedded", cache=tmp_path)
-    content = bytearray(path.read_bytes())
-    if damage == "flipped":
-        content[-5] ^= 1
-    elif damage == "another network":
+    if damage == "another network":
         trained("vit_embedded", cache=tmp_path)
-        content = cached_file("vit_embedded", cache=tmp_path).read_bytes()
-    path.write_bytes(content[: 5000 if damage == "truncated" else len(content)])
+        cached_file("vit_embedded", cache=tmp_path).replace(path)
+    else:
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 1
+        path.write_bytes(content if damage == "flipped" else content[:5000])
     quick.clear()
     with pytest.warns(UserWarning, match="The network is trained again"):
         trained("resnet_embedded", cache=tmp_path)
@@ -220,9 +199,6 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     monkeypatch.delenv("NAC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "nac_openood"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "nac_openood"
 
 
 def test_weights_do_not_depend_on_the_number_of_threads():

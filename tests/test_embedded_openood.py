@@ -1,7 +1,5 @@
 """The embedded benchmark inside the real OpenOOD."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -64,8 +62,8 @@ def enter_embedded(sets, monkeypatch):
             "far": group(sets.far),
         },
     }
-    colors = [list(row.mean), list(row.std)]
-    sizes = {"pre_size": row.resize, "img_size": row.crop, "normalization": colors}
+    colors = [list(row.settings.mean), list(row.settings.std)]
+    sizes = {"pre_size": 32, "img_size": 32, "normalization": colors}
     monkeypatch.setitem(datasets.DATA_INFO, "embedded", info)
     monkeypatch.setitem(datasets.benchmarks_dict, "embedded", [])  # what would be downloaded
     monkeypatch.setitem(preprocessor.default_preprocessing_dict, "embedded", sizes)

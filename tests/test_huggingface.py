@@ -60,14 +60,17 @@ def test_automatic_layers_are_what_the_head_reads(name):
     assert len(found.early) == 3 and all(layer.layout == "tokens" for layer in found.early)
 
 
+def fitted(net, name, rule):
+    detector = NACDetector(net, "auto", rule=rule).fit([encodings(name, 180)])
+    return detector.calibrate([encodings(name, 120, seed=1)])
+
+
 @pytest.mark.parametrize("name", ["ViT", *TEXT])
 @pytest.mark.parametrize("rule", ["nac", "nac_plus"])
 def test_fit_score_and_predict(name, rule):
-    net = build(name)
-    detector = NACDetector(net, "auto", rule=rule).fit([encodings(name, 180)])
+    net, batch = build(name), encodings(name, 8, seed=2)
+    detector = fitted(net, name, rule)
     assert detector.fit_summary_.class_counts == dict.fromkeys(range(CLASSES), 60)
-    detector.calibrate([encodings(name, 120, seed=1)])
-    batch = encodings(name, 8, seed=2)
     scores = detector.score(batch)
     assert scores.shape == (8,) and scores.isfinite().all()
     with torch.no_grad():
@@ -77,15 +80,10 @@ def test_fit_score_and_predict(name, rule):
 
 @pytest.mark.parametrize("name", TEXT)
 def test_a_text_alone_and_padded_scores_the_same(name):
-    net, batch = build(name), encodings(name, 10, seed=2)
-    detector = NACDetector(net, "auto", rule="nac_plus").fit([encodings(name, 180)])
-    detector.calibrate([encodings(name, 120, seed=1)])
-    alone = []
-    for row in range(10):
-        length = int(batch["attention_mask"][row].sum())
-        alone.append(
-            detector.score({n: batch[n][row : row + 1, :length] for n in batch if n != "labels"})
-        )
+    batch, detector = encodings(name, 10, seed=2), fitted(build(name), name, "nac_plus")
+    given, alone = {n: part for n, part in batch.items() if n != "labels"}, []
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        alone.append(detector.score({n: p[row : row + 1, :length] for n, p in given.items()}))
     assert torch.allclose(detector.score(batch), torch.cat(alone), rtol=1e-3, atol=2e-3)
 
 
@@ -121,11 +119,3 @@ def test_one_token_cannot_tell_and_does_not_decide():
     assert reader.locations["bert.encoder.layer.1"].layout is None
     reader.read_loader([batch])
     assert reader.locations["bert.encoder.layer.1"].layout == "tokens"
-
-
-def test_labels_are_not_passed_to_the_network():
-    net, batch = build("BERT"), encodings("BERT", 4)
-    given = []
-    net.register_forward_pre_hook(lambda m, a, k: given.append(set(k)), with_kwargs=True)
-    NACDetector(net, ["bert.pooler"]).fit([batch])
-    assert given and all("labels" not in names for names in given)

@@ -1,7 +1,5 @@
 """Networks by description: code of one's own, exported programs, timm, Hugging Face."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -64,14 +62,11 @@ def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_pa
     ("code", "told"),
     [
         ("def f(): return 1 / 0", r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision"),
-        ("import no_such_package", r"a.py:f failed in .*a.py, line 1: ModuleNotFoundError"),
         ("def f(:", "failed.*SyntaxError"),
         ("raise SystemExit(3)", "failed.*SystemExit: 3"),
         ("def g(): pass\nh = 3", r"has no 'f'. It has g\."),
-        ("def f(): return 3", "is or returns a int, expected a torch.nn.Module"),
-        ("f = 3", "is or returns a int, expected a torch.nn.Module"),
+        ("def f(): return 3", "makes a int, expected a torch.nn.Module"),
         ("def f(a, b): pass", r"must take `n_classes` or nothing, but its parameters are \(a, b\)"),
-        ("def f(n_classes, width): pass", r"are \(n_classes, width\)"),
         ("def f(*, depth): pass", r"are \(\*, depth\)"),
     ],
 )
@@ -86,13 +81,10 @@ def test_errors_of_the_users_code(tmp_path, code, told):
     ("arch", "told"),
     [
         ("nowhere.py:f", "there is no file .*nowhere.py"),
-        (
-            "no_such.module:f",
-            "your code no_such.module:f failed: ModuleNotFoundError: No module named",
-        ),
+        ("no_such.module:f", "your code no_such.module:f failed: ModuleNotFoundError: No module"),
         ("resnet0", r"unknown architecture 'resnet0'.*timm:NAME.*hf:NAME.*\.pt2"),
         ("net.py", r"unknown architecture 'net.py'.*path/to/file\.py:factory"),
-        ("resnet18", r"torchvision publishes the weights .* of resnet18"),
+        ("resnet18", "resnet18 needs a checkpoint file or one of .*torchvision:"),
         ("nowhere.pt2", "there is no program nowhere.pt2"),
     ],
 )
@@ -141,16 +133,13 @@ def test_programs_that_cannot_be_used(own_project, net, tmp_path):
         network_of(str(own_project / "net.pt"), 4)
 
 
-def saved_script(script, path):
-    torch.jit.save(script, str(path))
-    return str(path)
-
-
 @quiet
 @pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
 @pytest.mark.parametrize("rule", ["nac", "nac_plus"])
 def test_the_operations_of_torchscript_can_be_read(net, tmp_path, make, rule):
-    loaded = network_of(saved_script(make(net), tmp_path / "script.pt"), 4)
+    path = str(tmp_path / "script.pt")
+    torch.jit.save(make(net), path)
+    loaded = network_of(path, 4)
     torch.testing.assert_close(loaded(X[:3]), net(X[:3]))
     here, there = detector(net, rule=rule), detector(loaded, rule=rule)
     assert len(there.layers) >= len(here.layers) > 0
@@ -158,7 +147,7 @@ def test_the_operations_of_torchscript_can_be_read(net, tmp_path, make, rule):
         alone = [NACDetector(d.net, [next(iter(d.layers))]).fit(DATA) for d in (here, there)]
         torch.testing.assert_close(alone[1].score(X), alone[0].score(X))
     there.save(tmp_path / "det")
-    again = NACDetector.load(tmp_path / "det", network_of(str(tmp_path / "script.pt"), 4))
+    again = NACDetector.load(tmp_path / "det", network_of(path, 4))
     assert torch.equal(again.score(IMAGES), there.score(IMAGES))
 
 
@@ -178,8 +167,9 @@ class _Recurrent(nn.Module):
     ],
 )
 def test_torchscript_that_cannot_be_read(tmp_path, net, told):
+    torch.jit.save(torch.jit.script(net), str(tmp_path / "x.pt"))
     with pytest.raises(NACError, match=told):
-        network_of(saved_script(torch.jit.script(net), tmp_path / "x.pt"), 3)
+        network_of(str(tmp_path / "x.pt"), 3)
 
 
 # ---- libraries
@@ -222,12 +212,8 @@ def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
         network_of(f"hf:{tmp_path}", 3)
 
 
-@pytest.mark.parametrize(
-    ("module", "arch", "extra"),
-    [("timm", "timm:resnet18", "timm"), ("transformers", "hf:some/net", "hf")],
-)
-def test_what_to_install(module, arch, extra, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)  # import then fails
-    told = rf"'{arch}' needs {module}: pip install 'nac-openood\[{extra}\]'"
+def test_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # import then fails
+    told = r"'hf:some/net' needs transformers: pip install 'nac-openood\[hf\]'"
     with pytest.raises(NACError, match=told):
-        network_of(arch, 3)
+        network_of("hf:some/net", 3)

@@ -1,7 +1,5 @@
 """Commands on a network and images of one's own: compare, search."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -36,20 +34,23 @@ def test_compare(here, tmp_path, capsys):
     assert results.value("nac_plus", "farood", "AUROC").mean > 90
 
 
+def search(out, *arguments):
+    kept = ["--save-readings", str(out / "kept"), "--out", str(out), "--restarts", "1"]
+    assert main(["search", *NETWORK, *arguments, *kept]) == 0
+    return ReadingSet.load(out / "kept")
+
+
 def test_search(here, tmp_path, capsys):
-    kept = ["--save-readings", str(tmp_path / "kept"), "--out", str(tmp_path), "--restarts", "1"]
-    assert main(["search", *NETWORK, *DATA, *kept]) == 0
+    readings = search(tmp_path, *DATA)
     assert "searched against surrogate OOD" in capsys.readouterr().out
-    readings = ReadingSet.load(tmp_path / "kept")
     assert readings.about["id_data"] == "birds" and readings.id_val.n_samples == 120
     assert json.loads((tmp_path / "search.json").read_text())["data"]["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize("val", [[], ["--val", "net.py:loaded"]])
 def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
-    kept = ["--save-readings", str(tmp_path / "kept"), "--out", str(tmp_path), "--restarts", "1"]
-    assert main(["search", *NETWORK, "--train", "net.py:loaded", *val, *kept]) == 0
-    assert ReadingSet.load(tmp_path / "kept").id_val.n_samples == (240 if val else 48)
+    readings = search(tmp_path, "--train", "net.py:loaded", *val)
+    assert readings.id_val.n_samples == (240 if val else 48)
 
 
 @pytest.mark.parametrize(
@@ -59,20 +60,11 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
         ([*NETWORK, *DATA, "--id-data", "cifar10"], "expected either --id-data or --train"),
         ([*NETWORK, *DATA, "--fsood"], "--fsood goes with --id-data only"),
         ([*NETWORK, "--id-data", "cifar10", "--val", "x"], "--val goes with --train only"),
-        (
-            [*NETWORK, *DATA, "--image-size", "32"],
-            "--image-size and --transform exclude each other",
-        ),
+        ([*NETWORK, *DATA, "--image-size", "32"], "--image-size and --transform exclude each"),
         ([*NETWORK[:4], *DATA], "no transform is known for net.py:make: pass --transform, a"),
-        (
-            ["--arch", "net.py:broken", *NETWORK[2:], *DATA],
-            "--arch: your code net.py:broken failed",
-        ),
+        ([*NETWORK, *DATA, "--arch", "net.py:broken"], "--arch: your code net.py:broken failed"),
         ([*NETWORK, "--train", "stripes"], "are not in class folders"),
-        (
-            [*NETWORK, *DATA, "--far", "stripes"],
-            "expected NAME=FOLDER for your own set of images",
-        ),
+        ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for your own set"),
     ],
 )
 def test_errors_name_options(here, tmp_path, arguments, told, capsys):

@@ -1,7 +1,5 @@
 """docs/own_network.md: its code, its YAML and its commands are ones that work."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,5 +1,6 @@
 """Image folders of one's own, image sets by role, and which checkpoints are meant."""
 
+import numpy as np
 import pytest
 from openood_tiny import write_benchmark
 from PIL import Image
@@ -8,7 +9,7 @@ from nac_openood.errors import NACError
 from nac_openood.sources.checkpoints import Checkpoint, find_checkpoints
 from nac_openood.sources.fitted import expand
 from nac_openood.sources.readers import unlabelled_samples
-from nac_openood.sources.samples import bad_images, bad_images_text, common_files
+from nac_openood.sources.samples import common_files, readable_images
 from nac_openood.sources.sets import BENCHMARKS, listed_sets
 
 CIFAR10 = BENCHMARKS["cifar10"]
@@ -35,6 +36,11 @@ def read(folder):
     return unlabelled_samples(folder, CIFAR10.transform())
 
 
+def bad_images(images):
+    rest, told = readable_images(images, "x", progress=False)
+    return rest.names, told
+
+
 # ---- folders
 
 
@@ -42,11 +48,11 @@ def test_a_folder_gives_its_images_in_order_without_labels(photos):
     images = read(photos)
     assert images.names == NAMES and images.labels.tolist() == [-1, -1, -1]
     assert images[0]["data"].shape == (3, 32, 32) and images[0]["label"] == -1
-    assert images.picture(1).size == (40, 30) and bad_images(images, progress=False) == {}
+    assert images.picture(1).size == (40, 30) and bad_images(images) == (NAMES, "")
 
 
 def test_folders_without_images_are_refused(tmp_path):
-    with pytest.raises(NACError, match="there is no folder .*nowhere: expected a folder of images"):
+    with pytest.raises(NACError, match="there is no folder .*nowhere: expected"):
         read(tmp_path / "nowhere")
     (tmp_path / "readme.txt").write_text("")
     with pytest.raises(NACError, match="holds no images: expected files such as .png or .jpg"):
@@ -63,8 +69,8 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (folder / "itself.png").symlink_to("itself.png")
     images = read(folder)
     assert images.names == ["gone.png", "itself.png", *(f"linked/{name}" for name in NAMES)]
-    found = bad_images(images, progress=False)
-    assert found[0] == "missing" and "symbolic links" in found[1] and len(found) == 2
+    rest, told = bad_images(images)
+    assert rest == images.names[2:] and "gone.png (missing)" in told and "symbolic links" in told
     assert common_files(images, read(photos)) == 5
     assert expand([str(folder)], texts=True) == [str(folder / "linked/notes.txt")]
 
@@ -74,22 +80,19 @@ def test_bad_images_are_found_with_a_reason(photos):
     (photos / "b.png").write_bytes(content[: len(content) // 2])
     images = read(photos)
     (photos / "a.JPG").unlink()
-    found = bad_images(images, progress=False)
-    assert found[0] == "missing" and list(found) == [0, 1] and found[1]
-    text = bad_images_text(images, found)
-    assert "2 of 3 images are missing or unreadable" in text and "b.png" in text
-    rest = images.without(list(found))
-    assert rest.names == NAMES[2:] and bad_images(rest, progress=False) == {}
+    rest, told = bad_images(images)
+    assert rest == NAMES[2:] and "a.JPG (missing)" in told and "b.png (" in told
+    assert told.startswith("2 of 3 images are missing or unreadable: ")
     with pytest.raises(NACError, match=r"a.JPG cannot be read \(missing\).*check `data_root`"):
         images[0]
-    images.items = [f"{i}.png" for i in range(9)]
-    assert bad_images_text(images, dict.fromkeys(range(9), "missing")).endswith("and 4 more")
+    images.items, images.labels = [f"{i}.png" for i in range(9)], np.zeros(9)
+    assert bad_images(images)[1].endswith("and 4 more")
 
 
 def test_an_absurdly_large_image_is_bad_not_a_crash(photos, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # a bomb is twice that and more
-    found = bad_images(read(photos), progress=False)
-    assert len(found) == 3 and "decompression bomb" in found[0]
+    rest, told = bad_images(read(photos))
+    assert rest == [] and "decompression bomb" in told
 
 
 def test_other_images_have_another_identity(photos):
@@ -106,7 +109,7 @@ def test_the_benchmarks_sets(data):
     sets = listed_sets(CIFAR10, data)
     assert list(sets.near) == ["cifar100", "tin"] and sets.shifted == {}
     assert list(sets.far) == ["mnist", "svhn", "texture", "places365"]
-    assert len(sets.train) == 100 and len(sets.ood_val) == 10 and sets.std == CIFAR10.std
+    assert len(sets.train) == 100 and len(sets.ood_val) == 10 and sets.std == CIFAR10.settings.std
     full = listed_sets(CIFAR10, data, full_spectrum=True)
     assert full.roles()["cifar10c"] == "csid"
     assert list(full.scored()) == list(full.roles())

@@ -1,7 +1,5 @@
 """How images become a network's input: the network's own configuration, YAML, or code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from PIL import Image

@@ -63,7 +63,6 @@ def fit_command(args: argparse.Namespace) -> int:
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import check_target
-    from nac_openood.sources.fitted import note_origin
     from nac_openood.sources.samples import common_files
     from nac_openood.sources.sets import classes_of
 
@@ -82,13 +81,11 @@ def fit_command(args: argparse.Namespace) -> int:
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
     n_samples = args.n_samples or max(_SAMPLES, _PER_CLASS * n_classes)
     n_samples = None if n_samples >= sizes["train"] else n_samples
-    note_origin(
-        detector,
-        arch=args.arch,
-        n_classes=n_classes,
-        classes=classes_of(sets.train),
-        transform=transform,
-    )
+    # what `load_fitted` reads
+    detector.classes_ = classes_of(sets.train)
+    detector.notes_.update(arch=args.arch, n_classes=str(n_classes))
+    if transform is not None:
+        detector.notes_.update(transform=transform.text, transform_identity=transform.identity)
     if args.shard is not None:
         sizes["train"] = n_samples or sizes["train"]
         (number, of), batch_size = args.shard, loaders["val"].batch_size

@@ -207,14 +207,13 @@ def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
     """A loader of a set, in order, without unreadable images if --skip-bad is set."""
     from torch.utils.data import DataLoader
 
-    from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text
+    from nac_openood.sources.samples import SampleList, Samples, readable_images
 
     how = loading(args)
     if args.skip_bad and isinstance(data, SampleList):
-        bad = bad_images(data, workers=how["workers"], title=role)
-        if bad:
-            say(f"left out of {role}: {bad_images_text(data, bad)}")
-            data = data.without(list(bad))
+        data, problem = readable_images(data, role, workers=how["workers"])
+        if problem:
+            say(f"left out of {role}: {problem}")
     samples = Samples(role, data)
     return DataLoader(
         samples.dataset, how["batch_size"], num_workers=how["workers"], collate_fn=samples.collate

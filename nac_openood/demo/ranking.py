@@ -34,7 +34,6 @@ ARCH = "resnet_embedded"
 N_DIGITS = 10
 _PER_CLASS = 100
 _EVERY, _BATCH, _RATE = 20, 32, 1e-3
-_DONE = "training.json"
 
 
 def run_rank_demo(
@@ -61,8 +60,9 @@ def run_rank_demo(
     folder = make_folder(out)
     domains = digit_domains(say)
     for target in domains:
+        sources = split_domains(domains, target, seed)["train"]
         path = folder / "runs" / target / f"trial_{seed}"
-        _train(path, domains, target, seed=seed, steps=steps, progress=progress, say=say)
+        _train(path, sources, say, progress, seed=seed, steps=steps, every=_EVERY, rate=_RATE)
     found = find_runs(folder / "runs", list(domains))
     runs = {run: checkpoints for run, checkpoints in found.items() if run[1] == seed}
     ranked = rank_runs(
@@ -73,29 +73,19 @@ def run_rank_demo(
 
 
 def _train(
-    folder: Path,
-    domains: Mapping[str, Any],
-    target: str,
-    *,
-    seed: int,
-    steps: int,
-    progress: Optional[bool],
-    say: Say,
+    folder: Path, sources: Mapping[str, Any], say: Say, progress: Optional[bool], **options: Any
 ) -> None:
-    """Train without the target domain, unless a complete run with the same settings exists."""
-    sources = split_domains(domains, target, seed)["train"]
-    options: Any = {"steps": steps, "every": _EVERY, "rate": _RATE, "seed": seed}
+    """Train on some domains, unless a complete run with the same settings exists."""
     data = {name: Samples(name, data).identity for name, data in sources.items()}
     constants = {"arch": ARCH, "batch": _BATCH, "torch": torch.__version__, "data": data}
-    settings = {**options, **constants}
-    done = folder / _DONE
+    settings, done = {**options, **constants}, folder / "training.json"
     with suppress(OSError, FileError):
         if read_json(done) == settings:
             return
-    say(f"training on {', '.join(sources)}; {target} is left out")
+    say(f"training on {', '.join(sources)}; {folder.parent.name} is left out")
     for old in (done, *folder.glob("step_*.pt")):  # of other settings, or of an interrupted run
         old.unlink(missing_ok=True)
-    with kept_random_state(seed):
+    with kept_random_state(options["seed"]):
         net = build(ARCH, N_DIGITS)
     loaders = [DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()]
     train(net, loaders, on_checkpoint=SaveCheckpoints(folder), progress=progress, **options)
@@ -143,8 +133,7 @@ def _shares(
 
 def _textured(pixels: np.ndarray) -> np.ndarray:
     """The absolute difference of each digit and a piece of a photograph, as in MNIST-M."""
-    photo = embedded.photograph("sklearn", "images/china.jpg")
-    assert photo is not None  # scikit-learn is installed with it
+    photo: Any = embedded.photograph("sklearn", "images/china.jpg")  # is always installed
     pieces = embedded.patches(photo, stride=16)
     chosen = np.random.RandomState(0).randint(len(pieces), size=len(pixels))
     return np.abs(pixels.astype(np.int16) - pieces[chosen]).astype(np.uint8)

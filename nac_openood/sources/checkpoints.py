@@ -7,9 +7,8 @@ import pickle
 import re
 import textwrap
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError
+from nac_openood.files import entries
 from nac_openood.network.replica import unwrap
 
 _BEST = "best.ckpt"
@@ -37,8 +37,7 @@ _DOMAINBED = (
 )
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The weights of a run: a file, or published ones such as `torchvision:IMAGENET1K_V1`."""
 
     name: str
@@ -75,13 +74,10 @@ def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
     """
     found: list[str] = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise NACError(f"there is no checkpoint {path}.")
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        inside = [p for p in inside if p == path or p.suffix in _SUFFIXES]
+        inside = [path] if path.is_file() else [p for p in entries(path) if p.suffix in _SUFFIXES]
         if not inside:
             raise NACError(f"{path} holds no checkpoints ({', '.join(_SUFFIXES)}).")
-        found += map(str, filter(Path.is_file, inside))
+        found += map(str, inside)
     return by_step(_named(found))
 
 

@@ -42,34 +42,6 @@ class Pipeline(NamedTuple):
     detector: NACDetector
     transform: Transform
 
-    def class_name(self, number: int) -> str:
-        """The name of a class, or its number where it has none."""
-        names = self.detector.classes_
-        return names[number] if number < len(names) else str(number)
-
-
-def note_origin(
-    detector: NACDetector,
-    *,
-    arch: str,
-    n_classes: int,
-    classes: Sequence[str],
-    transform: Optional[transforms.Preprocessing],
-) -> None:
-    """Record in a detector the network, classes and transform, for `load_fitted`.
-
-    Args:
-        detector: about to be saved.
-        arch: its network, as in `networks.kind_of`.
-        n_classes: the number of classes that the network was made with.
-        classes: their names, in the order of the logits; may be empty.
-        transform: how images become the network's input, if it takes images.
-    """
-    detector.classes_ = tuple(classes)
-    detector.notes_.update(arch=arch, n_classes=str(n_classes))
-    if transform is not None:
-        detector.notes_.update(transform=transform.text, transform_identity=transform.identity)
-
 
 def load_fitted(
     path: PathLike,
@@ -161,10 +133,10 @@ def judge_batch(
     pipeline: Pipeline, x: Any, paths: Sequence[str], *, alpha: float
 ) -> list[Prediction]:
     """Score images `[batch, ...]` in one pass over the network; one result per path."""
-    verdicts = pipeline.detector.judge(x)
+    verdicts, names = pipeline.detector.judge(x), dict(enumerate(pipeline.detector.classes_))
     columns = (*verdicts, verdicts.out(alpha))
     return [
-        Prediction(path, pipeline.class_name(number), *rest)
+        Prediction(path, names.get(number, str(number)), *rest)
         for path, number, *rest in zip(paths, *(column.tolist() for column in columns))
     ]
 
@@ -185,8 +157,6 @@ def expand(paths: Iterable[str], *, texts: bool = False) -> list[str]:
             found.append(path)  # a missing file is reported when it is read
             continue
         names = files_in(Path(path), {".txt"}) if texts else image_names(path)
-        if not names:
-            raise NACError(f"{path} holds no texts: expected files such as a.txt in it.")
         found += [str(Path(path) / name) for name in names]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
@@ -243,9 +213,8 @@ def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction],
     """One empty prediction per file, with its `problem`; inputs for the files without problems."""
     is_text, files, inputs = transforms.takes_text(transform), [], []
     for path in paths:
-        content: Any
         try:
-            content = Path(path).read_text("utf-8") if is_text else rgb_image(Path(path))
+            content: Any = Path(path).read_text("utf-8") if is_text else rgb_image(Path(path))
         except FileNotFoundError:
             files.append(Prediction(path, problem="missing"))
         except (OSError, UnicodeDecodeError, ImageError) as error:
@@ -261,10 +230,6 @@ def stacked(tensors: Sequence[Any]) -> Any:
     if isinstance(tensors[0], Mapping):
         named = {name: stacked([each[name] for each in tensors]) for name in tensors[0]}
         return without_padding(named)
-    shapes = sorted({tuple(tensor.shape) for tensor in tensors})
-    if len(shapes) > 1:
-        raise NACError(
-            f"the transform returns images of different sizes, {list(shapes[0])} and "
-            f"{list(shapes[1])}. Let it make them equal, e.g. with `crop`."
-        )
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise NACError("the transform returns images of different sizes: add e.g. a `crop`.")
     return torch.stack(list(tensors))

@@ -170,30 +170,27 @@ class _Torchvision(NetworkKind):
             return torchvision.models.get_model(self.arch, weights=None, num_classes=n_classes)
 
     def pretrained(self, n_classes: int, weights: Optional[str]) -> nn.Module:
-        name, published = (weights or "").removeprefix(PUBLISHED), list(self._published())
-        if name not in published:
-            raise NACError(
-                f"torchvision publishes the weights {published} of {self.arch}; got '{name}'. Pass "
-                f"a checkpoint file, or {PUBLISHED}NAME."
-            )
+        published, get = self._published(), torchvision.models.get_model
+        if weights not in published:
+            raise NACError(f"{self.arch} needs a checkpoint file or one of {list(published)}.")
         if n_classes != 1000:
             raise NACError(f"{weights} has 1000 classes, not {n_classes}. {_PASS_FILE}")
-        return _downloaded(self.arch, lambda: torchvision.models.get_model(self.arch, weights=name))
+        return _downloaded(self.arch, lambda: get(self.arch, weights=published[weights]))
 
     def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
         """The transform of the published weights, of version 1 for a checkpoint file."""
         published = self._published()
-        name = (weights or "").removeprefix(PUBLISHED)
-        entry = published.get(name, published.get("IMAGENET1K_V1"))
+        entry = published.get(weights, published.get(f"{PUBLISHED}IMAGENET1K_V1"))
         return None if entry is None else entry.transforms()
 
     def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
-        entry = self._published().get((weights or "").removeprefix(PUBLISHED))
+        entry = self._published().get(weights)
         return () if entry is None else tuple(entry.meta["categories"])
 
-    def _published(self) -> Mapping[str, Any]:
-        """The published weights by name."""
-        return torchvision.models.get_model_weights(self.arch).__members__
+    def _published(self) -> dict[Optional[str], Any]:
+        """The published weights by name, with the prefix."""
+        members = torchvision.models.get_model_weights(self.arch).__members__
+        return {f"{PUBLISHED}{name}": entry for name, entry in members.items()}
 
 
 class _HuggingFace(NetworkKind):
@@ -219,12 +216,8 @@ class _HuggingFace(NetworkKind):
         return () if found == tuple(f"LABEL_{n}" for n in range(len(found))) else found
 
     def _takes_text(self) -> bool:
-        config = self._load("AutoConfig")
-        if config.architectures:
-            return any(name.endswith("ForSequenceClassification") for name in config.architectures)
-        import transformers
-
-        return type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        names = self._load("AutoConfig").architectures or ()
+        return any(name.endswith("ForSequenceClassification") for name in names)
 
     def _load(self, auto_class: str) -> Any:
         transformers = _library("transformers", self.arch, "hf")
@@ -311,9 +304,7 @@ class _UserCode(NetworkKind):
         found = call_code(self.arch, "`arch`", offered, nn.Module)
         if not isinstance(found, nn.Module):
             got = type(found).__name__
-            raise NACError(
-                f"`arch`: {self.arch} is or returns a {got}, expected a torch.nn.Module."
-            )
+            raise NACError(f"`arch`: {self.arch} makes a {got}, expected a torch.nn.Module.")
         return found
 
 

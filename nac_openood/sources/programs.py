@@ -85,15 +85,11 @@ def _tensors_only() -> Iterator[None]:
 
 def _check_batch_size(path: str, program: torch.export.ExportedProgram) -> None:
     """Check that a program takes batches of any size, as the last batch of most datasets needs."""
-    inputs = set(program.graph_signature.user_inputs)
-    for node in program.graph.nodes:
-        shape: Any = getattr(node.meta.get("val"), "shape", ())
-        if node.op == "placeholder" and node.name in inputs and len(shape):
-            if isinstance(shape[0], int):
-                raise NACError(
-                    f"{path} was exported for batches of {shape[0]} only. {_HOW_TO_EXPORT}"
-                )
-            return
+    inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
+    shapes: Any = (getattr(node.meta.get("val"), "shape", ()) for node in inputs)
+    size = next((shape[0] for shape in shapes if len(shape)), None)
+    if isinstance(size, int):
+        raise NACError(f"{path} was exported for batches of {size} only. {_HOW_TO_EXPORT}")
 
 
 class Operation(nn.Module):

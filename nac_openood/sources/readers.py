@@ -63,6 +63,8 @@ def labelled_samples(
             f"{path} has samples of class {some(unknown)}, which is not one of the {len(names)} "
             f"classes: {some(names)}. Remove them, or rename the class."
         )
+    if len(names) < 2:
+        raise NACError(f"{data.origin} has one class only, {names[0]}: expected at least two.")
     data.labels, data.classes = np.array(numbers, dtype=np.int64), tuple(names)
     return data
 
@@ -171,10 +173,11 @@ class DomainFolder(SampleList):
     ) -> None:
         data = labelled_samples(path, transform or domainbed_transform(), classes)
         missing = [c for number, c in enumerate(data.classes) if number not in data.labels]
-        if missing or len(data.classes) < 2:
-            lacking = f"no images of class {', '.join(missing)}, which another domain has"
-            problem = lacking if missing else f"images of one class only, {data.classes[0]}"
-            raise NACError(f"the domain {path} has {problem}. Domains need the same classes.")
+        if missing:
+            raise NACError(
+                f"the domain {path} has no images of class {', '.join(missing)}, which another "
+                "domain has. Domains need the same classes."
+            )
         vars(self).update(vars(data))
 
     def __getitem__(self, index: int) -> Any:

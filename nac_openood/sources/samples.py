@@ -99,8 +99,7 @@ class Samples(Dataset[Any]):
 
     def sample_name(self, index: int) -> str:
         """The name of a sample: the dataset's own, or its number."""
-        names = getattr(self.dataset, "names", None)
-        return str(index) if names is None else str(names[index])
+        return str(getattr(self.dataset, "names", range(len(self)))[index])
 
     def picture(self, index: int) -> Optional[Any]:
         """A `PIL.Image` of a sample, or None if the dataset has no pictures."""
@@ -276,14 +275,22 @@ def common_files(one: Any, other: Any) -> int:
     return len(first & second)
 
 
-def bad_images(
-    images: SampleList, *, workers: int = 0, progress: Optional[bool] = None, title: str = "images"
-) -> dict[int, str]:
-    """The reason for each missing or unreadable image, by index. Decodes every image once."""
+def readable_images(
+    images: SampleList, name: str, *, workers: int = 0, progress: Optional[bool] = None
+) -> tuple[SampleList, str]:
+    """Decode every image once.
+
+    Returns:
+        The images that can be read, and a sentence about the others; "" if there are none.
+    """
     paths: Any = images.paths
     loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=problems)
-    found = [why for batch in bar(loader, f"check {title}", progress) for why in batch]
-    return {index: why for index, why in enumerate(found) if why}
+    found = [why for batch in bar(loader, f"check {name}", progress) for why in batch]
+    bad = {row: f"{paths[row]} ({why})" for row, why in enumerate(found) if why}
+    if not bad:
+        return images, ""
+    told = f"{len(bad)} of {len(images)} images are missing or unreadable"
+    return images.without(list(bad)), f"{told}: {some(list(bad.values()))}"
 
 
 def problems(paths: Sequence[Path]) -> list[str]:
@@ -296,13 +303,6 @@ def problems(paths: Sequence[Path]) -> list[str]:
         except ImageError as error:
             found.append(str(error))
     return found
-
-
-def bad_images_text(images: SampleList, bad: Mapping[int, str]) -> str:
-    """A sentence that names the first few bad images and counts them all."""
-    paths = images.paths
-    every = [f"{paths[i]} ({why})" for i, why in bad.items()]
-    return f"{len(bad)} of {len(images)} images are missing or unreadable: {some(every)}"
 
 
 def collate_texts(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

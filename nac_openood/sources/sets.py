@@ -54,7 +54,7 @@ class Datasets:
     near: Mapping[str, Any] = field(default_factory=dict)
     far: Mapping[str, Any] = field(default_factory=dict)
     shifted: Mapping[str, Any] = field(default_factory=dict)
-    std: Optional[tuple[float, ...]] = None
+    std: Any = None
 
     def __post_init__(self) -> None:
         for role in ("near", "far", "shifted"):
@@ -111,10 +111,7 @@ def own_sets(
     ) -> Any:
         if is_code(str(path)):
             return _run_code(role, str(path), transform)
-        data = readers.labelled_samples(path, transform, known, classes)
-        if len(data.classes) < 2:
-            raise NACError(f"{data.origin} has one class only: expected at least two.")
-        return data
+        return readers.labelled_samples(path, transform, known, classes)
 
     made = labelled("train", train)
     found = dict(made) if isinstance(made, Mapping) else {"train": made}
@@ -159,10 +156,8 @@ def _ood_sets(
 
 def needs_transform(*data: Any) -> bool:
     """Whether any of these arguments of `own_sets` is not code; code may need no transform."""
-    found: list[str] = []
-    for value in data:
-        found += [str(value)] if isinstance(value, (str, Path)) else value or ()
-    names = [entry.partition("=")[2] or entry for entry in found]
+    lists = ([str(value)] if isinstance(value, (str, Path)) else value or () for value in data)
+    names = [entry.partition("=")[2] or entry for found in lists for entry in found]
     return any(not is_code(name) and name != NO_OOD for name in names)
 
 
@@ -239,10 +234,7 @@ class Benchmark:
         n_classes: number of its classes.
         folder: folder of the images in the data root.
         ood_val: list of the OOD validation images, without `val_`.
-        resize: length of the shorter side before the crop.
-        crop: side of the square that the network sees.
-        mean: mean per channel.
-        std: standard deviation per channel.
+        settings: what OpenOOD's test transform does.
         near: names of the near-OOD test sets, whose lists are called `test_NAME`.
         far: the same for the far-OOD test sets.
         shifted: lists of the covariate-shifted ID sets (OpenOOD's csid) by name.
@@ -252,21 +244,14 @@ class Benchmark:
     n_classes: int
     folder: str
     ood_val: str
-    resize: int
-    crop: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    settings: ImageSettings
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
     shifted: Mapping[str, str] = field(default_factory=dict)
 
-    def settings(self) -> ImageSettings:
-        """What OpenOOD's test transform does."""
-        return ImageSettings(resize=self.resize, crop=self.crop, mean=self.mean, std=self.std)
-
     def transform(self) -> Transform:
         """OpenOOD's test transform."""
-        return self.settings().transform()
+        return self.settings.transform()
 
     def images(self, data_root: Union[str, Path], part: str, transform: Transform) -> SampleList:
         """The images of a list, e.g. `train_cifar10`."""
@@ -275,11 +260,11 @@ class Benchmark:
         return readers.listed_images(path, root / self.folder, transform)
 
 
-_SMALL, _LARGE = "images_classic", "images_largescale"
+_SMALL = "images_classic"
 _SMALL_FAR = ("mnist", "svhn", "texture", "places365")
-#: OOD validation set, sizes, normalization and OOD sets of OpenOOD's ImageNet benchmarks.
+#: Image folder, OOD validation set, transform and OOD sets of OpenOOD's ImageNet benchmarks.
 _IMAGENET = (
-    "openimage_o", 256, 224, IMAGENET_MEAN, IMAGENET_STD,
+    "images_largescale", "openimage_o", ImageSettings(False, 256, 224, IMAGENET_MEAN, IMAGENET_STD),
     ("ssb_hard", "ninco"), ("inaturalist", "textures", "openimage_o"),
 )  # fmt: skip
 
@@ -288,26 +273,26 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     row.name: row
     for row in (
         Benchmark(
-            "cifar10", 10, _SMALL, "tin", 32, 32,
-            (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
+            "cifar10", 10, _SMALL, "tin",
+            ImageSettings(False, 32, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
             ("cifar100", "tin"), _SMALL_FAR, {"cifar10c": "test_cifar10c"},
         ),
         Benchmark(
-            "cifar100", 100, _SMALL, "tin", 32, 32,
-            (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
+            "cifar100", 100, _SMALL, "tin",
+            ImageSettings(False, 32, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
             ("cifar10", "tin"), _SMALL_FAR,
         ),
         Benchmark(
-            "imagenet200", 200, _LARGE, *_IMAGENET,
+            "imagenet200", 200, *_IMAGENET,
             {f"imagenet_{kind}": f"test_imagenet200_{kind}" for kind in ("v2", "c", "r")},
         ),
         Benchmark(
-            "imagenet", 1000, _LARGE, *_IMAGENET,
+            "imagenet", 1000, *_IMAGENET,
             {f"imagenet_{kind}": f"test_imagenet_{kind}" for kind in ("v2", "c", "r", "es")},
         ),
         # `demo.embedded.write_openood` writes it
         Benchmark(
-            "embedded", 8, "images_embedded", "flower", 32, 32, (0.303,) * 3, (0.325,) * 3,
+            "embedded", 8, "images_embedded", "flower", ImageSettings(False, 32, 32, 0.303, 0.325),
             ("digits_8_9", "mnist_8_9"), ("photos", "portrait", "terrain", "textures", "scenes"),
             {"mnist_0_7": "test_mnist_0_7"},
         ),
@@ -368,5 +353,5 @@ def listed_sets(
         near=ood_sets("test", near) if needs_test else {},
         far=ood_sets("test", far) if needs_test else {},
         shifted={n: listed(part) for n, part in benchmark.shifted.items()} if full_spectrum else {},
-        std=benchmark.std,
+        std=benchmark.settings.std,
     )

@@ -182,13 +182,12 @@ def chosen_transform(
             return Preprocessing(user_transform(choice), choice)
         raise NACError(f"`transform`: expected 'auto', a YAML file or code, got '{choice}'.")
     kind = kind_of(arch)
-    own = None
-    if benchmark is None or benchmark.name in kind.benchmarks:
-        own = kind.transform(weights)
+    has_own = benchmark is None or benchmark.name in kind.benchmarks
+    own = kind.transform(weights) if has_own else None
     if own is not None:
         return Preprocessing(own, AUTO)
     if benchmark is not None:
-        return Preprocessing.of(benchmark.settings())
+        return Preprocessing.of(benchmark.settings)
     raise NACError(
         f"no transform is known for {arch}: pass `transform`, a YAML file such as\n{_EXAMPLE}or "
         "code that makes a transform, path/to/file.py:name."

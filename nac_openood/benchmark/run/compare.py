@@ -36,7 +36,7 @@ from nac_openood.network.replica import kept_random_state
 from nac_openood.search.loaders import SURROGATE_LABEL, SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.images import small_png
-from nac_openood.sources.samples import SampleList, Samples, bad_images, bad_images_text
+from nac_openood.sources.samples import SampleList, Samples, readable_images
 from nac_openood.sources.sets import Datasets
 from nac_openood.tensor_files import versions
 
@@ -145,14 +145,16 @@ class Study:
         def check(name: str, images: Any) -> Any:
             if not isinstance(images, SampleList) or images.identity() in readable:
                 return images
-            bad = bad_images(images, workers=self.workers, progress=self.progress, title=name)
-            if not bad:  # only then: a bad file may be readable next time
+            rest, problem = readable_images(
+                images, name, workers=self.workers, progress=self.progress
+            )
+            if problem:
+                errors.append(f"{name}: {problem}")
+                skipped[name] = len(images) - len(rest)
+            else:  # only then: a bad file may be readable next time
                 readable[images.identity()] = name
                 store.write_note(self.out / _CHECKED, readable)
-                return images
-            errors.append(f"{name}: {bad_images_text(images, bad)}")
-            skipped[name] = len(bad)
-            return images.without(list(bad))
+            return rest
 
         roles = ("train", "id_val", "ood_val", "test")
         found = {role: check(role, getattr(self.sets, role)) for role in roles}
