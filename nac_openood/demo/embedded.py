@@ -16,7 +16,7 @@ import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from nac_openood.sources.sets import BENCHMARKS, Datasets
 NAME = "embedded"
 #: Digits below it are in-distribution, the others are OOD.
 N_CLASSES = BENCHMARKS[NAME].n_classes
-_MEAN, _STD = BENCHMARKS[NAME].settings.mean, BENCHMARKS[NAME].settings.std
+_SETTINGS: Any = BENCHMARKS[NAME].settings
 SIDE = 32
 
 # a class has at least 177 images
@@ -63,23 +63,17 @@ class EmbeddedImages(Dataset[Any]):
         pixels: uint8 `[images, 32, 32, 3]`.
         labels: int64 `[images]`, -1 for an image without a class.
         names: `folder/name` of each image, unique in the benchmark.
-        mean: mean per channel, by which images are normalized.
-        std: standard deviation per channel.
+        settings: mean and standard deviation, by which images are normalized.
     """
 
     def __init__(
-        self,
-        pixels: np.ndarray,
-        labels: np.ndarray,
-        names: Sequence[str],
-        mean: Any = _MEAN,
-        std: Any = _STD,
+        self, pixels: np.ndarray, labels: np.ndarray, names: list[str], settings: Any = _SETTINGS
     ) -> None:
-        self.pixels, self.labels, self.names = pixels, labels, list(names)
+        self.pixels, self.labels, self.names = pixels, labels, names
         # bit for bit as a benchmark's transform makes it
         scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float().div(255)
-        shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
-        self.tensors = scaled.sub(shift).div(scale)
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (settings.mean, settings.std))
+        self.tensors = scaled.sub(mean).div(std)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -119,7 +113,7 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     far = {name: images for name, images in patch_sets.items() if images is not None}
     ood_val = _patch_set(BENCHMARKS[NAME].ood_val, say)
     labelled = parts["train"], parts["val"], parts["test"]
-    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, _STD)
+    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, _SETTINGS.std)
 
 
 def _missing(name: str, library: str) -> str:

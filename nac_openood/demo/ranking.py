@@ -27,7 +27,7 @@ from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 from nac_openood.sources.samples import Samples
-from nac_openood.sources.transforms import IMAGENET_MEAN, IMAGENET_STD
+from nac_openood.sources.transforms import square_settings
 from nac_openood.training import SaveCheckpoints, train
 
 ARCH = "resnet_embedded"
@@ -115,7 +115,7 @@ def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
 def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> EmbeddedImages:
     """Images `[n, 32, 32, 3]` of a domain, normalized as for ImageNet."""
     names = [f"{name}/{number:04d}" for number in range(len(labels))]
-    return EmbeddedImages(pixels, labels, names, IMAGENET_MEAN, IMAGENET_STD)
+    return EmbeddedImages(pixels, labels, names, square_settings(embedded.SIDE))
 
 
 def _shares(

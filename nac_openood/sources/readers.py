@@ -50,14 +50,13 @@ def labelled_samples(
     if classes is None and (are_numbers or set(found) <= set(network_classes)):
         classes = tuple(network_classes) or None
     if are_numbers and not set(found) <= set(classes or ()):
-        numbers = list(map(int, labels))
-        names = classes or list(map(str, range(min(max(numbers) + 1, _MOST_CLASSES))))
-        unknown = [label for label in found if not 0 <= int(label) < len(names)]
+        count = min(max(map(int, found)) + 1, _MOST_CLASSES)
+        names = classes or list(map(str, range(count)))
+        index = {label: int(label) for label in found if 0 <= int(label) < len(names)}
     else:
         names = classes or found
         index = {name: number for number, name in enumerate(names)}
-        numbers = [index.get(label, -1) for label in labels]
-        unknown = [label for label in found if label not in index]
+    unknown = [label for label in found if label not in index]
     if unknown:
         raise NACError(
             f"{path} has samples of class {some(unknown)}, which is not one of the {len(names)} "
@@ -65,6 +64,7 @@ def labelled_samples(
         )
     if len(names) < 2:
         raise NACError(f"{data.origin} has one class only, {names[0]}: expected at least two.")
+    numbers = [index[label] for label in labels]
     data.labels, data.classes = np.array(numbers, dtype=np.int64), tuple(names)
     return data
 

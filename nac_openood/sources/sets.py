@@ -106,9 +106,7 @@ def own_sets(
         needs_test: whether to hold out test images if `test` is None.
     """
 
-    def labelled(
-        role: str, path: readers.PathOrText, known: Optional[tuple[str, ...]] = None
-    ) -> Any:
+    def labelled(role: str, path: Any, known: Optional[tuple[str, ...]] = None) -> Any:
         if is_code(str(path)):
             return _run_code(role, str(path), transform)
         return readers.labelled_samples(path, transform, known, classes)
