@@ -157,6 +157,8 @@ def expand(paths: Iterable[str], *, texts: bool = False) -> list[str]:
             found.append(path)  # a missing file is reported when it is read
             continue
         names = files_in(Path(path), {".txt"}) if texts else image_names(path)
+        if not names:
+            raise NACError(f"{path} holds no texts: expected files such as a.txt in it.")
         found += [str(Path(path) / name) for name in names]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
