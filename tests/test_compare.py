@@ -99,7 +99,8 @@ def other_weights(run):
     return net
 
 
-WIDE = dataclasses.replace(CIFAR10, mean=(0.2, 0.3, 0.4))
+WIDE_SETTINGS = dataclasses.replace(CIFAR10.settings, mean=(0.2, 0.3, 0.4))
+WIDE = dataclasses.replace(CIFAR10, settings=WIDE_SETTINGS)
 
 
 @pytest.mark.parametrize(
