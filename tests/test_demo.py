@@ -12,7 +12,6 @@ from analysis_data import some
 from compare_toy import plain
 from processes import run
 
-from nac_openood import tensor_files
 from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
@@ -20,6 +19,7 @@ from nac_openood.demo import embedded
 from nac_openood.demo.trained import EPOCHS
 from nac_openood.errors import NACError
 from nac_openood.report import figures
+from nac_openood.tensor_files import TensorWriter
 
 pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
@@ -163,16 +163,16 @@ def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatc
     for method in ("msp", "knn", NAC):
         shutil.rmtree(out / "runs" / "resnet-s0" / method)
     (out / "results.json").unlink()
-    real, calls = tensor_files.save, []
+    real, files = TensorWriter._append, set()
 
-    def full(tensors):
-        calls.append(tensors)
-        if len(calls) > 10:  # in the middle of knn
+    def full(writer, *rows):
+        files.add(writer.path)
+        if len(files) > 10:  # in the middle of knn
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(tensors)
+        return real(writer, *rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_files, "save", full)
+        patch.setattr(TensorWriter, "_append", full)
         assert demo(out) == 1
     told = capsys.readouterr().err
     assert "No space left on device" in told and str(out / "runs/resnet-s0/knn") in told
