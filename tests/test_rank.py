@@ -167,7 +167,7 @@ def other_architecture(path):
         ({"load": None}, "pass `load`"),
         ({"train": {}}, "`train` has no domain"),
         ({"val": {"a": TensorDataset(torch.zeros(0, 6), torch.zeros(0).long())}}, "dataset is empty"),
-        ({"train": {"a": domain(6, 0, 0), "b": [torch.zeros(6)] * 4}}, "a label for every sample"),
+        ({"train": {"a": domain(6, 0, 0), "b": [torch.zeros(6)] * 4}}, "train domain b has no labels"),
         ({"test": {"c": TensorDataset(torch.zeros(4, 6), torch.full((4,), 3))}}, "labels must be in 0..2"),
         ({"layer": "nine"}, "has no layer 'nine'"),
         ({"space": "mnist"}, "`space` must be one of"),
