@@ -123,7 +123,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         problem = "interrupted"
         if name in _RESUMED:
-            problem += f". What was finished is in {args.out}; run the same command to continue."
+            problem += f". Finished parts are in {args.out}; run the same command again to continue"
         output.print_error(problem)
         return 130
     output.print_error(problem)
