@@ -174,15 +174,7 @@ def test_files(calibrated):
         warnings.simplefilter("ignore")
         assert torch.equal(again.score(x), rule.score(x))
     assert again.calibrated is calibrated and again.n_samples == rule.n_samples
-    tensors = rule.tensors()
-    assert tensors["layer/a/counts"].shape[1] < N_CELLS
-    for name, message in {
-        "layer/a/counts": "layer 'a': the counts do not add up",
-        "layer/b/moments/high": "layer 'b': the moments are of another number of samples",
-    }.items():
-        broken = {**tensors, name: tensors[name] * 2}
-        with pytest.raises(NACError, match=message):
-            NACPlus.restore(rule.settings(), broken)
+    assert rule.tensors()["layer/a/counts"].shape[1] < N_CELLS
 
 
 def test_broken_samples():
@@ -226,5 +218,3 @@ def test_damaged_settings_and_tensors_are_refused():
     for name in ("layer/a/counts", "layer/b/moments/high"):
         with pytest.raises(NACError, match="do not add up|another number of samples"):
             NACPlus.restore(rule.settings(), {**tensors, name: tensors[name] * 2})
-        with pytest.raises(NACError, match="must be torch.int.* with . dimensions"):
-            NACPlus.restore(rule.settings(), {**tensors, name: tensors[name][None, 1:]})

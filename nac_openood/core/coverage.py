@@ -13,15 +13,9 @@ from torch import Tensor
 
 from nac_openood.core import RULES
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import (
-    STATES,
-    TYPICAL,
-    LayerConfig,
-    refuse_unknown,
-    whole_number,
-)
+from nac_openood.core.layer_config import STATES, TYPICAL, LayerConfig
 from nac_openood.core.reading import Reading
-from nac_openood.core.rule import Needs, Rule, stored_layers, stored_tensor
+from nac_openood.core.rule import Needs, Rule, stored_layers
 from nac_openood.errors import NACError
 
 
@@ -124,13 +118,8 @@ class Coverage(Rule):
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coverage:
         """Restore a rule from its `settings` and `tensors`."""
         coverage = cls(stored_layers(settings, LayerConfig))
-        refuse_unknown(tensors, {f"counts/{name}" for name in coverage.layers}, "tensor")
-        counted = settings.get("n_samples")
-        if not isinstance(counted, Mapping) or set(counted) != set(coverage.layers):
-            raise NACError(f"'n_samples' must be a number for each layer, got {counted!r}.")
         for name, config in coverage.layers.items():
-            counts = stored_tensor(tensors, f"counts/{name}", torch.int32, 2).clone()
-            n_samples = whole_number("n_samples", counted[name], 1)
+            counts, n_samples = tensors[f"counts/{name}"].clone(), settings["n_samples"][name]
             histogram = Histogram(counts, n_bins=config.n_bins, n_samples=n_samples)
             histogram.check(f"counts of layer '{name}'")
             coverage.histograms[name] = histogram

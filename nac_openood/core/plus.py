@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from nac_openood.core import RULES
-from nac_openood.core.layer_config import LayoutConfig, finite_number, refuse_unknown
+from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.plus_layer import LayerEvidence
 from nac_openood.core.pvalues import LOGITS, Fusion
 from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
-from nac_openood.core.rule import Needs, Rule, stored_layers, stored_values
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.core.rule import Needs, Rule, stored_layers
+from nac_openood.errors import NotFittedError
 
 #: Far from where scores become infinite.
 _MAX_WEIGHT = 1e6
@@ -234,29 +234,14 @@ class NACPlus(Rule):
     def restore(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> NACPlus:
         """Restore a rule from its `settings` and `tensors`."""
         layers = stored_layers(settings, LayoutConfig)
-        numbers: Any = {name: settings.get(name) for name in ("logit_weight", "softness")}
-        rule = cls(layers, **numbers)
-        expected = {*layers, LOGITS}
+        rule = cls(layers, logit_weight=settings["logit_weight"], softness=settings["softness"])
         for name in layers:
-            try:
-                evidence = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
-            except NACError as error:
-                raise NACError(f"layer '{name}': {error}") from error
-            rule.evidence[name] = evidence
-            expected |= set() if evidence.moments is None else {distance_of(name)}
+            rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
         parts = _with_prefix(_CALIBRATION, tensors)
         rule.calibrated = bool(settings.get("calibrated"))
-        if (rule.calibrated and not parts) or (parts and set(parts) != expected):
-            raise NACError(f"calibrated with {sorted(parts)}, expected {sorted(expected)}.")
         if parts:
-            values = {name: stored_values(parts, name, 1) for name in parts}
-            if len({len(part) for part in values.values()}) > 1:
-                raise NACError("the parts of the calibration data differ in size.")
-            rule._fusion = rule._fuse(values)
+            rule._fusion = rule._fuse(parts)
         rule.held_out = HeldOut.restore(tensors, layers)
-        checked = (_CALIBRATION, *(f"layer/{name}/" for name in layers))
-        others = {name: t for name, t in tensors.items() if not name.startswith(checked)}
-        refuse_unknown(others, rule.held_out.tensors, "tensor")
         return rule
 
 
@@ -356,13 +341,9 @@ class HeldOut:
         if _LOGITS not in tensors:
             return cls()
         names = [*(f"{_ACTIVATION}{name}" for name in layers), _LOGITS]
-        kept = {name: stored_values(tensors, name, 2) for name in names}
-        first = _EVERY * torch.arange(len(kept[_LOGITS])) + _EVERY - 1
+        first = _EVERY * torch.arange(len(tensors[_LOGITS])) + _EVERY - 1
         index = tensors.get(_INDEX, first)
-        lengths = {len(tensor) for tensor in kept.values()}
-        if lengths != {len(index)} or index.dtype != torch.int64 or index.ndim != 1:
-            raise NACError("the tensors of the held-out samples do not fit together.")
-        return cls({**kept, _INDEX: index})
+        return cls({**{name: tensors[name] for name in names}, _INDEX: index})
 
 
 def _readings(samples: Mapping[str, Tensor]) -> BatchReadings:

@@ -17,14 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import TYPICAL, refuse_unknown
+from nac_openood.core.layer_config import TYPICAL
 from nac_openood.core.reading import DeviceTensors, double
-from nac_openood.core.rule import stored_tensor
 from nac_openood.errors import NACError
 
 #: Wider layers have no distance: their covariance would take too much memory.
 MAX_NEURONS = 2048
-_TENSORS = ("counts", "first_cell", "n_samples", "moments/high", "moments/low")
 
 
 class LayerEvidence:
@@ -92,18 +90,9 @@ class LayerEvidence:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor]) -> LayerEvidence:
-        """Restore the evidence from its `tensors`.
-
-        Raises:
-            NACError: the tensors contradict each other.
-        """
-        refuse_unknown(tensors, _TENSORS, "tensor")
-        kept = stored_tensor(tensors, "counts", torch.int32, 2)
-        first = int(stored_tensor(tensors, "first_cell", torch.int64, 0))
+        """Restore the evidence from its `tensors`."""
+        kept, first, n = tensors["counts"], int(tensors["first_cell"]), int(tensors["n_samples"])
         after = N_CELLS - first - kept.shape[1]
-        if first < 0 or after < 0:
-            raise NACError("the counts have the wrong shape.")
-        n = int(stored_tensor(tensors, "n_samples", torch.int64, 0))
         counts = FineCounts(F.pad(kept, (first, after)), n_bins=N_CELLS, n_samples=n)
         counts.check("counts")
         if len(kept) > MAX_NEURONS:
@@ -111,11 +100,8 @@ class LayerEvidence:
         rows, columns = _upper(len(kept) + 1)
         found = []
         for name in ("moments/high", "moments/low"):
-            stored = stored_tensor(tensors, name, torch.int64, 1)
-            if stored.shape != rows.shape:
-                raise NACError("the moments have the wrong shape.")
             found.append(torch.empty(2 * [len(kept) + 1], dtype=torch.int64))
-            found[-1][rows, columns] = found[-1][columns, rows] = stored
+            found[-1][rows, columns] = found[-1][columns, rows] = tensors[name]
         moments = Moments(*found)
         if round(float(moments.products()[0, 0])) != n:
             raise NACError("the moments are of another number of samples than the counts.")

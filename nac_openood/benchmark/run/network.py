@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from nac_openood import files, tensor_files
@@ -19,7 +18,6 @@ from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.benchmark.run import store
 from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.store import StoredScores
-from nac_openood.core.rule import stored_tensor
 from nac_openood.detector.batches import Batch, batches, load_batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import from_main, map_shared, synchronized
@@ -303,12 +301,9 @@ def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> 
     """The features in a file; None if it is missing, damaged, or of other data or code."""
     try:
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-        prediction = stored_tensor(tensors, "prediction", torch.int64, 1)
-        label = stored_tensor(tensors, "label", torch.int64, 1)
+        prediction, label = tensors["prediction"], tensors["label"]
         feature, seconds = tensors.get("feature"), store.seconds_in(about["timing"])
-        if feature is not None:
-            stored_tensor(tensors, "feature", feature.dtype, 2)
-        usable = bool(about["headless"]) if feature is None else feature.is_floating_point()
+        usable = feature is not None or bool(about["headless"])
     except (KeyError, TypeError, ValueError):  # NACError is a ValueError
         return None
     same = about.get("made_with") == dict(made_with)
