@@ -282,10 +282,8 @@ def stored(folder: Path, names: list[str], answers: Callable[[Path], Any]) -> Ca
 
 def stable(results: Results) -> str:
     """Everything but times and memory, and what was read of the files beside it."""
-    measured = dict(
-        setup_seconds=None, ms_per_image=None, peak_mb=None, search=None, disturbed=False
-    )
-    rows = [replace(row, **measured) for row in results.rows]
+    measured = dict.fromkeys(("setup_seconds", "ms_per_image", "peak_mb", "search"))
+    rows = [replace(row, **measured, disturbed=False) for row in results.rows]
     scores = [results.scores(row.run, row.method, s.name) for row in rows for s in results.sets]
     kept = [None if each is None else each.score.tolist() for each in scores]
     return repr((rows, results.sets, results.runs, results.gallery, kept))
@@ -434,20 +432,10 @@ def commands(folder: Path) -> Case:
     }
 
     def changed(rng: Random, whole: list[str]) -> list[str]:
-        found = list(whole)
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            at, how, value = rng.randrange(1, len(found)), rng.randrange(6), str(rng.choice(ODD))
-            if how == 0 and len(found) > 2:
-                del found[at]
-            elif how == 1:
-                found[at] = value
-            elif how == 2:
-                found.insert(at, rng.choice((value, "--nonsense", "-x", "--")))
-            elif how == 3:
-                found.insert(rng.randrange(1, len(found)), found[at])
-            else:
-                found += [rng.choice(options[whole[0]]), value]
-        return found
+        found = value_mutated(rng, whole[1:])
+        words = [str(each) for each in (found if isinstance(found, list) else [found])]
+        more = [rng.choice(options[whole[0]]), str(rng.choice(ODD))] if rng.random() < 0.5 else []
+        return [whole[0], *words, *more]
 
     def case(rng: Random, place: Path) -> Any:
         (chosen,) = rng.choices(list(lines), list(lines.values()))
@@ -455,10 +443,10 @@ def commands(folder: Path) -> Case:
         code, errors = _run(arguments, place)
         if code not in (0, 1, 2) or "Traceback" in errors:
             return Outcome(FOREIGN, f"{arguments}: exit code {code}, {errors}")
+        if code and "nac-openood" not in errors:
+            return Outcome(SILENT, f"{arguments}: no reason")
         if code:
-            return (
-                REFUSED if "nac-openood" in errors else Outcome(SILENT, f"{arguments}: no reason")
-            )
+            return REFUSED
         return IDENTICAL if arguments == list(chosen) else VALID
 
     return case

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import yaml
@@ -27,14 +29,12 @@ def test_reference_spellings_are_read():
         ({"layout": "nhwc"}, "layout must be one of"),
         ({"steepness": 1e39}, r"steepness must be at most 1e\+30, got 1e\+39"),
         ({"steepness": 1e-39}, "steepness must be above 0, got 1e-39"),
-        ({"steepness": 10**400}, "steepness must be at most"),
         ({"weight": 1e308}, r"weight must be at most 1e\+06"),
         ({"weight": 5e-324}, "weight must be 0 or at least 1e-30, got 5e-324"),
         ({"full_count": 2**31}, "full_count must be at most 2,147,483,647"),
         ({"n_bins": 10**7}, "n_bins must be at most 1,000,000"),
         ({"n_bins": np.float64("nan")}, "n_bins must be a whole number"),
         ({"n_bins": True}, "n_bins must be a whole number"),
-        ({"n_bins": "50"}, "n_bins must be a whole number"),
         ({"bins": 50}, r"unknown layer setting \['bins'\]; expected one of"),
     ],
 )
@@ -75,18 +75,13 @@ def test_yaml_round_trip(tmp_path):
 
 
 def test_every_preset_is_valid_and_the_papers_grids_have_their_sizes():
-    sizes = {}
+    expected = dict.fromkeys([("cifar10", "resnet"), ("imagenet", "vit")], 256)
+    expected |= {("embedded", "resnet"): 256, ("embedded", "vit"): 256}
+    expected |= {("cifar100", "resnet"): 288, ("imagenet", "resnet"): 576}
     for key, path in presets().items():
-        config, size = read_config(path), 1
-        for lists in config.sweep.values():
-            for values in lists.values():
-                size *= len(values)
-        sizes[key] = size
-    assert sizes["cifar10", "resnet"] == 256
-    assert sizes["cifar100", "resnet"] == 288
-    assert sizes["imagenet", "resnet"] == 576
-    assert sizes["imagenet", "vit"] == 256
-    assert sizes["embedded", "resnet"] == sizes["embedded", "vit"] == 256
+        sweep = read_config(path).sweep.values()
+        assert math.prod(len(v) for lists in sweep for v in lists.values()) == expected.pop(key)
+    assert not expected
     assert CONFIG_ROOT.is_dir()
 
 
@@ -111,12 +106,12 @@ ONE_OF_TWO = "layers: {a: {}, b: {}}, layer_names: [a]"
         ("{", "nac.yml: not valid YAML: while parsing"),
         ("{postprocessor_args: 5}", "expected a mapping under 'postprocessor_args:', got 5"),
         ("{postprocessor: {name: nac}, netwrok: {}}", r"unknown key \['netwrok'\]"),
-        (document(more="name: msp"), "unknown rule 'msp'"),
+        (document(more="name: msp"), "unknown rule 'msp'; expected one of"),
+        (document("layers: auto, n_samples: 3000000000"), "n_samples must be at most 2,147,483"),
         (document(more="APS_mode: 'False'"), "APS_mode must be true or"),
         (document("layers: auto, fast: 'no'"), "fast must be true or false"),
         (swept("{b: {n_bins: [50]}}"), r"unknown layer in the sweep \['b'\]; .*\['a'\]"),
         (document("layers: {a: {}}, layer_names: [a, b]"), r"unknown layer in layer_names \['b'\]"),
-        (document("layers: {a: {}}, layer_names: a"), "layer_names must be a list"),
         (document("layers: {a: {n_bins: 50, M: 60}}"), "has two spellings in"),
         (document("layers: {a: {n_bins: 50.5}}"), r"nac\.yml: n_bins must be a whole number"),
         (
@@ -156,20 +151,6 @@ def test_missing_files_and_presets():
         told = f"no preset '{benchmark}' for rule 'nac' and '{family}' networks; there are"
         with pytest.raises(NACError, match=told):
             preset(benchmark, family)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"fast": "no"}, "fast must be true or false, without quotes, got 'no'"),
-        ({"search": "False"}, "search must be true or false, without quotes, got 'False'"),
-        ({"rule": "msp"}, "unknown rule 'msp'; expected one of"),
-        ({"n_samples": 10**30}, "n_samples must be at most 2,147,483,647"),
-    ],
-)
-def test_configs_are_checked_where_they_are_made(settings, message):
-    with pytest.raises(NACError, match=message):
-        NACConfig({"a": LayerConfig()}, **settings)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -1,15 +1,12 @@
 """Exported networks of all kinds: ONNX Runtime and torch.export give what Python gives."""
 
-import minibench
 import pytest
 import timm
 import torch
 from exported import FORMATS, check_equal, data, fitted, opened
 from torch import nn
-from torch.utils.data import DataLoader, Subset
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from nac_openood import NACDetector
 from nac_openood.detector.export import DetectorProgram
 from nac_openood.sources.networks import SmallResNet
 
@@ -67,24 +64,3 @@ def test_programs_equal_the_detector(build, layers, tmp_path):
         program = opened(path)
         check_equal(program(images), detector, images, 0 if suffix == ".pt2" else 1)
         assert len(program(images[:1])["score"]) == 1  # any batch size
-
-
-@pytest.mark.bench
-def test_a_trained_network(bench, tmp_path):
-    folder, root = bench
-
-    def thin(name, n):
-        images = minibench.loader(root, name).dataset
-        step = len(images) // n
-        return DataLoader(Subset(images, range(0, n * step, step)), batch_size=50)
-
-    detector = NACDetector(minibench.trained(folder), "auto", rule="nac_plus")
-    detector.fit(thin("train_cifar10", 60)).calibrate(thin("val_cifar10", 100))
-    images = torch.cat(
-        [batch["data"] for batch in (*thin("test_cifar10", 15), *thin("test_texture", 15))]
-    )
-    check_same_function(detector, images)
-    for suffix in FORMATS:
-        path = tmp_path / f"detector{suffix}"
-        detector.export(path, images[:4])
-        check_equal(opened(path)(images), detector, images, 0 if suffix == ".pt2" else 1)

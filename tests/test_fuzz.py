@@ -8,7 +8,7 @@ from fuzz_case import FOREIGN, GOOD, HANG, OUTSIDE, REFUSED, attempt
 from fuzz_targets import TARGETS
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import ODD, bytes_mutated, value_mutated
+from mutations import ODD, value_mutated
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.detector.config import NACConfig
@@ -38,7 +38,6 @@ def test_damage_is_refused_healed_or_harmless(target, tmp_path):
     [
         (lambda place: 1 / 0, FOREIGN),
         (lambda place: (place.parent / "elsewhere").write_text("x"), OUTSIDE),
-        (lambda place: (place.parent / "folder").mkdir(), OUTSIDE),
         (lambda place: __import__("subprocess").run(["true"]), OUTSIDE),
         (lambda place: __import__("pickle").loads(b"cos\nsystem\n."), OUTSIDE),
         (lambda place: exec("while True: pass"), HANG),
@@ -51,11 +50,6 @@ def test_the_judge_notices_what_no_case_may_do(tmp_path, do, verdict, monkeypatc
         monkeypatch.setattr("fuzz_case.SECONDS", 0.2)
     case = lambda rng, place: do(place)  # noqa: E731
     assert attempt("wrong", case, 0, tmp_path / "case").verdict == verdict
-
-
-def test_a_seed_gives_the_same_damage():
-    first, again = (bytes_mutated(random.Random(3), b"abcdefgh" * 9) for _ in range(2))
-    assert first == again != b"abcdefgh" * 9
 
 
 # ---- anything at all, from hypothesis

@@ -86,13 +86,10 @@ def monitor(folder, n):
 #: By name: writes something that depends on a number into a folder.
 WRITERS = {
     "text": lambda folder, n: files.write_text(folder / "x", f"{n}" * 9000),
-    "json": lambda folder, n: files.write_json(folder / "x", [n] * 900),
-    "document": lambda folder, n: files.write_document(folder / "x", 1, {"a": [n] * 900}),
     "tensors": lambda folder, n: tensor_files.write_tensors(
         folder / "x", "k", 1, {"a": torch.full((900,), n)}, {"n": n}
     ),
     "spool": lambda folder, n: Readings.save_parts(folder / "x", [readings(n), readings(n)]),
-    "readings": lambda folder, n: readings(n).save(folder / "x"),
     "detector": lambda folder, n: NACDetector(net(n), ["avgpool"]).fit([pictures(n)]).save(folder / "x"),
     "set of readings": lambda folder, n: ReadingSet(*(readings(n) for _ in range(3))).save(folder),
     "scores": lambda folder, n: store.write_scores(
@@ -102,7 +99,6 @@ WRITERS = {
     "note": lambda folder, n: store.write_note(folder / "x.json", {"n": [n] * 99}),
     "results": lambda folder, n: results(folder, n).save(),
     "tables": lambda folder, n: write_tables(results(folder, n)),
-    "ranking": lambda folder, n: runs(n).runs[0].ranking.save(folder),
     "runs": lambda folder, n: runs(n).save(folder),
     "tables of runs": lambda folder, n: write_ranked_tables(runs(n), folder),
     "finding": lambda folder, n: write_finding(

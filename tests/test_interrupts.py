@@ -57,13 +57,8 @@ def timer():
 
 def everything(net):
     """All that a network is made of, with the identity of each attribute."""
-    attributes = [
-        {
-            name: id(v) if not isinstance(v, dict) else [*map(id, v.values())]
-            for name, v in d.items()
-        }
-        for d in map(vars, net.modules())
-    ]
+    ids = lambda v: [*map(id, v.values())] if isinstance(v, dict) else id(v)  # noqa: E731
+    attributes = [{n: ids(v) for n, v in vars(module).items()} for module in net.modules()]
     modes = torch._C._len_torch_function_stack(), torch.is_inference_mode_enabled()
     return {**snapshot(net), "attributes": attributes, "more modes": modes}
 

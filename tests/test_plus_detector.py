@@ -64,8 +64,6 @@ def test_intervals_of_false_alarms_are_clopper_and_pearsons():
     assert broken.rate == 1.0
     with pytest.raises(NACError, match="`levels` must lie between 0 and 1"):
         false_alarm_rates([0.5], [5])
-    with pytest.raises(NACError, match="at least one sample"):
-        false_alarm_rates([])
 
 
 def test_without_calibration_data_p_values_are_marked(small_net, images):
@@ -115,5 +113,5 @@ def test_a_preset_of_a_rule_without_settings_means_automatic_layers(small_net, i
     for layers in ("cifar10", "auto"):
         again = NACDetector.load(tmp_path / "x", small_net, layers=layers)
         assert torch.equal(again.score(images), named.score(images))
-    with pytest.raises(NACError, match="there is no preset 'cifar11'.*Did you mean 'cifar10'"):
+    with pytest.raises(NACError, match="there is no preset 'cifar11' for rule"):
         NACDetector.load(tmp_path / "x", small_net, layers="cifar11")

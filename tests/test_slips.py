@@ -38,11 +38,11 @@ def raw(x):
         (lambda d, x: d.score([x[0], x[1]]), r"joined with torch.stack\(x\)"),
         (lambda d, x: d.calibrate([x], tpr="0.9"), "tpr must be above 0 and at most 1, got '0.9'"),
         (lambda d, x: d.calibrate([x]).judge(x).out("1"), "must lie between 0 and 1, got '1'"),
-        (lambda d, x: d.calibrate([x]).false_alarms([x], [10]), r"between 0 and 1, got \[10"),
         (
-            lambda d, x: NACDetector(None, "auto"),
-            r"expected a network, a torch\.nn\.Module, got No",
+            lambda d, x: d.calibrate([x]).false_alarms([x], [10]),
+            r"`levels` must lie between 0 and 1, got 10",
         ),
+        (lambda d, x: NACDetector(None, "auto"), "expected a network, a torch.nn.Module, got No"),
     ],
 )
 def test_slips(detector, images, use, message):
@@ -86,10 +86,8 @@ def test_what_is_no_loader(detector, images, labels, use, make):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ("imagnet", "no preset 'imagnet'.*Did you mean 'imagenet'"),
-        ("layer3", r"read the layer 'layer3', pass a list: `layers=\['layer3'"),
-        ("Auto", "Did you mean 'auto'"),
-        ([1], "names of layers are strings: '1', not 1"),
+        ("imagnet", "no preset 'imagnet'.*there are .*'imagenet'.*and 'auto', which finds"),
+        ("layer3", r"read the layer, pass a list: `layers=\['layer3'"),
     ],
 )
 def test_what_names_no_layers(small_net, rule, layers, message):

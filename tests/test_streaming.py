@@ -100,14 +100,6 @@ def test_a_bad_batch_changes_nothing(small_net, rule):
     assert det.fit_summary_.n_samples == 64 and det.threshold_ is not None
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_an_iterable_dataset(small_net, rule):
-    data = batches(150)
-    fitted = NACDetector(small_net, RULES[rule], rule=rule).fit(data)
-    det = NACDetector(small_net, RULES[rule], rule=rule)
-    assert same(det.fit(DataLoader(Stream(list(single(data))), batch_size=32)), fitted)
-
-
 @pytest.mark.parametrize("labels", [True, False])
 def test_an_endless_stream_is_read_as_far_as_needed(small_net, labels):
     data = batches(64)

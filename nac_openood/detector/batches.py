@@ -149,9 +149,7 @@ def _as_labels(label: Any, n: int) -> Tensor:
     try:
         tensor = torch.as_tensor(label)
         found = f"{tensor.dtype} of shape {list(tensor.shape)}"
-        whole = tensor.numel() == n
-        if whole and tensor.is_floating_point():
-            whole = bool((tensor == tensor.long()).all())
+        whole = tensor.numel() == n and bool((tensor == tensor.long()).all())
     except (TypeError, ValueError, RuntimeError):  # e.g. texts, or rows of different lengths
         found, whole = describe_value(label), False
     if not whole:
@@ -258,13 +256,13 @@ def loader_like(
         indices: the samples of each batch; None uses all of them in order, in batches of the same
             size.
     """
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    size = size if isinstance(size, int) and size > 0 else _BATCH_SIZE
-    batching: dict[str, Any] = {"batch_size": size}
-    if indices is not None:
-        batching = {"batch_sampler": indices}
     options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
-    return DataLoader(loader.dataset if dataset is None else dataset, **batching, **options)
+    if indices is not None:
+        options["batch_sampler"] = indices
+    else:
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        options["batch_size"] = size or _BATCH_SIZE
+    return DataLoader(loader.dataset if dataset is None else dataset, **options)
 
 
 # -- samples to fit on ---------------------------------------------------------------------
@@ -282,9 +280,8 @@ def dataset_labels(dataset: Any) -> Optional[np.ndarray]:
     if isinstance(dataset, torch_data.ConcatDataset):
         parts = [dataset_labels(part) for part in dataset.datasets]
         return None if any(p is None for p in parts) else np.concatenate([*parts])
-    values: Any = None
     if isinstance(dataset, torch_data.TensorDataset):
-        values = dataset.tensors[1] if len(dataset.tensors) > 1 else None
+        values: Any = dataset.tensors[1] if len(dataset.tensors) > 1 else None
     elif hasattr(dataset, "imglist"):
         values = [line.strip().split(" ", 1)[1] for line in dataset.imglist]
     else:
@@ -416,11 +413,11 @@ def take_quota(batches: Iterable[Batch], n_samples: int, n_classes: int) -> Iter
 
 def warn_if_uneven(counts: Mapping[int, int], n_samples: Optional[int]) -> None:
     """Warn if classes are missing, or have fewer samples than their share."""
-    missing = sum(count == 0 for count in counts.values())
-    found, notes = len(counts) - missing, []
-    if missing and found:
-        notes.append(f"{missing} of the network's {len(counts)} classes are missing")
-    share = int(n_samples) // found if n_samples is not None and found else 0
+    found = sum(count > 0 for count in counts.values())
+    notes = []
+    if 0 < found < len(counts):
+        notes.append(f"{len(counts) - found} of the network's {len(counts)} classes are missing")
+    share = (n_samples or 0) // max(found, 1)
     short = sum(0 < count < share for count in counts.values())
     if short:
         notes.append(f"{short} classes have fewer than {share} samples")

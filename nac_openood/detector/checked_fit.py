@@ -17,10 +17,10 @@ from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import logits_in
 from nac_openood.detector import outcomes
 from nac_openood.detector.batches import check_labels
 from nac_openood.detector.detector import NACDetector
@@ -93,10 +93,9 @@ def fit_checked(
     with _recorded() as messages:
         detector.fit(train, n_samples)
         scored = detector._calibrate(val, 1 - alpha)
-        pvalues = _enough(detector.pvalues_)
-        alarms = None if test is None else detector.false_alarms(test, [alpha])[0]
-    assert detector.fit_summary_ is not None
-    return _report(detector.fit_summary_, scored, pvalues, alarms, messages, n_classes, alpha)
+        tested = None if test is None else torch.from_numpy(detector.score_loader(test).score)
+    summary = detector.fit_summary_ or FitSummary(0)
+    return _report(summary, scored, detector.pvalues_, tested, messages, n_classes, alpha)
 
 
 # -- shards --------------------------------------------------------------------------------
@@ -181,19 +180,12 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
     rule.check()
     paths = [shard.path for shard in shards]
     val, test = (_batches(paths, name, notes.batch_size) for name in (_VAL, _TEST))
-    scored = (
-        ScoredBatch(rule.parts(read), read.prediction, read.label, logits_in(read).shape[1])
-        for read in val
-    )
+    scored = (outcomes.score_batch(rule, read, read.label) for read in val)
     with _recorded() as messages:
         outcomes.warn_if_saturated(rule)
-        threshold, found, batches = outcomes.calibrate_rule(rule, scored, 1 - notes.alpha)
-    pvalues, alarms = _enough(found), None
-    if test:
-        scores = torch.cat([rule.score(batch) for batch in test])
-        outcomes.report_nonfinite(scores)
-        alarms = outcomes.false_alarm_rates(pvalues(scores), [notes.alpha])[0]
-    report = _report(summary, batches, pvalues, alarms, messages, notes.n_classes, notes.alpha)
+        threshold, pvalues, batches = outcomes.calibrate_rule(rule, scored, 1 - notes.alpha)
+    tested = torch.cat([rule.score(batch) for batch in test]) if test else None
+    report = _report(summary, batches, pvalues, tested, messages, notes.n_classes, notes.alpha)
     return replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report
 
 
@@ -233,20 +225,11 @@ def _recorded() -> Iterator[list[str]]:
     messages.extend(str(entry.message) for entry in caught)
 
 
-def _enough(pvalues: Optional[PValues]) -> PValues:
-    if pvalues is None:
-        raise NACError(
-            f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass "
-            "more as `val`."
-        )
-    return pvalues
-
-
 def _report(
     summary: FitSummary,
     batches: Sequence[ScoredBatch],
-    pvalues: PValues,
-    alarms: Optional[FalseAlarms],
+    pvalues: Optional[PValues],
+    tested: Optional[Tensor],
     messages: Sequence[str],
     n_data_classes: Optional[int],
     alpha: float,
@@ -256,8 +239,8 @@ def _report(
     Args:
         summary: what was fitted on.
         batches: of validation data.
-        pvalues: converts scores to p-values.
-        alarms: measured on test data; None without any.
+        pvalues: converts scores to p-values; None if there was too little validation data.
+        tested: scores of test data; None without any.
         messages: warnings so far.
         n_data_classes: number of classes in the data, if it is known.
         alpha: the false-alarm rate that is wanted.
@@ -265,7 +248,12 @@ def _report(
     from scipy.optimize import linear_sum_assignment
     from sklearn.metrics import confusion_matrix
 
-    notes, n_classes = list(messages), batches[0].n_classes
+    if pvalues is None:
+        raise NACError(
+            f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass "
+            "more as `val`."
+        )
+    notes, n_classes, alarms = list(messages), batches[0].n_classes, None
     label, prediction = (
         torch.cat([getattr(batch, name) for batch in batches]).cpu()
         for name in ("label", "prediction")
@@ -299,12 +287,15 @@ def _report(
             f"the network is right on {right / n_val:.1%} of validation samples, no better than "
             f"chance ({chance:.1%}). Check the weights, the transform and the labels."
         )
-    if alarms is not None and not alarms.low <= alarms.level <= alarms.high:
-        kind = "more" if alarms.rate > alarms.level else "fewer"
-        notes.append(
-            f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} "
-            f"than {alarms.level:.1%}: test and validation data are not alike."
-        )
+    if tested is not None:
+        outcomes.report_nonfinite(tested)
+        (alarms,) = outcomes.false_alarm_rates(pvalues(tested), [alpha])
+        if not alarms.low <= alpha <= alarms.high:
+            kind = "more" if alarms.rate > alpha else "fewer"
+            notes.append(
+                f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} "
+                f"than {alpha:.1%}: test and validation data are not alike."
+            )
     return FitReport(
         summary.n_samples, n_classes, right / n_val, n_val, alpha, pvalues.score_at(alpha), alarms,
         tuple(dict.fromkeys(notes)),

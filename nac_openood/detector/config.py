@@ -8,7 +8,6 @@ is such a file for each benchmark and family of architectures.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Union
@@ -108,10 +107,9 @@ class NACConfig:
         args = _mapping("postprocessor_args", root.get("postprocessor_args"))
         authors = {"valid_num", "layer_names", "test_method"}
         refuse_unknown(args, {"layers", "n_samples", "search_in", "fast", *authors})
-        if {"n_samples", "valid_num"} <= set(args):
-            raise NACError("n_samples and valid_num are the same setting: give one of them.")
-        if args.get("layers") and root.get("layer_kwargs"):
-            raise NACError("layers and layer_kwargs are the same setting: give one of them.")
+        for names in ("n_samples", "valid_num"), ("layers", "layer_kwargs"):
+            if {*args, *root}.issuperset(names):
+                raise NACError(f"{' and '.join(names)} are the same setting: give one of them.")
         kind = rule_named(str(root.get("name", "nac")))
         given = args.get("layers") or root.get("layer_kwargs")
         layers = {} if given == AUTO else _mapping("layers", given)
@@ -121,8 +119,6 @@ class NACConfig:
                 "'postprocessor_args:'."
             )
         used = args.get("layer_names") or list(layers)
-        if not isinstance(used, (list, tuple)):
-            raise NACError(f"layer_names must be a list of names, got {used!r}.")
         refuse_unknown(dict.fromkeys(map(str, used)), layers, "layer in layer_names")
         swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
         settings = {n: kind.layer_settings.from_dict(values) for n, values in layers.items()}
@@ -253,33 +249,24 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
     if isinstance(layers, str):
         if layers == AUTO:
             return {}
-        _check_preset(net, layers, rule)
+        known = sorted({benchmark for benchmark, _ in presets()})
+        if layers not in known:  # also for rules that have no shipped settings
+            aliases = {layer.alias for layer in table_layers(net)}
+            is_layer = layers in aliases or layers in dict(net.named_modules())
+            hint = f" To read the layer, pass a list: `layers=['{layers}']`." if is_layer else ""
+            raise NACError(
+                f"there is no preset '{layers}' for rule '{rule.name}'; there are {known}, and "
+                f"'{AUTO}', which finds layers by running the network.{hint}"
+            )
         return dict(preset_for(net, layers, rule.name).layers)
     kind = rule.layer_settings
     settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in layers}
     for name, value in settings.items():
-        if not isinstance(name, str):
-            raise NACError(f"names of layers are strings: '{name}', not {name!r}.")
         if not isinstance(value, kind):
             raise NACError(f"layer '{name}': expected a {kind.__name__}, got {value!r}.")
     if not settings:
         raise NACError("no layers given: name at least one, or a preset such as 'cifar10'.")
     return settings
-
-
-def _check_preset(net: nn.Module, name: str, rule: Type[Rule]) -> None:
-    """Refuse an unknown name, also for rules that have no shipped settings."""
-    known = sorted({benchmark for benchmark, _ in presets()})
-    if name in known:
-        return
-    close = difflib.get_close_matches(name, [*known, AUTO], n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    if name in dict(net.named_modules()) or name in {layer.alias for layer in table_layers(net)}:
-        hint = f" To read the layer '{name}', pass a list: `layers=['{name}']`."
-    raise NACError(
-        f"there is no preset '{name}' for rule '{rule.name}'; there are {known}, and '{AUTO}', "
-        f"which finds layers by running the network.{hint}"
-    )
 
 
 def automatic_settings(net: nn.Module, rule: Type[Rule], x: Any) -> dict[str, Any]:

@@ -14,14 +14,8 @@ from nac_openood.core.pvalues import MIN_SAMPLES, PValues
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import batches as data
-from nac_openood.detector import outcomes
+from nac_openood.detector import config, outcomes
 from nac_openood.detector.batches import Batch
-from nac_openood.detector.config import (
-    LayerChoice,
-    automatic_settings,
-    checked_switch,
-    layer_settings,
-)
 from nac_openood.detector.outcomes import Explanation, FalseAlarms, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import FitSummary, Fitted
@@ -68,17 +62,18 @@ class NACDetector:
     def __init__(
         self,
         net: nn.Module,
-        layers: LayerChoice,
+        layers: config.LayerChoice,
         *,
         rule: str = "nac",
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
     ) -> None:
         unwrap(net)  # refuses what is not a network
-        self.net, self.rule, self.fast = net, rule, checked_switch("fast", fast)
+        self.net, self.rule, self.fast = net, rule, config.checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         kind = rule_named(rule)
-        settings, find = layer_settings(net, layers, kind), partial(automatic_settings, net, kind)
+        settings = config.layer_settings(net, layers, kind)
+        find = partial(config.automatic_settings, net, kind)
         self._reader = Reader(net, kind, settings, find, fast=fast, autocast=autocast)
         self.rule_: Optional[Rule] = None
         self.fit_summary_: Optional[FitSummary] = None
@@ -231,8 +226,8 @@ class NACDetector:
         if differs:
             raise NACError(f"cannot merge: the other detector is of another network: {differs}.")
         rule.merge(other_rule)
-        assert self.fit_summary_ is not None and other.fit_summary_ is not None
-        self._accept(rule, self.fit_summary_ + other.fit_summary_)
+        summaries = self.fit_summary_, other.fit_summary_
+        self._accept(rule, sum(filter(None, summaries), FitSummary(0)))
         return self
 
     def _new_rule(self) -> Rule:
@@ -295,13 +290,10 @@ class NACDetector:
     def _score_batches(
         self, step: str, loader: Iterable[Any], progress: Optional[bool]
     ) -> Iterator[ScoredBatch]:
-        rule = self._fitted()
-
-        def score(read: BatchReadings, batch: Batch) -> ScoredBatch:
-            prediction = read.logits.argmax(dim=1)
-            return ScoredBatch(rule.parts(read), prediction, batch.labels(), read.logits.shape[1])
-
-        return self._reader.map(step, data.load_batches(loader, step, progress), score)
+        rule, batches = self._fitted(), data.load_batches(loader, step, progress)
+        return self._reader.map(
+            step, batches, lambda read, batch: outcomes.score_batch(rule, read, batch.labels())
+        )
 
     def read_loader(
         self,
@@ -328,12 +320,9 @@ class NACDetector:
                 self.net, loader, n_samples, Counter(), "NAC read", progress
             )
         network = identity(self.net)
-
-        def readings_of(read: BatchReadings, batch: Batch) -> Readings:
-            return Readings.of_pass(read, batch.labels(), network)
-
+        of_pass = lambda read, batch: Readings.of_pass(read, batch.labels(), network)  # noqa: E731
         with kept_random_state():
-            parts = on_cpu(self._reader.map("read", samples, readings_of))
+            parts = on_cpu(self._reader.map("read", samples, of_pass))
             if save_to is not None:
                 return Readings.save_parts(save_to, parts)
             return Readings.concatenate(list(parts))
@@ -391,8 +380,7 @@ class NACDetector:
         read = self._reader.read(x)
         confidence, prediction = double(read.logits).softmax(dim=1).max(dim=1)
         score = self._fitted().score(read)
-        found = prediction, confidence, score, p_values(score)
-        return Verdicts(*(tensor.cpu() for tensor in found))
+        return Verdicts(*(t.cpu() for t in (prediction, confidence, score, p_values(score))))
 
     def false_alarms(
         self,
@@ -464,7 +452,7 @@ class NACDetector:
         path: PathLike,
         net: nn.Module,
         *,
-        layers: Optional[LayerChoice] = None,
+        layers: Optional[config.LayerChoice] = None,
         fast: bool = False,
     ) -> NACDetector:
         """Load a file that `save` wrote, for the network that it was fitted on.
@@ -476,11 +464,11 @@ class NACDetector:
                 any.
             fast: as in the constructor.
         """
-        unwrap(net)  # refuses what is not a network
         fitted = Fitted.load(path, net)
-        rule = fitted.rule
-        detector = cls.from_rule(net, rule, fast=fast, autocast=fitted.dtype)
-        wanted = {} if layers is None else layer_settings(net, layers, type(rule))
+        rule, dtypes = fitted.rule, {name: dtype for dtype, name in PRECISIONS.items()}
+        autocast = None if fitted.autocast is None else dtypes[fitted.autocast]
+        detector = cls.from_rule(net, rule, fast=fast, autocast=autocast)
+        wanted = {} if layers is None else config.layer_settings(net, layers, type(rule))
         if wanted and wanted != rule.layers:
             raise FileError(
                 f"{path} was fitted with {rule.layers}, not {wanted}. Fit again, or load it "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
@@ -77,9 +78,8 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         except Exception as error:  # tracers and runtimes may raise anything
             raise NACError(
                 f"PyTorch cannot export {type(detector.net).__name__} ({type(error).__name__}: "
-                f"{first_line(error)}). Its forward must do the same whatever the batch size and "
-                "the content of the batch, and ONNX Runtime has few operations in float64 (try "
-                "net.float() or a .pt2 file). Try torch.export.export on the network alone."
+                f"{first_line(error)}). Its forward must do the same for every batch. ONNX Runtime "
+                "has few operations in float64: try net.float() or a .pt2 file."
             ) from error
         _check_equal(found, logits.cpu().double(), p_value)
 
@@ -207,13 +207,10 @@ class Portable(TorchFunctionMode):
             values = (*args, *kwargs.values())
             floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
             dtype = torch.float64 if floats else torch.get_default_dtype()
-            args = tuple(_as_tensor(value, dtype) for value in args)
-            kwargs = {name: _as_tensor(value, dtype) for name, value in kwargs.items()}
+            args, kwargs = tree_map_only(
+                float, lambda number: torch.tensor(number, dtype=dtype), (args, kwargs)
+            )
         return func(*args, **kwargs)
-
-
-def _as_tensor(value: Any, dtype: torch.dtype) -> Any:
-    return torch.tensor(value, dtype=dtype) if isinstance(value, float) else value
 
 
 def searchsorted(ordered: Tensor, values: Tensor, *, right: bool = False) -> Tensor:

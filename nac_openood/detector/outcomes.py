@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from itertools import tee
 from numbers import Real
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from nac_openood.core.layer_config import whole_number
 from nac_openood.core.metrics import threshold_at
 from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.core.reading import BatchReadings
+from nac_openood.core.reading import BatchReadings, Reading, logits_in
 from nac_openood.core.rule import Rule
 from nac_openood.errors import NACError
 
@@ -57,10 +58,10 @@ class Verdicts(NamedTuple):
         return ~(self.p_value > checked_alpha(alpha))
 
 
-def checked_alpha(alpha: float) -> float:
-    """Return `alpha` if it is a number between 0 and 1."""
+def checked_alpha(alpha: float, name: str = "alpha") -> float:
+    """Return `alpha` if it is a number between 0 and 1; an error calls it `name`."""
     if not isinstance(alpha, Real) or not 0 < alpha < 1:
-        raise NACError(f"`alpha` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
+        raise NACError(f"`{name}` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
     return float(alpha)
 
 
@@ -120,6 +121,12 @@ class ScoredBatch(NamedTuple):
     n_classes: int
 
 
+def score_batch(rule: Rule, readings: Mapping[str, Reading], label: Tensor) -> ScoredBatch:
+    """Score the readings of a batch."""
+    logits = logits_in(readings)
+    return ScoredBatch(rule.parts(readings), logits.argmax(dim=1), label, logits.shape[1])
+
+
 def calibrate_rule(
     rule: Rule, batches: Iterable[ScoredBatch], tpr: float
 ) -> tuple[float, Optional[PValues], list[ScoredBatch]]:
@@ -130,28 +137,20 @@ def calibrate_rule(
         batches: calibration data, scored while iterating.
         tpr: the share of the data at or above the threshold.
     """
-    seen: list[ScoredBatch] = []
-
-    def parts() -> Iterator[Mapping[str, Tensor]]:
-        for batch in batches:
-            seen.append(batch)
-            yield batch.parts
-
-    scores = rule.calibrate(parts()).cpu()
+    iterated, kept = tee(batches)
+    scores = rule.calibrate(batch.parts for batch in iterated).cpu()
     report_nonfinite(scores)
     pvalues = PValues(scores) if len(scores) >= MIN_SAMPLES else None
-    return threshold_at(scores, tpr), pvalues, seen
+    return threshold_at(scores, tpr), pvalues, list(kept)
 
 
 def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
     """Raise or warn if samples have scores of NaN, that is, readings that are not finite."""
-    if nonfinite not in ("raise", "nan"):
-        raise NACError(f"nonfinite must be 'raise' or 'nan', got {nonfinite!r}.")
     broken = int(scores.isnan().sum())
     if not broken:
         return
     message = f"{broken} of {len(scores)} samples have NaN or Inf readings"
-    if nonfinite == "raise":
+    if nonfinite != "nan":
         raise NACError(
             f"{message}. Check the inputs (normalization, corrupt images) and the precision, or "
             "pass nonfinite='nan' to score them NaN."
@@ -199,11 +198,9 @@ class FalseAlarms(NamedTuple):
 def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[FalseAlarms]:
     """False-alarm rates from the p-values `[samples]` of in-distribution data."""
     p = np.asarray(p_values, dtype=np.float64).ravel()
-    if not all(0 < level < 1 for level in levels):
-        raise NACError(f"`levels` must lie between 0 and 1, got {list(levels)}.")
     n = len(p)
     # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
-    alarms = [(level, int((~(p > level)).sum())) for level in levels]
+    alarms = [(level, int((~(p > checked_alpha(level, "levels"))).sum())) for level in levels]
     return [FalseAlarms(level, k / n, *binomial_interval(k, n), n) for level, k in alarms]
 
 

@@ -95,12 +95,8 @@ class Readings(ByLayer):
 
     def check_finite(self, what: str, layers: Optional[Iterable[str]] = None) -> None:
         """Raise if there are NaN or Inf readings; `what` names the samples in the error."""
-        names = list(self if layers is None else layers)
-        broken = dict.fromkeys(names, 0)
-        for part in self.batches():
-            for name in names:
-                broken[name] += int(not_finite(part[name]).sum())
-        for name, count in broken.items():
+        for name in self if layers is None else layers:
+            count = sum(int(not_finite(part[name]).sum()) for part in self.batches())
             if count:
                 raise broken_error(count, f"{self.n_samples} {what} samples", name)
 

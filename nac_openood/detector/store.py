@@ -17,12 +17,10 @@ from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import FileError
 from nac_openood.files import PathLike, damage
 from nac_openood.network.fingerprint import difference
-from nac_openood.network.inputs import PRECISIONS
 from nac_openood.records import from_values
 
 #: Version 2 names its rule; version 1 is always reference NAC.
 _KIND, _VERSION = "nac_openood detector", 2
-_DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
 #: The prefix of the rule's tensors, and the name of the scores that p-values are computed from.
 _RULE, _SCORES = "rule/", "calibration"
 
@@ -63,11 +61,6 @@ class Fitted:
     notes: Mapping[str, str] = field(default_factory=dict)
     autocast: Optional[str] = None
 
-    @property
-    def dtype(self) -> Optional[torch.dtype]:
-        """The type that `autocast` names."""
-        return None if self.autocast is None else _DTYPES[self.autocast]
-
     def save(self, path: PathLike) -> None:
         """Write the file, atomically."""
         about = {
@@ -96,15 +89,14 @@ class Fitted:
             net: the network, which must be the one it was fitted on; None skips this check.
         """
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
+        differs = net is not None and difference(about.get("network", {}), net)
+        if differs:
+            raise FileError(
+                f"{path} was fitted on another network: {differs}. Load the network it was fitted "
+                "on, with the same weights (its checkpoint), or fit again."
+            )
         with damage(path, "Fit again"):
             about = {k: v for k, v in about.items() if k not in ("nac_openood", "torch")}
-            if net is not None and "network" in about:
-                differs = difference(about["network"], net)
-                if differs:
-                    raise FileError(
-                        f"{path} was fitted on another network: {differs}. Load the network it was "
-                        "fitted on, with the same weights (its checkpoint), or fit again."
-                    )
             scores = tensors.pop(_SCORES, None)
             if "rule" in about:
                 rule = rule_named(about.pop("rule")).restore(
@@ -115,8 +107,3 @@ class Fitted:
                 rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
             pvalues = None if scores is None else PValues(scores)
             return from_values(cls, about, rule=rule, pvalues=pvalues)
-
-
-def notes_of(path: PathLike) -> Mapping[str, str]:
-    """The notes in a detector's file, read without the network."""
-    return Fitted.load(path).notes

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from nac_openood.detector.batches import shard_numbers
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ALPHA
-from nac_openood.detector.store import notes_of
+from nac_openood.detector.store import Fitted
 from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike
@@ -65,7 +65,7 @@ def load_fitted(
         NACError: the network or the transform is not the one that the detector was fitted with, or
             the file does not say which it was.
     """
-    notes = notes_of(path)
+    notes = Fitted.load(path).notes
     if arch is None:
         arch = notes.get("arch")
         if arch is None:
