@@ -1,7 +1,7 @@
 """Values from JSON and YAML files, checked before they are used.
 
 `from_values` makes dataclasses and named tuples of JSON objects, entry by entry according to their
-type hints. `read_yaml` reads the YAML that people write.
+type hints. `parse_yaml` reads the YAML that people write.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import dataclasses
 import math
 import reprlib
 from functools import cache
-from pathlib import Path
 from typing import Any, Hashable, Mapping, Type, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 import yaml
 
-from nac_openood.errors import NACError, why_unreadable
+from nac_openood.errors import NACError
 
 _T = TypeVar("_T")
 _SCALARS = {
@@ -129,19 +128,3 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise NACError(f"not valid YAML: {error}") from error
-
-
-def read_yaml(path: Union[str, Path]) -> Any:
-    """The value in a YAML file.
-
-    Raises:
-        NACError: the file is missing, unreadable or not valid; the message names it.
-    """
-    try:
-        return parse_yaml(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NACError(f"there is no file {path}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise NACError(f"cannot read {path}: {why_unreadable(error)}.") from error
-    except NACError as error:
-        raise NACError(f"{path}: {error}") from error

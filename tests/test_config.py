@@ -145,7 +145,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_missing_files_and_presets():
-    with pytest.raises(NACError, match="there is no file nowhere.yml"):
+    with pytest.raises(NACError, match="cannot read nowhere.yml: No such file"):
         read_config("nowhere.yml")
     for benchmark, family in (("mnist", "resnet"), ("cifar10", "densenet")):
         told = f"no preset '{benchmark}' for rule 'nac' and '{family}' networks; there are"

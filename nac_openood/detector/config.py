@@ -17,9 +17,10 @@ from torch import nn
 from nac_openood.core.layer_config import refuse_unknown, whole_number
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import NACError, ProbeError
+from nac_openood.files import read_text
 from nac_openood.network.architectures import Layer, describe, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
-from nac_openood.records import read_yaml
+from nac_openood.records import parse_yaml
 
 _T = TypeVar("_T")
 
@@ -180,8 +181,9 @@ def read_config(path: Union[str, Path]) -> NACConfig:
 
 def parsed(path: Union[str, Path], parse: Callable[[Mapping[str, Any]], _T]) -> _T:
     """Parse the mapping in a YAML file; errors of `parse` name the file, too."""
-    document = read_yaml(path)
+    text = read_text(path)
     try:
+        document = parse_yaml(text)
         if not isinstance(document, Mapping):
             raise NACError("expected a YAML mapping.")
         return parse(document)
