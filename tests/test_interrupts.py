@@ -57,8 +57,10 @@ def timer():
 
 def everything(net):
     """All that a network is made of, with the identity of each attribute."""
-    ids = lambda v: [*map(id, v.values())] if isinstance(v, dict) else id(v)  # noqa: E731
-    attributes = [{n: ids(v) for n, v in vars(module).items()} for module in net.modules()]
+    attributes = [
+        {n: [*map(id, v.values())] if isinstance(v, dict) else id(v) for n, v in vars(m).items()}
+        for m in net.modules()
+    ]
     modes = torch._C._len_torch_function_stack(), torch.is_inference_mode_enabled()
     return {**snapshot(net), "attributes": attributes, "more modes": modes}
 

@@ -417,7 +417,7 @@ def warn_if_uneven(counts: Mapping[int, int], n_samples: Optional[int]) -> None:
     notes = []
     if 0 < found < len(counts):
         notes.append(f"{len(counts) - found} of the network's {len(counts)} classes are missing")
-    share = (n_samples or 0) // max(found, 1)
+    share = int(n_samples or 0) // max(found, 1)
     short = sum(0 < count < share for count in counts.values())
     if short:
         notes.append(f"{short} classes have fewer than {share} samples")

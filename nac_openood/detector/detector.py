@@ -320,7 +320,10 @@ class NACDetector:
                 self.net, loader, n_samples, Counter(), "NAC read", progress
             )
         network = identity(self.net)
-        of_pass = lambda read, batch: Readings.of_pass(read, batch.labels(), network)  # noqa: E731
+
+        def of_pass(read: BatchReadings, batch: Batch) -> Readings:
+            return Readings.of_pass(read, batch.labels(), network)
+
         with kept_random_state():
             parts = on_cpu(self._reader.map("read", samples, of_pass))
             if save_to is not None:
