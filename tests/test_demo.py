@@ -189,14 +189,14 @@ def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatc
 #: A real signal, where Python cannot drop it: it would, inside a finalizer.
 INTERRUPTED = """
 import os, signal
-from nac_openood.benchmark.methods.scorer import FunctionScorer
-setup, calls = FunctionScorer.setup, []
+from nac_openood.benchmark.methods.scorer import BatchScorer
+setup, calls = BatchScorer.setup, []
 def interrupted(*given, **options):
     calls.append(None)
     if len(calls) == 4:
         os.kill(os.getpid(), signal.SIGINT)
     return setup(*given, **options)
-FunctionScorer.setup = interrupted
+BatchScorer.setup = interrupted
 """
 
 

@@ -77,9 +77,9 @@ def test_deltas_are_differences(name):
 def test_the_search_space_is_the_papers():
     for at in table("Table 13").rows:
         lists = {}
-        for cell in table("Table 13").cells():
-            if cell.at["benchmark"] == at[0] and cell.value is not None:
-                lists.setdefault(cell.at["parameter"], []).append(cell.value.mean)
+        for cell, value in table("Table 13").cells():
+            if cell["benchmark"] == at[0] and value is not None:
+                lists.setdefault(cell["parameter"], []).append(value.mean)
         assert {k: list(v) for k, v in SPACES[at[0]].items()} == lists
     assert set(SPACES) == {row[0] for row in table("Table 13").rows} | {"all"}
 

@@ -37,7 +37,7 @@ def members(each: PrintedTable, at: Mapping[str, str]) -> list[float]:
         least = len(names)
     else:
         return []
-    cells = {frozenset(cell.at.items()): cell.value for cell in each.cells()}
+    cells = {frozenset(cell.items()): value for cell, value in each.cells()}
     found = [cells.get(frozenset(one.items())) for one in over]
     means = [value.mean for value in found if value is not None]
     return means if len(means) >= least else []

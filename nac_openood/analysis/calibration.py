@@ -225,7 +225,7 @@ def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
     ]
     printed = table("Table 19")
     rows: list[list[Entry]] = []
-    for dataset in dict.fromkeys(cell.at["dataset"] for cell in printed.cells()):
+    for dataset in dict.fromkeys(at["dataset"] for at, _ in printed.cells()):
         measured = errors.get((dataset, ALL_SAMPLES))
         for metric in _ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]

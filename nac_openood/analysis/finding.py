@@ -204,11 +204,11 @@ class MetricStudy:
         if self.against is None:
             return {}
         found: dict[tuple[str, str], dict[str, dict[str, PrintedValue]]] = {}
-        for cell in table(name).cells():
-            wanted = at.items() <= cell.at.items() and cell.at["metric"] in PRINTED_METRICS
-            if wanted and cell.value is not None:
-                rows = found.setdefault((cell.at["benchmark"], cell.at["architecture"]), {})
-                rows.setdefault(cell.at[axis], {})[cell.at["metric"]] = cell.value
+        for cell, value in table(name).cells():
+            wanted = at.items() <= cell.items() and cell["metric"] in PRINTED_METRICS
+            if wanted and value is not None:
+                rows = found.setdefault((cell["benchmark"], cell["architecture"]), {})
+                rows.setdefault(cell[axis], {})[cell["metric"]] = value
         benchmark, what = (self.data.id_name, self.data.arch), "the same benchmark"
         if benchmark not in found:
             benchmark = next(iter(found))

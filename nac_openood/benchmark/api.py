@@ -156,9 +156,7 @@ def compare(
         if n_classes is None:
             first = next(iter(batches(Samples("test", test, batch_size=1).loader())))
             sets = replace(sets, n_classes=count_classes(network(runs[0]), first.data))
-        folder = out
-        if folder is None:
-            folder = from_main("folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
+        folder = out or from_main("folder", lambda: tempfile.mkdtemp(prefix="nac_compare_"))
         study = Study(
             sets=sets, arch=arch, network=network, runs=tuple(runs), methods=tuple(rows),
             make=scorers(rows, backend, nac=nac, opengan=opengan, say=say), out=Path(folder),
@@ -174,9 +172,7 @@ def _named(networks: Any) -> Mapping[str, Network]:
     """Name each network after its class or its checkpoint, unless it has a name."""
     if isinstance(networks, Mapping):
         return networks
-    several: list[Any] = (
-        [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
-    )
+    several: Any = [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
     modules = [net for net in several if isinstance(net, nn.Module)]
     paths = [path for path in several if not isinstance(path, nn.Module)]
     names = [type(unwrap(net)).__name__ for net in modules]

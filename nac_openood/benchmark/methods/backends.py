@@ -174,17 +174,12 @@ def scorers(
             return NACScorer(rule=method.rule, **(nac if method.name == table.NAC else {}))
         usable = next((name for name in backends if name in method.backends), None)
         if usable is None:
-            if not method.backends:
-                raise NACError(f"{method.title} has no implementation: pass `scorer`.")
-            other, titles = method.backends[0], {OPENOOD: "OpenOOD", PYTORCH_OOD: "pytorch-ood"}
-            raise Absent(
-                f"{method.title} is not in {' or '.join(titles[name] for name in backends)}, only "
-                f"in {titles[other]}: pass `backend={other!r}`."
-            )
+            instead = f"backend={method.backends[0]!r}" if method.backends else "scorer"
+            raise Absent(f"{method.title} is not in {' or '.join(backends)}: pass `{instead}`.")
         if usable == PYTORCH_OOD:
-            from nac_openood.benchmark.methods.pytorch_ood import pytorch_ood_scorer
+            from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 
-            return pytorch_ood_scorer(method)
+            return PytorchOODScorer(method)
         from nac_openood.benchmark.methods.openood import OpenGANScorer, OpenOODScorer
 
         if method.name != "opengan":

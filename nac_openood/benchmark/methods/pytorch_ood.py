@@ -1,6 +1,6 @@
 """Baselines by pytorch-ood's detectors, with the data and hyperparameters that OpenOOD uses.
 
-For the functions `fit_NAME` see `scorer.FunctionScorer`.
+For the functions `fit_NAME` see `PytorchOODScorer`.
 """
 
 from __future__ import annotations
@@ -8,33 +8,30 @@ from __future__ import annotations
 import copy
 import importlib
 import os
-from contextlib import suppress
+import warnings
+from contextlib import contextmanager, suppress
 from importlib import metadata
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.scorer import (
-    FittedMethod,
-    FunctionScorer,
-    MethodInputs,
-    Outliers,
-    check_classes,
-    collect,
-    labelled,
-)
+from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, Point
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.errors import NACError
-from nac_openood.network.architectures import recognize, table_layers
-from nac_openood.network.inputs import device_of, logits_of
+from nac_openood.detector.batches import batches
+from nac_openood.errors import NACError, some
+from nac_openood.network.architectures import table_layers
+from nac_openood.network.inputs import device_of, logits_of, prepare
 from nac_openood.network.replica import run
 
 #: How many numbers a detector may compute at a time.
 _CHUNK = 2**26
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
+#: Computes outlier scores, and what makes it of hyperparameters; see `PytorchOODScorer`.
+Outliers = Callable[..., Any]
+FittedMethod = Callable[..., Outliers]
 
 
 class _EndOfPass(BaseException):
@@ -56,15 +53,86 @@ def detectors() -> Any:
         ) from error
 
 
-def pytorch_ood_scorer(method: Method) -> FunctionScorer:
-    """The scorer of a method that has a function `fit_NAME` in this file.
+class PytorchOODScorer(BatchScorer):
+    """A method by the function `fit_NAME` of this file, with defaults and sweep of its row.
+
+    `fit_NAME(inputs)` returns a function of the hyperparameters, which returns the function that
+    computes outlier scores `[batch]` (higher = more out-of-distribution):
+
+    * for a method on features, of features `[batch, D]` and logits `[batch, classes]`;
+    * for a method on the network, of a batch; it returns outlier scores and logits.
 
     Raises:
         Absent: pytorch-ood is not installed.
     """
-    detectors()
-    implementation = f"pytorch-ood {metadata.version('pytorch-ood')}"
-    return FunctionScorer(method, globals()[f"fit_{method.name}"], implementation)
+
+    def __init__(self, method: Method) -> None:
+        detectors()
+        sweep = {name: list(values) for name, values in method.sweep.items()}
+        settings = {"defaults": dict(method.defaults), "sweep": sweep}
+        super().__init__(method, f"pytorch-ood {metadata.version('pytorch-ood')}", settings)
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """With a seed, and without known warnings."""
+        with super().environment(), warnings.catch_warnings():
+            # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
+            yield
+
+    def fit(self, inputs: MethodInputs) -> tuple[Point, Mapping[str, Sequence[Any]]]:
+        """See `BatchScorer`."""
+        self._fitted: FittedMethod = globals()[f"fit_{self.method.name}"](inputs)
+        return dict(self.method.defaults), self.method.sweep
+
+    def use(self, point: Point) -> None:
+        """See `BatchScorer`."""
+        self._outliers = self._fitted(**point)
+
+    def score_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `BatchScorer`."""
+        if self.method.needs == "network":
+            outlier, logits = self._outliers(x)
+        else:
+            with torch.no_grad():
+                logits = self.inputs.net(x).float()
+                outlier = self._outliers(x.float(), logits)
+        return -outlier, logits.argmax(dim=1)
+
+
+# ---- training data
+
+
+def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
+    for batch in batches(loader):
+        yield prepare(net, batch.data), batch.labels()
+
+
+@torch.no_grad()
+def collect(
+    net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
+) -> tuple[Tensor, Tensor]:
+    """The results of a function of every batch `[samples, ...]`, and the labels, on the CPU."""
+    parts, labels = [], []
+    for x, label in labelled(net, loader):
+        parts.append(function(x).detach().float().cpu())
+        labels.append(label)
+    # not torch.cat, which would need twice the memory: each part is freed when it is copied
+    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]))
+    for rows in whole.split([len(part) for part in parts]):
+        rows.copy_(parts.pop(0))
+    return whole, torch.cat(labels)
+
+
+def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
+    """Check that every class has a training label."""
+    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
+    if missing:
+        raise NACError(
+            f"{method} needs at least one training {what} of every class; there is none of "
+            f"{some(missing)}. Add training data, or leave it out of `methods`."
+        )
 
 
 # ---- methods on logits
@@ -202,10 +270,8 @@ def fit_vim(inputs: MethodInputs) -> FittedMethod:
 def fit_dice(inputs: MethodInputs) -> FittedMethod:
     """Energy of a head without the weights that contribute least to training data."""
     weight, bias = _head_weights(inputs.net)
-    total, count = torch.zeros(()), 0
-    for x, _ in labelled(inputs.net, inputs.train):
-        total, count = total.to(x.device) + x.double().sum(dim=0), count + len(x)
-    mean = (total / count).float()[None].cpu()  # all that the detector uses of training data
+    # all that the detector uses of training data
+    mean = collect(inputs.net, inputs.train)[0].mean(dim=0, keepdim=True)
 
     def use(p: float) -> Outliers:
         detector = detectors().DICE(None, weight, bias, p=p / 100)
@@ -232,12 +298,10 @@ def fit_react(inputs: MethodInputs) -> FittedMethod:
 
 def fit_ash(inputs: MethodInputs) -> FittedMethod:
     """Energy of the largest features, all set to one value (ASH-B, as in OpenOOD)."""
+    head = nn.Sequential(nn.Flatten(), inputs.net)
 
     def use(percentile: float) -> Outliers:
-        detector = detectors().ASH(
-            None, lambda maps: inputs.net(maps.flatten(1)), variant="ash-b",
-            percentile=percentile / 100,
-        )  # fmt: skip
+        detector = detectors().ASH(None, head, variant="ash-b", percentile=percentile / 100)
         # maps of one pixel
         return lambda features, _: detector.predict_feature_maps(features[:, :, None, None])
 
@@ -402,12 +466,9 @@ class _TrainingParts:
         self.inputs, self.numbers = inputs, numbers
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        seen = []
         for x, label in labelled(self.inputs.net, self.inputs.train):
-            seen.append(label)
             parts = _in_parts(x, self.numbers)
             yield from zip(parts, label.split(len(parts[0])))
-        check_classes("gram", torch.cat(seen), self.inputs.n_classes)
 
     def __len__(self) -> int:
         """Number of images, 0 if unknown."""
@@ -426,9 +487,8 @@ def _check_memory(numbers: int, images: int) -> None:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > 0.8 * installed:
             raise NACError(
-                f"gram keeps {numbers} numbers of each of {images} training images, "
-                f"{needed / 2**30:.0f} GB; this machine has {installed / 2**30:.0f} GB. Leave gram "
-                "out of `methods`, or use less training data."
+                f"gram needs {needed / 2**30:.0f} GB for {images} training images; this machine "
+                f"has {installed / 2**30:.0f} GB. Use fewer of them, or leave it out of `methods`."
             )
 
 
@@ -439,15 +499,12 @@ def _stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
         Absent: the network has no such stages with maps `[batch, channels, height, width]`.
     """
     found = {layer.alias: layer.path for layer in table_layers(net) if layer.layout == "maps"}
-    if set(names) <= set(found):
-        return [net.get_submodule(found[name]) for name in names]
-    row = recognize(net)
-    what = "is not in the architecture table" if row is None else f"is a {row[0].name}"
-    raise Absent(
-        f"{method} needs feature maps [batch, channels, height, width] of {' and '.join(names)}, "
-        f"as a ResNet has them, but {type(net).__name__} {what} without such maps. Leave {method} "
-        "out for this network."
-    )
+    if not set(names) <= set(found):
+        raise Absent(
+            f"{method} reads feature maps of {' and '.join(names)} as a ResNet has them, and "
+            f"{type(net).__name__} has no such stages. Leave it out of `methods`."
+        )
+    return [net.get_submodule(found[name]) for name in names]
 
 
 def _outputs(

@@ -6,23 +6,11 @@ samples, so all such methods share one pass over the network.
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Iterable,
-    Iterator,
-    Mapping,
-    Optional,
-    Protocol,
-    Sequence,
-)
+from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from nac_openood.benchmark.methods.table import Method
@@ -30,7 +18,7 @@ from nac_openood.core.metrics import auroc
 from nac_openood.detector.batches import Batch, bar, batches, load_batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import map_shared
-from nac_openood.errors import NACError, some
+from nac_openood.errors import NACError
 from nac_openood.network.inputs import prepare
 from nac_openood.network.replica import kept_random_state, private_copy
 from nac_openood.search.run import grid_points
@@ -115,7 +103,7 @@ class Scorer(Protocol):
 
 def search_grid(
     points: Sequence[Point],
-    validate: Callable[[Point], tuple[Any, Any]],
+    validate: Callable[[Point], Sequence[Any]],
     *,
     sweep_size: int,
     title: str,
@@ -152,7 +140,7 @@ def search_grid(
 def usable_values(
     method: str, values: Sequence[Any], *, n_train: int = 0, width: int = 0
 ) -> Sequence[Any]:
-    """The values of a hyperparameter that KNN or ViM can use; all values for other methods.
+    """The values of a hyperparameter that KNN or ViM can use.
 
     With more neighbors than training samples, OpenOOD's KNN gives all samples the same score.
     OpenOOD's subspace dimensions for ViM are meant for 512 features and more: if none of them is
@@ -160,7 +148,7 @@ def usable_values(
     networks.
 
     Args:
-        method: name of the method.
+        method: "knn" or "vim".
         values: K of KNN or the dimension of ViM's subspace.
         n_train: number of training samples.
         width: number of features.
@@ -170,14 +158,12 @@ def usable_values(
     """
     if method == "vim":
         return [dim for dim in values if dim < width] or [width // 2]
-    if method == "knn":
-        if min(values) > n_train:
-            raise NACError(
-                f"K={values[0]} exceeds the {n_train} training samples. Add some, or leave KNN out "
-                "of `methods`."
-            )
-        return [k for k in values if k <= n_train]
-    return values
+    if min(values) > n_train:
+        raise NACError(
+            f"K={values[0]} exceeds the {n_train} training samples. Add some, or leave KNN out of "
+            "`methods`."
+        )
+    return [k for k in values if k <= n_train]
 
 
 # ---- methods that score batch by batch
@@ -209,7 +195,7 @@ class BatchScorer:
         """Scores and predictions `[batch]`, of a batch on the device of the network."""
         raise NotImplementedError
 
-    def environment(self) -> ContextManager[Any]:
+    def environment(self) -> AbstractContextManager[Any]:
         """What every call of the other methods is run in."""
         return kept_random_state(self.inputs.seed)
 
@@ -238,11 +224,10 @@ class BatchScorer:
         with self.environment():
             return self._scores(loader)
 
-    def _validate(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+    def _validate(self, point: Point) -> list[np.ndarray]:
         self.use(point)
         loaders: list[Any] = [self.inputs.id_val, self.inputs.ood_val]
-        inside, outside = (self._scores(loader).score for loader in loaders)
-        return inside, outside
+        return [self._scores(loader).score for loader in loaders]
 
     def _scores(self, loader: Iterable[Any]) -> Scores:
         def work(batch: Batch) -> tuple[np.ndarray, ...]:
@@ -260,100 +245,8 @@ class BatchScorer:
         """The points that can be used with this data."""
         if self.method.name not in ("knn", "vim"):
             return points
-        (name,) = points[0]
         net: Any = self.inputs.net
         n_train = sum(batch.size for batch in batches(self.inputs.train))
-        values = [point[name] for point in points]
+        values = [value for point in points for value in point.values()]
         usable = usable_values(self.method.name, values, n_train=n_train, width=net.fc.in_features)
-        return [{name: value} for value in usable]
-
-
-#: Computes outlier scores `[batch]`, and what makes it of hyperparameters; see `FunctionScorer`.
-Outliers = Callable[..., Any]
-FittedMethod = Callable[..., Outliers]
-
-
-class FunctionScorer(BatchScorer):
-    """A method as a function that fits it, with defaults and sweep from its row of the table.
-
-    `fit_method(inputs)` returns a function of the hyperparameters, which returns the function that
-    computes outlier scores `[batch]` (higher = more out-of-distribution):
-
-    * for a method on features, of features `[batch, D]` and logits `[batch, classes]`;
-    * for a method on the network, of a batch; it returns outlier scores and logits.
-
-    Args:
-        method: its row of the table.
-        fit_method: the function.
-        implementation: the library whose code runs, with its version.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        fit_method: Callable[[MethodInputs], FittedMethod],
-        implementation: str,
-    ) -> None:
-        sweep = {name: list(values) for name, values in method.sweep.items()}
-        settings = {"defaults": dict(method.defaults), "sweep": sweep}
-        super().__init__(method, implementation, settings)
-        self._fit_method = fit_method
-
-    @contextmanager
-    def environment(self) -> Iterator[None]:
-        """With a seed, and without known warnings."""
-        with super().environment(), warnings.catch_warnings():
-            # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
-            warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
-            yield
-
-    def fit(self, inputs: MethodInputs) -> tuple[Point, Mapping[str, Sequence[Any]]]:
-        """See `BatchScorer`."""
-        self._fitted = self._fit_method(inputs)
-        return dict(self.method.defaults), self.method.sweep
-
-    def use(self, point: Point) -> None:
-        """See `BatchScorer`."""
-        self._outliers = self._fitted(**point)
-
-    def score_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `BatchScorer`."""
-        if self.method.needs == "network":
-            outlier, logits = self._outliers(x)
-        else:
-            with torch.no_grad():
-                logits = self.inputs.net(x).float()
-                outlier = self._outliers(x.float(), logits)
-        return -outlier, logits.argmax(dim=1)
-
-
-def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
-    for batch in batches(loader):
-        yield prepare(net, batch.data), batch.labels()
-
-
-@torch.no_grad()
-def collect(
-    net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
-) -> tuple[Tensor, Tensor]:
-    """The results of a function of every batch `[samples, ...]`, and the labels, on the CPU."""
-    parts, labels = [], []
-    for x, label in labelled(net, loader):
-        parts.append(function(x).detach().float().cpu())
-        labels.append(label)
-    # not torch.cat, which would need twice the memory: each part is freed when it is copied
-    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]))
-    for rows in whole.split([len(part) for part in parts]):
-        rows.copy_(parts.pop(0))
-    return whole, torch.cat(labels)
-
-
-def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
-    """Check that every class has a training label."""
-    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
-    if missing:
-        raise NACError(
-            f"{method} needs at least one training {what} of every class; there is none of "
-            f"{some(missing)}. Add training data, or leave it out of `methods`."
-        )
+        return [dict.fromkeys(points[0], value) for value in usable]

@@ -16,7 +16,7 @@ import itertools
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Optional, Sequence
 
 import yaml
 
@@ -73,13 +73,6 @@ class PrintedValue:
 Published = dict[str, dict[str, dict[str, PrintedValue]]]
 
 
-class PrintedCell(NamedTuple):
-    """A value and its coordinates by axis."""
-
-    at: Mapping[str, str]
-    value: Optional[PrintedValue]
-
-
 @dataclass(frozen=True)
 class PrintedTable:
     """A table of the paper.
@@ -118,22 +111,22 @@ class PrintedTable:
             **content,
         )
 
-    def cells(self) -> Iterator[PrintedCell]:
-        """All cells, row by row."""
+    def cells(self) -> Iterator[tuple[dict[str, str], Optional[PrintedValue]]]:
+        """The coordinates by axis and the value of all cells, row by row."""
         for row, values in self.rows.items():
             shared = {**self.fixed, **dict(zip(self.row_axes, row))}
             for column, value in zip(self.columns, values):
-                yield PrintedCell({**shared, **column}, value)
+                yield {**shared, **column}, value
 
     def value(self, **at: str) -> Optional[PrintedValue]:
         """The value at these coordinates, which must identify exactly one cell."""
-        found = [cell for cell in self.cells() if at.items() <= cell.at.items()]
+        found = [value for cell, value in self.cells() if at.items() <= cell.items()]
         if len(found) != 1:
             raise NACError(
                 f"expected the coordinates of one cell of {self.name}; {at} fit {len(found)}. Its "
-                f"axes are {list(next(self.cells()).at)}."
+                f"axes are {list(next(self.cells())[0])}."
             )
-        return found[0].value
+        return found[0]
 
 
 def _beside(
@@ -189,13 +182,12 @@ def published(benchmark: str, architecture: str) -> Published:
             # several tables print the same number, some without its standard deviation
             if at["metric"] not in sets or sets[at["metric"]].std is None:
                 sets[at["metric"]] = value
-    averages = [(a, n, m) for a, n in GROUPS[benchmark].items() for m in PRINTED_METRICS]
-    for by_set in found.values():
-        for average, names, metric in averages:
-            parts = [by_set[name][metric] for name in names if metric in by_set.get(name, {})]
-            if len(parts) == len(names) and metric not in by_set.get(average, {}):
-                mean = statistics.fmean(value.mean for value in parts)
-                by_set.setdefault(average, {})[metric] = PrintedValue(mean, derived=True)
+    groups = GROUPS[benchmark].items()
+    for by_set, (average, names), m in itertools.product(found.values(), groups, PRINTED_METRICS):
+        parts = [by_set[name][m] for name in names if m in by_set.get(name, {})]
+        if len(parts) == len(names) and m not in by_set.get(average, {}):
+            mean = statistics.fmean(value.mean for value in parts)
+            by_set.setdefault(average, {})[m] = PrintedValue(mean, derived=True)
     return found
 
 

@@ -16,18 +16,10 @@ from torch import nn
 
 from nac_openood.benchmark.methods.scorer import Scorer
 from nac_openood.benchmark.methods.table import NAC, Method
-from nac_openood.benchmark.run import store
+from nac_openood.benchmark.run import results, store
 from nac_openood.benchmark.run.cost import typical_rate
 from nac_openood.benchmark.run.network import Failure, NetworkRun
-from nac_openood.benchmark.run.results import (
-    RESULTS_FILE,
-    HardSample,
-    NetworkInfo,
-    Results,
-    Row,
-    SetInfo,
-    metrics_by_set,
-)
+from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.detector.batches import Say
 from nac_openood.distributed import synchronized
 from nac_openood.errors import FileError, NACError, error_text
@@ -198,7 +190,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
         # before all images are read, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]
         study = study.checked()
-        remove(study.out / RESULTS_FILE)  # an old table would not match new scores
+        remove(study.out / results.RESULTS_FILE)  # an old table would not match new scores
         accuracy: dict[str, float] = {}
         done: dict[tuple[str, str], Optional[Failure]] = {}
         device = torch.device("cpu")
@@ -212,10 +204,10 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
                     failed = run.run_method(method, step) if isinstance(run, NetworkRun) else run
                     done[checkpoint.name, method.name] = failed
         finally:
-            results = tabulate(study, accuracy, done, device)
-            results = results.beside_paper() if paper else results
-            results.save()
-        return results
+            found = tabulate(study, accuracy, done, device)
+            found = found.beside_paper() if paper else found
+            found.save()
+        return found
 
 
 def _start(
@@ -270,12 +262,15 @@ def tabulate(
         for method in study.methods
     )
     first = runs[0].name
+    # the time of the newest scores, so that equal results make equal documents
+    times = [p.stat().st_mtime for p in study.out.glob("runs/*/*/*.safetensors")]
+    created = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
     return Results(
         folder=study.out,
         id_name=study.sets.id_name,
         arch=study.arch,
         command=study.command,
-        created=_newest(study.out),
+        created=created.isoformat(timespec="seconds"),
         versions=versions(),
         machine={
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -283,7 +278,7 @@ def tabulate(
             "threads": torch.get_num_threads(),
         },
         sets=tuple(
-            SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
+            results.SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
             for name, role in study.sets.roles().items()
         ),
         runs=runs,
@@ -312,41 +307,31 @@ def _notes(study: Study, rows: Iterable[Row]) -> Iterator[str]:
 
 def _row(study: Study, run: NetworkInfo, method: Method, failure: Optional[Failure]) -> Row:
     folder = store.method_folder(study.out, run.name, method.name)
-    setup = store.read_setup(folder)
+    setup = store.read_note(folder / "setup.json")
     read = {name: store.read_scores(folder / f"{name}.safetensors") for name in study.scored}
     stored = {name: found for name, found in read.items() if found is not None}
+    about = method.name, method.title, run.name
     if failure is not None or setup is None or len(stored) < len(read):
-        return Row(method.name, method.title, run.name, "", *(failure or _UNFINISHED))
-    peaks = [setup.peak_mb, *(found.peak_mb for found in stored.values())]
+        return Row(*about, "", *(failure or _UNFINISHED))
+    peaks = [setup["peak_mb"], *(found.peak_mb for found in stored.values())]
     scores = {name: found.scores.score for name, found in stored.items()}
     times = [(len(s.scores.score), s.seconds + s.pass_seconds) for s in stored.values()]
-    rate = sum(seconds for _, seconds in times) / sum(samples for samples, _ in times)
+    mean_rate = sum(seconds for _, seconds in times) / sum(samples for samples, _ in times)
     return Row(
-        method.name,
-        method.title,
-        run.name,
-        implementation=setup.made_with["implementation"],
+        *about,
+        implementation=setup["made_with"]["implementation"],
         status="ok",
-        metrics=metrics_by_set(scores, study.sets.roles(), run.accuracy),
-        setup_seconds=setup.seconds,
+        metrics=results.metrics_by_set(scores, study.sets.roles(), run.accuracy),
+        setup_seconds=setup["seconds"],
         ms_per_image=1000 * typical_rate(times),
         peak_mb=max((peak for peak in peaks if peak is not None), default=None),
         shared_pass=method.needs == "features",
-        hyperparameters=setup.hyperparameters,
-        search=setup.search,
-        advice=setup.advice,
-        disturbed=rate > 1.5 * typical_rate(times),
+        **{name: setup[name] for name in ("hyperparameters", "search", "advice")},
+        disturbed=mean_rate > 1.5 * typical_rate(times),
     )
 
 
-def _newest(out: Path) -> str:
-    """The time of the newest scores, so that equal results make equal documents."""
-    times = [p.stat().st_mtime for p in out.glob("runs/*/*/*.safetensors")]
-    moment = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
-    return moment.isoformat(timespec="seconds")
-
-
-def _hardest(study: Study, run: str) -> Iterator[HardSample]:
+def _hardest(study: Study, run: str) -> Iterator[results.HardSample]:
     """ID samples with NAC's lowest and OOD samples with its highest scores.
 
     Pictures of them are saved in `gallery/`, if the datasets have pictures.
@@ -363,19 +348,19 @@ def _hardest(study: Study, run: str) -> Iterator[HardSample]:
             layers = {layer: float(part[index]) for layer, part in stored.scores.by_layer.items()}
             title, score = study.scored[name].sample_name(index), float(stored.scores.score[index])
             file = _save_picture(study, name, index, rank)
-            yield HardSample(kind, name, title, score, layers, file)
+            yield results.HardSample(kind, name, title, score, layers, file)
 
 
 def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional[str]:
     """Save a small picture of a sample and return its file; None if the sample has no picture."""
     try:
         picture = study.scored[dataset].picture(index)
-        content = None if picture is None else small_png(picture)
+        if picture is None:
+            return None
+        content = small_png(picture)
     except Exception as error:  # the user's code failed, which must not cost the results
         text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
         warnings.warn(text, UserWarning, stacklevel=2)
-        return None
-    if content is None:
         return None
     file = f"gallery/{dataset}_{rank}.png"
     make_folder(study.out / "gallery")

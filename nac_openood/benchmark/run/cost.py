@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Optional, Sequence
 
+import numpy as np
 import torch
 
 
@@ -16,13 +17,9 @@ def typical_rate(measured: Sequence[tuple[int, float]]) -> float:
     Args:
         measured: samples and seconds of each measurement, which counts by its samples.
     """
-    rates = sorted((seconds / samples, samples) for samples, seconds in measured)
-    left = sum(samples for _, samples in rates) / 2
-    for rate, samples in rates:
-        left -= samples
-        if left <= 0:
-            return rate
-    return 0.0
+    rates = [seconds / samples for samples, seconds in measured]
+    of_each = np.repeat(rates, [samples for samples, _ in measured])
+    return float(np.quantile(of_each, 0.5, method="lower"))
 
 
 class Meter:

@@ -192,7 +192,7 @@ class NetworkRun:
 
     def _write_features(self, path: Path, name: str, made_with: Mapping[str, Any]) -> None:
         files.make_folder(path.parent)
-        (layer, headless), title = self._head, f"features {name}"
+        layer, title = self._head[0], f"features {name}"
         start = time.perf_counter()
 
         def work(batch: Batch) -> tuple[dict[str, Tensor], float]:
@@ -211,8 +211,7 @@ class NetworkRun:
                 total += seconds
                 # writing is not part of the pass: a method that runs alone writes nothing
                 start = time.perf_counter()
-            about = {"made_with": dict(made_with), "timing": total, "headless": headless}
-            writer.finish(_KIND, _VERSION, about)
+            writer.finish(_KIND, _VERSION, {"made_with": made_with, "timing": total})
 
     # -- methods -------------------------------------------------------------------------------
 
@@ -259,10 +258,9 @@ class NetworkRun:
             same = {**made_with, "images": self.identity[name]}
             if found is None or (found.made_with, len(found.scores.score)) != (same, len(samples)):
                 pending.append(name)
-        setup = store.read_setup(folder)
-        if setup is None or setup.made_with != made_with:
-            return pending, None
-        return pending, setup.hyperparameters
+        setup = store.read_note(folder / "setup.json") or {}
+        same_setup = setup.get("made_with") == made_with
+        return pending, setup["hyperparameters"] if same_setup else None
 
     def _set_up(self, method: Method, scorer: Scorer, chosen: Optional[Mapping[str, Any]]) -> None:
         inputs = self.inputs(method.needs)
@@ -301,14 +299,12 @@ def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> 
     """The features in a file; None if it is missing, damaged, or of other data or code."""
     try:
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
-        prediction, label = tensors["prediction"], tensors["label"]
-        feature, seconds = tensors.get("feature"), store.seconds_in(about["timing"])
-        usable = feature is not None or bool(about["headless"])
-    except (KeyError, TypeError, ValueError):  # NACError is a ValueError
+        seconds = store.seconds_in(about["timing"])
+        found = Features(tensors.get("feature"), tensors["prediction"], tensors["label"], seconds)
+        same = about["made_with"] == made_with and len(found.label) == n_samples
+    except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
         return None
-    same = about.get("made_with") == dict(made_with)
-    whole = all(rows.shape[:1] == (n_samples,) for rows in tensors.values())
-    return Features(feature, prediction, label, seconds) if same and whole and usable else None
+    return found if same else None
 
 
 def checked_scores(scores: Scores, n: int, name: str) -> Scores:

@@ -26,7 +26,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import PaperComparison, against
+from nac_openood.benchmark.paper.published import against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -163,16 +163,6 @@ class Row:
     disturbed: bool = False
 
 
-class _Advice(NamedTuple):
-    """`nac_openood.search.advise.Advice.to_dict` in a file."""
-
-    against: str
-    samples: tuple[int, int]
-    auroc: Mapping[str, float]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class HardSample:
     """A hard sample: `kind` is "id-lowest" or "ood-highest".
@@ -225,21 +215,6 @@ class Results:
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     surrogates: bool = False
-
-    def __post_init__(self) -> None:
-        # values from a file may be invalid
-        numbers = [n for row in self.rows for line in row.metrics.values() for n in line.values()]
-        if (
-            any(s.role not in ("id", "csid", "near", "far") or s.images < 1 for s in self.sets)
-            or any(row.status not in ("ok", "failed", "absent") for row in self.rows)
-            or any(n < -1e-6 or n > 100 + 1e-6 for n in numbers)  # rounded; a file has no NaN
-        ):
-            raise NACError("a role, a number of images, a status or a metric is not valid")
-        for row in self.rows:
-            if row.advice is not None:
-                from_values(_Advice, row.advice, "advice")
-        for number, entry in enumerate(self.paper):
-            from_values(PaperComparison, entry, f"paper[{number}]")
 
     def methods(self) -> dict[str, list[Row]]:
         """The rows by method, in the order of the call."""
@@ -333,11 +308,9 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
         if folder.resolve() == out.resolve():
             raise NACError(f"{out} is one of the comparisons to merge. Choose another folder.")
         for what in ("id_name", "arch", "sets", "surrogates"):
-            here, there = getattr(part, what), getattr(first, what)
-            if here != there:
+            if getattr(part, what) != getattr(first, what):
                 raise NACError(
-                    f"{folder} and {first.folder} compare different things: `{what}` is {here} and "
-                    f"{there}."
+                    f"{folder} and {first.folder} compare different things: `{what}` differs."
                 )
         for run in part.runs:
             same, other = runs.setdefault(run.name, (run, folder))

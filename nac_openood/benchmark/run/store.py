@@ -13,41 +13,17 @@ file that is damaged, or was made with other data, settings or code, counts as m
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional
 
-import numpy as np
 import torch
 
 from nac_openood import files, tensor_files
 from nac_openood.detector.outcomes import Scores
-from nac_openood.errors import FileError, NACError
-from nac_openood.records import from_values
+from nac_openood.errors import FileError
 
 _KIND, _VERSION = "nac_openood scores", 1
 _LAYER = "layer."
-
-
-@dataclass(frozen=True)
-class StoredSetup:
-    """A method's `setup.json`.
-
-    Args:
-        made_with: everything that the setup depends on; `implementation` names the code that ran.
-        hyperparameters: those in use.
-        search: what the search reports.
-        advice: how the method compares with simpler ones, as in `search.advise.Advice.to_dict`.
-        seconds: how long it took.
-        peak_mb: peak memory.
-    """
-
-    made_with: Mapping[str, Any]
-    hyperparameters: Mapping[str, Any]
-    search: Optional[Mapping[str, Any]]
-    advice: Optional[Mapping[str, Any]]
-    seconds: float
-    peak_mb: Optional[float]
 
 
 class StoredScores(NamedTuple):
@@ -93,36 +69,19 @@ def read_scores(path: Path) -> Optional[StoredScores]:
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
         scores = Scores(arrays["score"], arrays["prediction"], arrays["label"], layers)
         own, shared, peak = about["cost"]
-        cost = seconds_in(own), seconds_in(shared), None if peak is None else float(peak)
+        cost = seconds_in(own), seconds_in(shared), peak
+        return StoredScores(scores, about["made_with"], *cost)
     except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
         return None
-    kinds = {"f": (scores.score, *layers.values()), "iu": (scores.prediction, scores.label)}
-    right = all(array.dtype.kind in kind for kind, arrays in kinds.items() for array in arrays)
-    shapes = {array.shape for arrays in kinds.values() for array in arrays}
-    whole = len(shapes) == 1 and scores.score.ndim == 1
-    if not (whole and right and bool(np.isfinite(scores.score).all())):
-        return None
-    return StoredScores(scores, about.get("made_with"), *cost)
 
 
 def seconds_in(value: Any) -> float:
-    """A time in a file: seconds, or samples and seconds of all batches, and what came after them.
-
-    Raises:
-        TypeError, ValueError: it is neither.
-    """
-    if isinstance(value, list):  # as version 0.1 wrote it
+    """A time in a file, in seconds."""
+    # version 0.1 wrote samples and seconds of all batches, and the time after the last one
+    if isinstance(value, list):
         batches, after, *_ = value
-        value = sum(float(seconds) for _, seconds in batches) + float(after)
-    return float(value)
-
-
-def read_setup(folder: Path) -> Optional[StoredSetup]:
-    """A method's `setup.json`; None if it is missing or damaged."""
-    try:
-        return from_values(StoredSetup, read_note(folder / "setup.json"))
-    except NACError:
-        return None
+        return sum(seconds for _, seconds in batches) + after
+    return value
 
 
 def write_note(path: Path, content: Mapping[str, Any]) -> None:
