@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 import torch
 from conftest import SmallNet
-from openood_tiny import write_benchmark
 from torch import nn
 
 from nac_openood.benchmark.methods.backends import NACScorer
@@ -74,10 +73,6 @@ class Failing(Toy):
 def small_net(_run: Checkpoint) -> nn.Module:
     torch.manual_seed(0)
     return SmallNet(10).eval()
-
-
-def write_data(root: Path) -> Path:
-    return write_benchmark(root)
 
 
 def plain(results: Results) -> tuple[Any, ...]:

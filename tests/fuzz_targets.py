@@ -21,9 +21,10 @@ from typing import Any, Callable
 import numpy as np
 import torch
 import yaml
-from compare_toy import Toy, nac, study, write_data
+from compare_toy import Toy, nac, study
 from fuzz_case import FOREIGN, HEALED, IDENTICAL, REFUSED, SILENT, VALID, Case, Outcome, Target
 from mutations import ODD, bytes_mutated, mutate_bytes, text_mutated, value_mutated
+from openood_tiny import write_benchmark
 from PIL import Image
 from safetensors.torch import save_file
 from small_programs import write_programs
@@ -291,7 +292,7 @@ def stable(results: Results) -> str:
 
 def comparison_resumed(folder: Path) -> Case:
     """What a comparison says must not change where files in its folder were damaged."""
-    data = write_data(folder / "data")
+    data = write_benchmark(folder / "data")
 
     def run(out: Path) -> str:
         return stable(run_study(study(data, out, {"toy": Toy, "nac": nac})))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision
 import yaml
 from compare_toy import study
 from openood_tiny import (
@@ -26,6 +25,7 @@ from torchvision.models import VisionTransformer
 
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.openood import NetworkView, OpenOODScorer
+from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, OPENOOD
 from nac_openood.benchmark.run.compare import run_study
@@ -125,13 +125,21 @@ def test_the_evaluators_numbers(method, ours, net, data, configs):
         mine = table(results, method)
         assert set(mine) == set(frame.index)
         for name, line in frame.iterrows():
-            assert mine[name] == pytest.approx(line[THEIR_METRICS].tolist(), abs=1e-9), (
-                method,
-                name,
-            )
+            assert mine[name] == pytest.approx(line[THEIR_METRICS].tolist(), abs=1e-9), name
     used = list(row_of(ours[0], method).hyperparameters.values())
     if searched:
         assert used == (chosen if len(used) > 1 else [chosen])
+
+
+@pytest.mark.parametrize("method", ["msp", "ebo", "mls", "knn"])
+def test_pytorch_oods_own_agree(method, ours, data, net, tmp_path):
+    pytest.importorskip("pytorch_ood")
+    used = row_of(ours[0], method).hyperparameters.values()
+    row = METHODS[method]._replace(defaults=dict(zip(METHODS[method].defaults, used)), sweep={})
+    asked = asked_of(data, tmp_path, None, [method], net)
+    asked = dataclasses.replace(asked, make=lambda *_: PytorchOODScorer(row))
+    for name, line in table(run_study(asked), method).items():
+        assert line == pytest.approx(table(ours[0], method)[name], abs=1e-3), name
 
 
 def test_nothing_is_printed(data, configs, net, tmp_path, capfd):
@@ -187,24 +195,6 @@ def test_our_resnet_gives_what_openoods_does(data, configs, net, ours, tmp_path)
             np.testing.assert_array_equal(first, second)
 
 
-def test_a_view_says_what_the_network_says(data):
-    net = torchvision.models.resnet18(weights=None, num_classes=10).eval()
-    x = torch.randn(3, 3, 32, 32)
-    view = NetworkView(net, x)
-    stem = net.maxpool(net.relu(net.bn1(net.conv1(x))))
-    stages = [stem]
-    for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
-        stages.append(stage(stages[-1]))
-    pooled = net.avgpool(stages[-1])
-    logits, listed = view(x, return_feature_list=True)
-    assert torch.equal(logits, net(x)) and torch.equal(view(x), net(x))
-    for one, two in zip(listed, (*stages[:4], pooled)):
-        assert torch.equal(one, two)
-    for index in range(1, 5):
-        assert torch.equal(view.intermediate_forward(x, index), stages[index])
-    assert view.fc is net.fc and view.avgpool is net.avgpool
-
-
 def test_a_stage_is_read_before_somebody_rewrites_it(small_net):
     """The next stage's in-place ReLU must not reach what is handed out."""
     x = torch.randn(2, 3, 9, 9)
@@ -226,17 +216,6 @@ def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
         assert "Leave it out of `methods`" in row.error
 
 
-def test_methods_do_not_disturb_each_other(data, configs, net, tmp_path):
-    """React and ASH rewrite features in place; the next method is to see what the first saw."""
-    alone = run_study(asked_of(data, tmp_path / "alone", configs, ("ebo", "knn"), net))
-    order = ("ash", "react", "ebo", "knn")
-    after = run_study(asked_of(data, tmp_path / "after", configs, order, net))
-    for method in ("ebo", "knn"):
-        for name in ("test", "tin", "mnist"):
-            first, second = (each.scores("s0", method, name).score for each in (alone, after))
-            np.testing.assert_array_equal(first, second)
-
-
 # ---- no trace
 
 
@@ -247,25 +226,9 @@ def batches(n=20, classes=10, seed=0):
     return [{"data": x, "label": y} for x, y in zip(images.split(10), label.split(10))]
 
 
-class Tripping:
-    """Batches, the last of which raises or does not fit."""
-
-    def __init__(self, batches, last):
-        self.batches, self.last = batches, last
-
-    def __len__(self):
-        return len(self.batches) + 1
-
-    def __iter__(self):
-        yield from self.batches
-        if self.last == "misfit":
-            yield {"data": torch.zeros(2, 5, 32, 32), "label": torch.zeros(2).long()}
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("last", ["interrupted", "misfit"])
 @pytest.mark.parametrize("method", NETWORK)
-def test_no_trace_where_a_method_raises(method, last, configs, net):
+def test_no_trace_where_a_method_raises(method, configs, net):
+    broken = [*batches(), {"data": torch.zeros(2, 5, 32, 32), "label": torch.zeros(2).long()}]
     net.fc.weight.grad = torch.ones_like(net.fc.weight)
     net.layer2.train()  # half of it in training mode, as fine-tuned nets may be
     with openood_ready():
@@ -276,14 +239,13 @@ def test_no_trace_where_a_method_raises(method, last, configs, net):
         given = MethodInputs(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
         scorer = OpenOODScorer(METHODS[method], configs)
         if method in ("mds_ensemble", "gram"):  # the others look at nothing beforehand
-            broken = dataclasses.replace(given, train=Tripping(batches(), last))
-            with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
-                scorer.setup(broken)
+            with pytest.raises((RuntimeError, ValueError)):
+                scorer.setup(dataclasses.replace(given, train=broken))
             assert equal(before, snapshot(net))
         scorer.setup(given)
         assert equal(before, snapshot(net))
-        with pytest.raises((RuntimeError, KeyboardInterrupt, ValueError)):
-            scorer.score(Tripping(batches(), last))
+        with pytest.raises((RuntimeError, ValueError)):
+            scorer.score(broken)
         assert equal(before, snapshot(net))
     finally:
         net.eval()
@@ -328,7 +290,6 @@ def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discrimina
     with openood_ready():
         from openood.evaluation_api.datasets import get_id_ood_dataloader
         from openood.evaluation_api.preprocessor import get_default_preprocessor
-        from openood.evaluators.metrics import compute_all_metrics
         from openood.postprocessors import OpenGanPostprocessor
 
         processor = OpenGanPostprocessor(None)
@@ -345,11 +306,6 @@ def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discrimina
         np.testing.assert_array_equal(results.scores("s0", "opengan", "tin").score, outside)
         np.testing.assert_array_equal(inside.score, test[1].astype(np.float64))
         np.testing.assert_array_equal(inside.prediction, test[0])
-        parts = [np.concatenate(pair) for pair in zip(test, tin)]
-        parts[2][len(test[0]) :] = -1
-        expected = compute_all_metrics(parts[1], parts[2], parts[0])
-    found = results.rows[0].metrics["tin"]
-    assert [found[m] for m in THEIR_METRICS[:4]] == pytest.approx([100 * v for v in expected[:4]])
 
 
 def test_opengan_is_absent_without_one_and_fails_with_a_wrong_one(data, net, tmp_path):

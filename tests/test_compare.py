@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from compare_toy import CIFAR10, Failing, Toy, nac, plain, small_net, study, write_data
+from compare_toy import CIFAR10, Failing, Toy, nac, plain, small_net, study
+from openood_tiny import write_benchmark
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
@@ -28,7 +29,7 @@ from nac_openood.network.head import with_features
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("data"))
+    return write_benchmark(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +83,6 @@ def test_methods_on_features_share_one_pass(data, tmp_path, counted, methods, im
     assert counted.tally.seen == images + 8  # a batch to find the head with, and one to warm up
 
 
-def test_a_second_run_goes_through_nothing_again(data, tmp_path, counted):
-    methods = {"toy": Toy, "nac": nac}
-    first = run_study(study(data, tmp_path, methods, network=lambda run: counted))
-    counted.tally.seen = 0
-    second = run_study(study(data, tmp_path, methods, network=lambda run: counted))
-    assert counted.tally.seen == 0
-    assert second == first == Results.load(tmp_path)
-
-
 def other_weights(run):
     net = small_net(run)
     with torch.no_grad():
@@ -119,7 +111,7 @@ def test_what_was_made_with_something_else_is_made_again(data, finished, tmp_pat
     out = shutil.copytree(finished[0], tmp_path / "out")
     options = {"data": data, "make": {"toy": Toy}, **change}
     if "image" in change:
-        options["data"] = write_data(tmp_path / "data")
+        options["data"] = write_benchmark(tmp_path / "data")
         path = options["data"] / "images_classic" / options.pop("image")
         Image.new("RGB", (32, 32), (9, 9, 9)).save(path)
     kept = {p: p.stat().st_mtime_ns for p in (out / "runs/s0/toy").glob("*.safetensors")}
@@ -130,10 +122,8 @@ def test_what_was_made_with_something_else_is_made_again(data, finished, tmp_pat
 
 
 def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
-    lacking = Absent("it lacks a GAN")
-
     def absent():
-        raise lacking
+        raise Absent("it lacks a GAN")
 
     methods = {
         "good": Toy,
@@ -147,6 +137,8 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
     assert results.rows[1].error == "RuntimeError: out of <memory>"
     assert results.rows[3].error == "it lacks a GAN"
     assert results.value("bad", "tin", "AUROC") is None
+    (line,) = [t for t in results.table() if t["method"] == "bad"]
+    assert line["status"] == "failed" and line["dataset"] == "" and line["AUROC"] is None
     # what a later run mends is whole
     methods["late"] = methods["bad"] = Toy
     mended = run_study(study(data, tmp_path, methods))
@@ -219,21 +211,6 @@ def test_a_damaged_setup_counts_as_missing(data, finished, tmp_path, how):
     assert json.loads(path.read_text())["hyperparameters"] == {"knob": 3}
 
 
-def test_several_runs_give_mean_and_deviation(data, tmp_path):
-    def network(run):
-        torch.manual_seed(int(run.name[1:]))
-        net = small_net(run)
-        with torch.no_grad():
-            net.fc.weight.mul_(1 + int(run.name[1:]))
-            net.layer4[1].weight.add_(0.1 * int(run.name[1:]))
-        return net
-
-    results = run_study(study(data, tmp_path, {"toy": Toy}, runs=("s0", "s1"), network=network))
-    each = [r.metrics["tin"]["AUROC"] for r in results.rows]
-    assert each[0] != each[1]
-    assert results.value("toy", "tin", "AUROC") == (np.mean(each), np.std(each))
-
-
 def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
     results = run_study(study(data, tmp_path, {"toy": Toy}, full_spectrum=True))
     score = {n: results.scores("s0", "toy", n).score for n in ("test", "cifar10c", "tin")}
@@ -245,7 +222,7 @@ def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
 
 
 def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
-    root, said = write_data(tmp_path / "data"), []
+    root, said = write_benchmark(tmp_path / "data"), []
     (root / "images_classic/tin/test/3.png").unlink()
     (root / "images_classic/mnist/1.png").write_bytes(b"no image")
     (root / "images_classic/cifar10/train/5.png").write_bytes(b"")
@@ -302,16 +279,13 @@ def test_scores_that_are_no_numbers_fail_the_method(data, tmp_path):
     assert "1 of 10 scores of test are NaN" in results.rows[0].error
 
 
-def test_results_of_a_newer_format_or_half_a_file_are_refused(data, tmp_path):
-    run_study(study(data, tmp_path, {"toy": Toy}))
-    document = tmp_path / "results.json"
-    content = json.loads(document.read_text())
-    document.write_text(json.dumps({**content, "format": 99}))
-    with pytest.raises(NACError, match="format 99"):
-        Results.load(tmp_path)
-    document.write_text(document.read_text()[:100])
-    with pytest.raises(NACError, match="damaged"):
-        Results.load(tmp_path)
+def test_results_of_a_newer_format_or_half_a_file_are_refused(finished, tmp_path):
+    text, document = (finished[0] / "results.json").read_text(), tmp_path / "results.json"
+    newer = json.dumps({**json.loads(text), "format": 99})
+    for changed, message in ((newer, "format 99"), (text[:100], "damaged")):
+        document.write_text(changed)
+        with pytest.raises(NACError, match=message):
+            Results.load(tmp_path)
     with pytest.raises(NACError, match="expected the folder of a comparison"):
         Results.load(tmp_path / "nowhere")
 
@@ -353,7 +327,7 @@ def test_an_old_table_does_not_lie_beside_new_scores(data, tmp_path):
 def test_an_image_that_can_be_read_again_is_used_again(tmp_path, monkeypatch):
     import nac_openood.sources.samples as samples
 
-    root = write_data(tmp_path / "data")
+    root = write_benchmark(tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(samples, "problems", lambda paths: ["Input/output error"] * len(paths))
         with pytest.raises(NACError, match="Input/output error"):
@@ -380,13 +354,14 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
-def test_leftovers_of_kills_are_cleared_after_a_day(data, tmp_path):
-    run_study(study(data, tmp_path, {"toy": Toy}))
-    old, new = (tmp_path / "runs/s0/features" / f".test.safetensors.{x}" for x in "ab")
-    old.write_bytes(b"half")
-    new.write_bytes(b"half")
+def test_leftovers_of_kills_are_cleared_after_a_day(tmp_path):
+    folder = tmp_path / "runs/s0/features"
+    folder.mkdir(parents=True)
+    old, new = (folder / f".test.safetensors.{x}" for x in "ab")
+    old.touch()
+    new.touch()
     os.utime(old, (0, 0))
-    run_study(study(data, tmp_path, {"toy": Toy}))
+    store.clear_leftovers(tmp_path)
     assert not old.exists() and new.exists()
 
 
@@ -437,10 +412,9 @@ def test_a_method_on_features_is_charged_for_the_shared_pass(data, tmp_path, mon
     assert row.shared_pass and row.ms_per_image == pytest.approx(3.0) and not row.disturbed
 
 
-def test_results_of_an_earlier_version_still_load(data, tmp_path):
-    results = run_study(study(data, tmp_path, {"toy": Toy}))
-    path = tmp_path / "results.json"
-    content = json.loads(path.read_text())
+def test_results_of_an_earlier_version_still_load(finished, tmp_path):
+    (folder, results), path = finished, tmp_path / "results.json"
+    content = json.loads((folder / "results.json").read_text())
     del content["surrogates"], content["sha256"]
     for row in content["rows"]:
         del row["disturbed"]

@@ -10,17 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from compare_toy import SETTINGS, Failing, Toy, small_net
+from compare_toy import SETTINGS, Toy, small_net
 from conftest import SmallNet
 from PIL import Image
 from test_probe import equal, snapshot
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACError, compare
@@ -63,14 +58,6 @@ TOY = Method("toy", "Toy", scorer=Toy)
 
 def aurocs(results):
     return {(r.run, r.method): [m["AUROC"] for m in r.metrics.values()] for r in results.rows}
-
-
-def test_a_method_that_nobody_implements_says_what_to_pass(data):
-    mine = Method("mine", "Mine")
-    results = compare(
-        small_net(None), **data, methods=[mine], progress=False, backend="pytorch-ood"
-    )
-    assert results.rows[0].error == "Mine has no implementation: pass `scorer`."
 
 
 class Pictured(TensorDataset):
@@ -199,7 +186,9 @@ def test_several_networks(data):
     nets = {"first": small_net(None), "second": SmallNet(CLASSES).eval()}
     results = run(nets, data)
     assert [r.name for r in results.runs] == ["first", "second"]
-    assert results.value("nac", "far away", "AUROC").std is not None
+    each = [r.metrics["far away"]["AUROC"] for r in results.methods()["nac"]]
+    assert each[0] != each[1]
+    assert results.value("nac", "far away", "AUROC") == (np.mean(each), np.std(each))
     listed = run(list(nets.values()), data)
     assert [r.name for r in listed.runs] == ["SmallNet-0", "SmallNet-1"]
     assert list(aurocs(listed).values()) == list(aurocs(results).values())
@@ -223,14 +212,6 @@ def test_checkpoints_are_loaded_one_after_the_other(data, tmp_path):
     assert results.runs[0].checkpoint == loaded[0]
     with pytest.raises(NACError, match="pass `load`"):
         run(str(tmp_path), data)
-
-
-def test_methods_of_your_own_and_failures_are_rows(data):
-    bad = Method("bad", "Bad", scorer=lambda: Failing(RuntimeError("no")))
-    results = compare(small_net(None), **data, methods=[TOY, bad], progress=False)
-    assert [(r.title, r.status) for r in results.rows] == [("Toy", "ok"), ("Bad", "failed")]
-    (line,) = [t for t in results.table() if t["method"] == "bad"]
-    assert line["error"] == "RuntimeError: no" and line["dataset"] == "" and line["AUROC"] is None
 
 
 def test_methods_by_name_from_outside_the_package(data, monkeypatch):
@@ -286,16 +267,11 @@ def test_what_is_no_method_is_not_registered(arguments, message):
         ({"networks": []}, "at least one network"),
         ({"networks": {"a/b": SmallNet()}}, "name of a network must be one that a file can have"),
         ({"train": images(60, 1, labels=False)}, "train has no labels"),
-        ({"nac_strategy": "luck", "methods": ["nac"]}, None),
     ],
 )
 def test_wrong_arguments_are_explained(data, change, message):
     options = {"networks": small_net(None), **data, "methods": [TOY], "progress": False, **change}
     net = options.pop("networks")
-    if message is None:  # an error of the method
-        row = compare(net, **options, nac_config=SETTINGS).rows[0]
-        assert row.status == "failed" and "luck" in row.error
-        return
     with pytest.raises(NACError, match=message):
         compare(net, **options)
 
@@ -430,16 +406,6 @@ def test_without_a_folder_nothing_is_hashed(data, monkeypatch):
     monkeypatch.setattr("nac_openood.sources.samples._hash", lambda *_: pytest.fail("hashed"))
     results = run(small_net(None), data, ["toy"])
     assert results.rows[0].status == "ok" and results.folder.is_dir()
-
-
-def test_surrogates_without_ood_validation_data(data):
-    del data["ood_val"]
-    results = run(small_net(None), data)
-    assert results.surrogates and results.rows[1].search["points"] == 2
-    assert any("surrogates of ID validation data" in note for note in results.notes)
-    plain = run(small_net(None), data, search=False)
-    assert not plain.surrogates and plain.rows[1].search is None
-    assert any("default hyperparameters" in note for note in plain.notes)
 
 
 def test_the_whole_table_without_backends(data, monkeypatch):
