@@ -41,11 +41,6 @@ def net(data):
     return data.run.net
 
 
-@pytest.fixture
-def folder(data):
-    return data.run.study.out.parent
-
-
 @pytest.fixture(scope="module")
 def compared(few_readings, tmp_path_factory):
     """NAC's row of a comparison on the same data."""
@@ -57,30 +52,37 @@ def compared(few_readings, tmp_path_factory):
     return found.rows[0]
 
 
+def numbers(found, **at):
+    """The AUROC of the records at these coordinates, by dataset."""
+    rows = [r for r in found.records if at.items() <= r.items()]
+    assert len({r["dataset"] for r in rows}) == len(rows) > 0
+    return {r["dataset"]: r["AUROC"] for r in rows}
+
+
+def aurocs(metrics):
+    return {name: line["AUROC"] for name, line in metrics.items()}
+
+
+def expected_auroc(inside, outside):
+    """The AUROC in percent, by scikit-learn."""
+    truth = np.repeat([1, 0], [len(inside), len(outside)])
+    return 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
+
+
 # ---- numbers tie out
 
 
-def test_all_layers_are_the_row_of_compare(data, compared):
+def test_the_settings_in_use_give_the_row_of_compare(data, compared):
     assert compared.status == "ok"
     assert data.found is not None and data.found.evaluated == 4
     assert data.about().settings == compared.hyperparameters["layers"]
-    found = finding(data, "layers")
-    assert found.values["all"] == compared.metrics  # to the last bit
-
-
-def test_params_at_the_settings_in_use_are_the_row_of_compare(data, compared):
+    assert finding(data, "layers").values["all"] == compared.metrics  # to the last bit
     found = finding(data, "params")
     assert found.values["default"] == compared.metrics
     used = {"steepness": data.settings["avgpool"].steepness, "n_bins": 50}
     for parameter, value in used.items():
-        rows = [
-            r for r in found.records
-            if (r["layer"], r["parameter"], r["value"], r["layers"])
-            == ("avgpool", parameter, value, "all")
-        ]  # fmt: skip
-        assert {r["dataset"]: r["AUROC"] for r in rows} == {
-            name: line["AUROC"] for name, line in compared.metrics.items()
-        }
+        at = {"layer": "avgpool", "parameter": parameter, "value": value, "layers": "all"}
+        assert numbers(found, **at) == aurocs(compared.metrics)
 
 
 def test_scores_are_those_of_a_detector(data, net):
@@ -110,19 +112,20 @@ def test_training_data_is_read_once_and_in_order(data):
     assert data.fitting.fit.n_samples == 160
 
 
-def test_a_second_time_nothing_is_read(folder, net, monkeypatch):
+def test_a_second_time_nothing_is_read(few_readings, net, monkeypatch):
     monkeypatch.setattr(Readings, "save_parts", lambda *a, **k: pytest.fail("read again"))
     said: list[str] = []
+    folder = few_readings.run.study.out.parent
     data = prepared(net, folder, say=said.append, search=False)
     assert "readings of the fitting and validation data: made before" in said
     assert data.settings == CONFIG.layers and data.found is None  # as they are, without a search
 
 
-def test_what_was_not_finished_is_read(folder, net, data):
-    before = data.scored["photos"]["layer2"].gradient.clone()
-    (folder / "readings" / "test" / "photos.json").unlink()
+def test_what_was_not_finished_is_read(net, data):
+    before, readings = data.scored["photos"]["layer2"].gradient.clone(), data.run.study.out
+    (readings / "test" / "photos.json").unlink()
     said: list[str] = []
-    again = prepared(net, folder, say=said.append)
+    again = prepared(net, readings.parent, say=said.append)
     assert [line for line in said if line.startswith("reading ")] == ["reading test set photos"]
     assert torch.equal(again.scored["photos"]["layer2"].gradient, before)
 
@@ -130,7 +133,7 @@ def test_what_was_not_finished_is_read(folder, net, data):
 def test_another_network_is_read_again_and_surrogates_are_labelled(net, tmp_path):
     few = replace(few_sets(), far={}, ood_val=None)
     data = prepared(net, tmp_path, sets=few)
-    assert data.fitting.surrogate and "surrogates" in data.about().ood_val.name
+    assert data.fitting.surrogate and "surrogates" in data.about().ood_val["name"]
     said: list[str] = []
     prepared(type(net)(8).eval(), tmp_path, sets=few, say=said.append)
     assert "reading the fitting subset" in said and "reading test set test" in said
@@ -175,13 +178,6 @@ def test_the_papers_numbers_are_beside(data):
     assert "another benchmark, so only trends can be compared" in found.notes[-1]
 
 
-def numbers(found, **at):
-    """The records at these coordinates, by dataset."""
-    rows = [r for r in found.records if at.items() <= r.items()]
-    assert len({r["dataset"] for r in rows}) == len(rows) > 0
-    return {r["dataset"]: r["AUROC"] for r in rows}
-
-
 # ---- params
 
 
@@ -193,9 +189,7 @@ def test_a_changed_parameter_is_that_of_a_detector(data, net):
         detector.score_loader(data.run.loader(name, "network")).score for name in ("test", "photos")
     )
     measured = numbers(found, layer="layer3", parameter="steepness", value=7.0, layers="alone")
-    expected = roc_auc_score(np.repeat([1, 0], [len(inside), len(outside)]),
-                             np.concatenate([inside, outside]))  # fmt: skip
-    assert measured["photos"] == pytest.approx(100 * expected, abs=1e-9)
+    assert measured["photos"] == pytest.approx(expected_auroc(inside, outside), abs=1e-9)
 
 
 def test_r_is_varied_through_the_full_count(data):
@@ -219,9 +213,7 @@ def test_all_samples_are_all_samples(data):
     repeats = {(r["samples"], r["repeat"]) for r in found.records}
     assert repeats == {(50, 0), (50, 1), (250, 0)}
     expected = NACScores(data, data.train).metrics(data.settings)
-    assert numbers(found, samples=250, way="O* kept") == {
-        name: line["AUROC"] for name, line in expected.items()
-    }
+    assert numbers(found, samples=250, way="O* kept") == aurocs(expected)
 
 
 def test_draws_differ_and_repeat_with_the_seed(data):
@@ -304,9 +296,8 @@ def test_msp_is_that_of_the_logits(data):
         data.scored[name].logits.softmax(dim=1).max(dim=1).values.numpy()
         for name in ("test", "digits_8_9")
     )
-    truth = np.repeat([1, 0], [len(inside), len(outside)])
-    expected = 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
-    assert numbers(found, method="msp")["digits_8_9"] == pytest.approx(expected, abs=1e-6)
+    expected = pytest.approx(expected_auroc(inside, outside), abs=1e-6)
+    assert numbers(found, method="msp")["digits_8_9"] == expected
     nac = NACScores(data).metrics(data.settings)["digits_8_9"]["AUROC"]
     assert numbers(found, method="nac")["digits_8_9"] == nac
     problems = found.values["problems"]
@@ -345,11 +336,8 @@ def test_the_parts_of_the_state_make_the_gradient(data):
         torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_z_alone_is_the_state_output(states):
-    assert numbers(states, state="z") == numbers(states, state="output", layers="avgpool")
-
-
 def test_every_combination_is_measured(states):
+    assert numbers(states, state="z") == numbers(states, state="output", layers="avgpool")
     assert [row[0] for row in states.tables[1].rows] == list(PARTS)
     assert states.tables[1].rows[-1][-2:] == [94.57, 26.89]  # the paper's
     assert set(states.values["settings"]) == {"output", "gradient", "output*gradient"}

@@ -196,24 +196,6 @@ def test_msp_equals_torchmetrics(n_bins, norm, metric):
     assert found[metric] == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_bins_of_equal_mass_equal_those_of_scikit_learn():
-    logits, _, right = mixture()
-    confidence = msp(logits).numpy()
-    accuracy, mean = calibration_curve(right, confidence, n_bins=20, strategy="quantile")
-    bins = equal_mass_bins(confidence, right)
-    assert bins.size.tolist() == [100] * 20
-    assert np.allclose(bins.confidence, mean, atol=1e-12)
-    assert np.allclose(bins.accuracy, accuracy, atol=1e-12)
-    rms = np.sqrt(((mean - accuracy) ** 2).mean())
-    assert bins.errors()["RMS"] == pytest.approx(rms, abs=1e-12)
-
-
-def test_the_last_bin_takes_the_rest_and_counts():
-    bins = equal_mass_bins(np.linspace(0, 1, 250), np.ones(250))
-    assert bins.size.tolist() == [100, 150]
-    assert bins.errors()["MAD"] == pytest.approx(0.5)
-
-
 def test_ties_do_not_depend_on_the_order():
     """Half of 200 equally confident predictions are right: that is calibrated in any order."""
     right = np.repeat([1, 0], 100)

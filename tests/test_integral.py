@@ -148,18 +148,15 @@ def test_what_cannot_be_counted_is_told(small_net, images, labels):
     ):
         with pytest.raises(NACError, match=told):
             coverage_integral(small_net, *arguments)
+    probed, label, right = passed(12)
+    probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")
+    with pytest.raises(NACError, match=r"layer 'deep': 1 of \d+ samples have NaN or Inf"):
+        counted(probed, label, IntegralConfig()).integral()
     with pytest.raises(NotFittedError, match="nothing was counted"):
         CoverageIntegral("a", IntegralConfig()).integral()
     for wrong in ({"n_bins": 1}, {"full_count": 0}, {"steepness": 0}, {"n_bins": 2.5}):
         with pytest.raises(NACError, match=next(iter(wrong))):
             IntegralConfig(**wrong)
-
-
-def test_broken_readings_are_refused():
-    probed, label, right = passed(12)
-    probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")
-    with pytest.raises(NACError, match=r"layer 'deep': 1 of \d+ samples have NaN or Inf"):
-        counted(probed, label, IntegralConfig()).integral()
 
 
 def test_the_callers_autocast_makes_no_difference(small_net, images, labels):
@@ -174,12 +171,12 @@ def test_the_network_is_left_as_it_was(small_net, images, labels):
     small_net.train()
     before = {name: value.clone() for name, value in small_net.state_dict().items()}
     state = torch.get_rng_state()
-    first = coverage_integral(small_net, [(images, labels)], config=IntegralConfig(50, 1, 10.0))
+    data, config = [(images, labels)], IntegralConfig(50, 1, 10.0)
+    first = coverage_integral(small_net, data, config=config)
     assert small_net.training and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[n], v) for n, v in small_net.state_dict().items())
     small_net.eval()
-    again = coverage_integral(small_net, [(images, labels)], config=IntegralConfig(50, 1, 10.0))
-    assert first == again > 0
+    assert first == coverage_integral(small_net, data, config=config) > 0
 
 
 @pytest.mark.parametrize(

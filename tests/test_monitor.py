@@ -1,5 +1,7 @@
 """NAC-ME while a network trains: a plain loop, and PyTorch Lightning."""
 
+from itertools import cycle, islice
+
 import lightning.pytorch as lightning
 import pytest
 import torch
@@ -36,16 +38,14 @@ def net():
 
 def train(net, data, monitor, steps=24):
     optimizer = torch.optim.SGD(net.parameters(), 0.3)
-    step = 0
-    while step < steps and not monitor.should_stop:
-        for x, y in data:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            step += 1
-            monitor(step, net)
-            if monitor.should_stop:
-                break
+    batches = islice(cycle(data), steps)
+    for step, (x, y) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        monitor(step, net)
+        if monitor.should_stop:
+            break
     return step
 
 
@@ -62,11 +62,15 @@ def test_a_plain_loop(net, data, tmp_path):
     assert monitor(24, net) is None and monitor(25, net) is None  # done, and not yet
 
 
+def measure(monkeypatch, *values):
+    """Let monitors measure these values, one after the other."""
+    left = iter(values)
+    name = "nac_openood.evaluation.monitor.coverage_integral"
+    monkeypatch.setattr(name, lambda *a, **k: next(left))
+
+
 def test_patience(net, data, monkeypatch):
-    values = iter([0.1, 0.3, 0.3, 0.2, 0.5])
-    monkeypatch.setattr(
-        "nac_openood.evaluation.monitor.coverage_integral", lambda *a, **k: next(values)
-    )
+    measure(monkeypatch, 0.1, 0.3, 0.3, 0.2, 0.5)
     monitor = CoverageMonitor(data, every=1, patience=2)
     assert train(net, data, monitor) == 4  # neither an equal nor a lower value is a new best one
     assert monitor.best == Measured(2, 0.3)
@@ -122,10 +126,7 @@ def test_lightning(net, data, tmp_path):
 
 @lightnings_own
 def test_lightning_stops_early(net, data, tmp_path, monkeypatch):
-    values = iter([0.5, 0.4, 0.3, 0.2])
-    monkeypatch.setattr(
-        "nac_openood.evaluation.monitor.coverage_integral", lambda *a, **k: next(values)
-    )
+    measure(monkeypatch, 0.5, 0.4, 0.3, 0.2)
     callback = CoverageCallback(data, every=2, patience=2, network=lambda module: module.net)
     run = trainer(tmp_path, callback, max_epochs=5)
     run.fit(Module(net), data)

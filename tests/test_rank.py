@@ -61,18 +61,17 @@ def rank(run, out=None, **changed):
     return rank_checkpoints([str(p) for p in sorted(run.glob("*.pt"))], **options)
 
 
+def accuracy(net, domains):
+    """The mean over domains of the share of correct predictions."""
+    pairs = [domain.tensors for domain in domains.values()]
+    return float(np.mean([(net(x).argmax(1) == y).double().mean() for x, y in pairs]))
+
+
 def test_every_number_is_what_it_says(run):
     ranking = rank(run)
     assert [c.step for c in ranking.checkpoints] == [2, 4, 6, 8, 10, 12]  # not 10, 12, 2, ...
     nets = [load(c.path) for c in ranking.checkpoints]
-
-    def accuracy(net, role):
-        shares = [(net(d.tensors[0]).argmax(1) == d.tensors[1]).double().mean()
-                  for d in DOMAINS[role].values()]  # fmt: skip
-        return float(np.mean(shares))
-
-    val = [accuracy(net, "val") for net in nets]
-    test = [accuracy(net, "test") for net in nets]
+    val, test = ([accuracy(net, DOMAINS[role]) for net in nets] for role in ("val", "test"))
     batches = [d.tensors for d in DOMAINS["train"].values()]
     assert len(ranking.candidates) == 8
     for tried in ranking.candidates:
@@ -103,9 +102,8 @@ def test_target_data_changes_no_choice(run):
 def test_the_oracle_may_have_data_of_its_own(run):
     other = {"c": domain(40, 1.0, 9)}
     ranking = rank(run, oracle=other)
-    net = load(ranking.checkpoints[0].path)
-    share = (net(other["c"].tensors[0]).argmax(1) == other["c"].tensors[1]).double().mean()
-    assert ranking.checkpoints[0].oracle == pytest.approx(float(share))
+    first = ranking.checkpoints[0]
+    assert first.oracle == pytest.approx(accuracy(load(first.path), other))
     best = max(ranking.checkpoints, key=lambda c: c.oracle)
     assert ranking.accuracy("oracle") == best.test
 
@@ -146,9 +144,8 @@ def test_an_interrupted_ranking_goes_on(run, tmp_path):
 def test_a_network_that_is_never_right_has_no_coverage(run):
     turned = {"a": TensorDataset(DOMAINS["train"]["a"].tensors[0], torch.full((40,), 2))}
     nets = [load(p) for p in sorted(run.glob("*.pt"))[:3]]
-    for net in nets[:1]:  # it predicts class 0 always
-        nn.init.zeros_(net[2].weight)
-        net[2].bias.data = torch.tensor([1.0, 0.0, 0.0])
+    nn.init.zeros_(nets[0][2].weight)  # it predicts class 0 always
+    nets[0][2].bias.data = torch.tensor([1.0, 0.0, 0.0])
     ranking = rank_checkpoints(nets, train=turned, val=DOMAINS["val"], space=SPACE)
     assert ranking.checkpoints[0].coverage == 0.0
     assert [c.name for c in ranking.checkpoints] == ["Sequential-0", "Sequential-1", "Sequential-2"]
@@ -210,9 +207,8 @@ def test_rank_correlation():
 
 
 def test_spaces_are_the_papers():
-    assert (
-        len(integral_candidates("pacs")) == 24 and len(integral_candidates("terraincognita")) == 16
-    )
+    sizes = {name: len(integral_candidates(name)) for name in ("pacs", "terraincognita")}
+    assert sizes == {"pacs": 24, "terraincognita": 16}
     assert {space_named(n) for n in ("PACS", "office_home", "terra_incognita", "VLCS")} == (
         set(SPACES) - {"all"}
     )

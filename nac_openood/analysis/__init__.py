@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from nac_openood.errors import FileError, NACError
 
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData, Options
     from nac_openood.analysis.finding import Finding
-
-    AnalysisFunction = Callable[[AnalysisData, Options], Finding]
 
 #: The name that stands for all kinds that need only readings.
 ALL = "all"
@@ -36,10 +34,6 @@ class Kind(NamedTuple):
     help: str
     module: str
     in_all: bool = True
-
-    def function(self) -> AnalysisFunction:
-        """Import the function that runs it."""
-        return resolve_name(f"{__name__}.{self.module}:{self.name}")
 
 
 #: Every kind by name, in the order of the page.
@@ -88,8 +82,8 @@ def analyze(
     for kind in chosen_kinds(kinds):
         options.say(f"analysis: {kind.name}")
         try:
-            found = kind.function()(data, options)
-            yield kind.name, replace(found, about=data.about())
+            study = resolve_name(f"{__name__}.{kind.module}:{kind.name}")
+            yield kind.name, replace(study(data, options), about=data.about())
         except FileError:  # a full disk: no other analysis would succeed
             raise
         except NACError as error:

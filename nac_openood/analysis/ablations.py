@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations, product
-from typing import Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
-from nac_openood.analysis import finding as made
 from nac_openood.analysis.data import AnalysisData, NACScores, Options
-from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy
+from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy, metric_key, text_heads
 from nac_openood.benchmark.run.results import FAR, GROUP_WORDS, Value
-from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.detector.batches import bar
 from nac_openood.errors import NACError
 from nac_openood.search.run import PAPER_SPACE, search
@@ -32,7 +31,7 @@ class Parameter(NamedTuple):
     """A parameter: its symbol and values in the paper, and the table and axis that vary it."""
 
     symbol: str
-    title: str
+    meaning: str
     values: tuple[float, ...]
     table: str
     axis: str
@@ -40,13 +39,12 @@ class Parameter(NamedTuple):
 
 #: The parameters by their names in records.
 PARAMETERS = {
-    "steepness": Parameter("alpha", "Steepness of the sigmoid, alpha",
-                           (1, 10, 100, 500, 1000), "Table 5", "steepness"),
-    "bound": Parameter("r", "Lower bound for full coverage, r",
-                       (0.1, 0.5, 1, 5, 50), "Table 6", "r"),
-    "n_bins": Parameter("M", "Number of bins, M", (10, 50, 100, 500, 1000), "Table 7", "n_bins"),
-}  # fmt: skip
-_PARAMS_AXES = ("layer", "parameter", "value", "full_count", "layers")
+    "steepness": Parameter(
+        "alpha", "Steepness of the sigmoid", (1, 10, 100, 500, 1000), "Table 5", "steepness"
+    ),
+    "bound": Parameter("r", "Lower bound for full coverage", (0.1, 0.5, 1, 5, 50), "Table 6", "r"),
+    "n_bins": Parameter("M", "Number of bins", (10, 50, 100, 500, 1000), "Table 7", "n_bins"),
+}
 #: Factors of the steepness of layers other than the deepest, whose readings have another scale.
 _FACTORS = (0.01, 0.1, 1, 10, 100)
 #: O* as it is, or scaled with the number of samples, which keeps the paper's r.
@@ -114,7 +112,7 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     study.table("", ["OOD set"], rows, columns=dict(enumerate([*study.found, "Difference"])))
     weights = {name: used.weight for name, used in result.layers.items()}
     chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
-    study.tables.append(Table("Weights", [*made.text_heads("Layer"), Column("Weight")], chosen))
+    study.tables.append(Table("Weights", [*text_heads("Layer"), Column("Weight")], chosen))
     for m in TABLE_METRICS:
         bars = [(n, [before[n][m], after[n][m]]) for n in names]
         study.bars(m, f"{m} by OOD set", list(study.found), bars)
@@ -126,9 +124,8 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     )
     paper = study.paper("Table 17", "weights", dataset=FAR)
     if paper:
-        study.table(
-            "Published", ["Weights"], [([w], {}, w) for w in paper], columns={}, paper=paper
-        )
+        printed: list[Any] = [([w], {}, w) for w in paper]
+        study.table("Published", ["Weights"], printed, columns={}, paper=paper)
     main = change[study.group]
     return study.finding(
         "weighted", "Weighted layers",
@@ -140,40 +137,34 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
 
 def params(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 while one parameter of one layer changes."""
-    study, scores = MetricStudy(data, options, *_PARAMS_AXES), NACScores(data)
+    study = MetricStudy(data, options, "layer", "parameter", "value", "full_count", "layers")
     study.notes.append("When M changes, O* stays as it is, so r changes with it.")
-    deepest, spans = data.layers[0], []
+    scores, deepest, spans = NACScores(data), data.layers[0], []
     sensitivity: list[list[Entry]] = []
     for layer, (name, parameter) in product(data.layers, PARAMETERS.items()):
-        changed, measured = dict(_changes(data, layer, name, options)), {}
+        changed = dict(_changes(data, layer, name, options))
         scores.prepare({layer: list(changed.values())})
+        rows, alone, joint = [], {}, {}
         for value, config in changed.items():
             ways = {"alone": {layer: config}, "all": {**data.settings, layer: config}}
-            measured[value] = {way: scores.metrics(settings) for way, settings in ways.items()}
-            for way, metrics in measured[value].items():
-                study.found[layer, name, value, config.full_count, way] = metrics
-        alone, joint = (
-            {value: found[way][study.group]["AUROC"] for value, found in measured.items()}
-            for way in ("alone", "all")
-        )
+            metrics = {way: scores.metrics(settings) for way, settings in ways.items()}
+            for way in ways:
+                study.found[layer, name, value, config.full_count, way] = metrics[way]
+            means = {way: found[study.group] for way, found in metrics.items()}
+            alone[value], joint[value] = means["alone"]["AUROC"], means["all"]["AUROC"]
+            counted = [str(config.full_count)] if name == "bound" else []
+            rows.append(([f"{value:g}", *counted], means, f"{value:g}"))
         used = next(value for value, config in changed.items() if config == data.settings[layer])
         best = max(joint, key=joint.__getitem__)
-        sensitivity.append([
-            layer, parameter.symbol, f"{used:g}", joint[used], min(joint.values()), joint[best],
-            f"{best:g}",
-        ])  # fmt: skip
+        aurocs = (joint[used], min(joint.values()), joint[best])
+        sensitivity.append([layer, parameter.symbol, f"{used:g}", *aurocs, f"{best:g}"])
         if layer != deepest:
             continue
+        title = f"{parameter.meaning}, {parameter.symbol}"
         paper = study.paper(parameter.table, parameter.axis)
-        counted = [Column("O*")] if name == "bound" else []
-        rows = [
-            ([f"{value:g}", *(str(changed[value].full_count) for _ in counted)],
-             {way: metrics[study.group] for way, metrics in found.items()}, f"{value:g}")
-            for value, found in measured.items()
-        ]  # fmt: skip
         study.table(
-            f"{parameter.title}: {study.word}", [parameter.symbol, *counted], rows,
-            columns={"alone": f"{deepest} alone", "all": "All layers"}, paper=paper,
+            f"{title}: {study.word}", [parameter.symbol, *([Column("O*")] if counted else [])],
+            rows, columns={"alone": f"{deepest} alone", "all": "All layers"}, paper=paper,
             ours=[list(changed).index(used)],
         )  # fmt: skip
         series = [Series(f"{deepest} alone", [*alone.items()])]
@@ -182,7 +173,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
             printed = [(float(value), row["AUROC"].mean) for value, row in paper.items()]
             series.append(Series("paper", printed, printed=True))
         study.figures.append(Lines(
-            name, parameter.title, f"{parameter.symbol} of {deepest} (log scale)",
+            name, title, f"{parameter.symbol} of {deepest} (log scale)",
             f"{study.word} AUROC, %", series, log_x=True, mark=used,
         ))  # fmt: skip
         best = max(alone, key=alone.__getitem__)
@@ -190,7 +181,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
         spans.append(f"{parameter.symbol} ({span}, best at {best:g})")
     numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
     title = f"Every layer: {study.word} AUROC of all layers while one parameter changes"
-    heads = [*made.text_heads("Layer", "Parameter"), *map(Column, numbers)]
+    heads = [*text_heads("Layer", "Parameter"), *map(Column, numbers)]
     study.tables.append(Table(title, heads, sensitivity))
     text = f"With {deepest} alone, {study.word} AUROC depends on "
     return study.finding(
@@ -230,8 +221,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     wrong = [share for share in options.shares if not 0 < share <= 1]
     if wrong:
         raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
-    if options.repeats < 1:
-        raise NACError(f"`repeats` must be at least 1, got {options.repeats}.")
+    whole_number("`repeats`", options.repeats, 1)
     shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
     # one draw is enough if it takes all samples
     draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
@@ -254,22 +244,19 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     columns = {
         (way, name): f"{title}, {way}" for way in _SCALINGS for name, title in data.groups.items()
     }
-    rows = []
-    for n, share in shares.items():
-        line = {at: {m: summary(n, *at, m) for m in TABLE_METRICS} for at in columns}
-        rows.append(([f"{n:,} ({100 * share:g} %)"], line))
-    study.table("", ["Training samples"], rows, columns=columns)
-    study.figures += [
-        Lines(
-            made.metric_key(m), f"{study.title} {m}", "training samples (log scale)",
-            f"{word} {m}, %",
-            [Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS],
-            log_x=True,
-        )
-        for m in TABLE_METRICS
+    rows = [
+        ([f"{n:,} ({100 * share:g} %)"],
+         {at: {m: summary(n, *at, m) for m in TABLE_METRICS} for at in columns})
+        for n, share in shares.items()
     ]  # fmt: skip
-    least, most = min(shares), max(shares)
-    means = []
+    study.table("", ["Training samples"], rows, columns=columns)
+    for m in TABLE_METRICS:
+        lines = [
+            Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS
+        ]
+        key, title, label = metric_key(m), f"{study.title} {m}", "training samples (log scale)"
+        study.figures.append(Lines(key, title, label, f"{word} {m}, %", lines, log_x=True))
+    least, most, means = min(shares), max(shares), []
     for way in _SCALINGS:
         few, many = (summary(n, way, group, "AUROC").mean for n in (least, most))
         means.append(f"{few:.2f} % and {many:.2f} % ({way})")

@@ -21,6 +21,7 @@ neither does this file.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -52,6 +53,8 @@ _POINTS = 10  # of a reliability diagram
 BIN_SIZE = 100
 _LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
 _UNUSUAL = 0.05  # p-values below it make a sample less credible
+#: By OOD set (or None) and mixture, metric and method.
+_Errors = Mapping[tuple[Optional[str], str], Mapping[str, Mapping[str, float]]]
 _NOTES = (
     "OOD samples count as wrong. Bins hold 100 samples each, as in Outlier Exposure (Hendrycks et "
     "al., ICLR 2019), and the last one counts, too. All numbers are percent.",
@@ -106,36 +109,29 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
     errors, methods = _mixture_errors(measured, options), list(measured.by_method)
     heads = [*text_heads("ID test data with"), *(Column(m, better="lower") for m in methods)]
     tables, best = [], []
-    for mixture in (ALL_SAMPLES, FIFTH):
-        found = {name: line for (name, mixed), line in errors.items() if mixed == mixture}
-        means = {
-            metric: {m: _mean(found[n][m][metric] for n in measured.ood_sets) for m in methods}
-            for metric in _ERRORS
-        }
-        for metric in _ERRORS:
-            rows: list[list[Entry]] = [
-                [name or _ID_ALONE, *(line[m][metric] for m in methods)]
-                for name, line in found.items()
-            ]
-            rows.append(["Mean over OOD sets", *means[metric].values()])
-            tables.append(Table(f"{metric} calibration error, {mixture}", heads, rows))
-        rms = means["RMS"]
-        first = min((m for m in methods if m != CONSTANT), key=rms.__getitem__)
-        others = ", ".join(f"{m} {rms[m]:.1f} %" for m in _PRINTED.values() if m != first)
-        best.append(f"{first} has the lowest mean RMS error ({rms[first]:.1f} %; {others})")
+    for mixture, metric in product((ALL_SAMPLES, FIFTH), _ERRORS):
+        found = {n: line[metric] for (n, mixed), line in errors.items() if mixed == mixture}
+        means = {m: _mean(found[n][m] for n in measured.ood_sets) for m in methods}
+        rows: list[list[Entry]] = [[n or _ID_ALONE, *found[n].values()] for n in found]
+        rows.append(["Mean over OOD sets", *means.values()])
+        tables.append(Table(f"{metric} calibration error, {mixture}", heads, rows))
+        if metric == "RMS":
+            first = min((m for m in methods if m != CONSTANT), key=means.__getitem__)
+            others = ", ".join(f"{m} {means[m]:.1f} %" for m in _PRINTED.values() if m != first)
+            best.append(f"{first} has the lowest mean RMS error ({means[first]:.1f} %; {others})")
     tables.append(_mean_confidences(measured))
     if options.against:
         tables.append(_paper_table(errors))
+    records = [
+        {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method,
+         **{metric: line[metric][method] for metric in _ERRORS}}
+        for ((name, mixture), line), method in product(errors.items(), methods)
+    ]  # fmt: skip
     shown = measured.ood_sets if options.ood_set is None else [data.ood_set(options.ood_set)]
     return Finding(
         "calibration", "Calibration",
         f"With all OOD samples, {best[0]}. With one OOD sample for five ID samples, {best[1]}.",
-        tables, [_diagram(measured, name) for name in (None, *shown)],
-        [
-            {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method, **line[method]}
-            for (name, mixture), line in errors.items()
-            for method in methods
-        ],
+        tables, [_diagram(measured, name) for name in (None, *shown)], records,
         measured.fitted, _NOTES if measured.fitted["wrong"] else (*_NOTES, _NO_ERRORS),
     )  # fmt: skip
 
@@ -178,29 +174,27 @@ def _correct(readings: Readings) -> np.ndarray:
     return (readings.prediction == readings.label).numpy()
 
 
-def _mixture_errors(
-    measured: Confidences, options: Options
-) -> dict[tuple[Optional[str], str], dict[str, dict[str, float]]]:
-    """Errors in percent by OOD set (None for ID samples alone) and mixture, by method and metric.
+def _mixture_errors(measured: Confidences, options: Options) -> _Errors:
+    """Errors in percent by OOD set (None for ID samples alone) and mixture, by metric and method.
 
     OOD sets are mixed once with all of their samples and once with a random one for every five ID
     samples; errors of the latter are means over `options.repeats` draws.
     """
-
-    def errors(name: Optional[str], draws: Sequence[Any]) -> dict[str, dict[str, float]]:
-        found = {}
-        for method in measured.by_method:
-            each = [measured.bins(method, name, rows).errors() for rows in draws]
-            found[method] = {metric: _mean(100 * e[metric] for e in each) for metric in _ERRORS}
-        return found
-
-    everything = [slice(None)]
-    found = {(n, ALL_SAMPLES): errors(n, everything) for n in (None, *measured.ood_sets)}
+    draws: dict[tuple[Optional[str], str], list[Any]] = {
+        (name, ALL_SAMPLES): [slice(None)] for name in (None, *measured.ood_sets)
+    }
     wanted = max(1, sum(len(measured.correct[n]) for n in measured.id_sets) // _ID_PER_OOD)
     for name in measured.ood_sets:
         rng, size = np.random.default_rng(options.seed), len(measured.correct[name])
         repeats = range(options.repeats if wanted < size else 1)
-        found[name, FIFTH] = errors(name, [rng.permutation(size)[:wanted] for _ in repeats])
+        draws[name, FIFTH] = [rng.permutation(size)[:wanted] for _ in repeats]
+    found: dict[tuple[Optional[str], str], dict[str, dict[str, float]]] = {}
+    for (mixed, mixture), chosen in draws.items():
+        found[mixed, mixture] = {metric: {} for metric in _ERRORS}
+        for method in measured.by_method:
+            each = [measured.bins(method, mixed, rows).errors() for rows in chosen]
+            for metric, by_method in found[mixed, mixture].items():
+                by_method[method] = _mean(100 * e[metric] for e in each)
     return found
 
 
@@ -216,7 +210,7 @@ def _mean_confidences(measured: Confidences) -> Table:
     return Table("Mean confidence, %", [*text_heads("Method"), *heads], rows)
 
 
-def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
+def _paper_table(errors: _Errors) -> Table:
     """The paper's numbers, and what was measured on sets of the same names."""
     groups = ("Measured, all samples", "Paper: cifar10 with resnet18_32x32")
     columns = [
@@ -229,7 +223,7 @@ def _paper_table(errors: Mapping[tuple[Optional[str], str], Any]) -> Table:
         measured = errors.get((dataset, ALL_SAMPLES))
         for metric in _ERRORS:
             values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
-            own = [measured and measured[m][metric] for m in _PRINTED.values()]
+            own = [measured[metric][m] if measured else None for m in _PRINTED.values()]
             rows.append([dataset, metric, *own, *(None if v is None else v.mean for v in values)])
     return Table("Table 19 of the paper", columns, rows)
 

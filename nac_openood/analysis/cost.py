@@ -63,8 +63,10 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     for _ in bar(range(options.repeats), "trials", options.progress):
         for runner in runners:
             if runner.name in trials:
-                forward = trials[FORWARD][-1:] if runner.name != FORWARD else []
-                trials[runner.name].append(_measured(data, runner, test, *forward))
+                trial = _trial(data, runner, test)
+                trials[runner.name].append(trial)
+                plain = trials[FORWARD][-1]["inference_seconds"]
+                trial["ratio"] = trial["inference_seconds"] / plain
     summary = {name: _summary(found) for name, found in trials.items()}
     ratios = {name: found["ratio"].mean for name, found in summary.items()}
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
@@ -90,11 +92,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
         "cost", "Time and memory",
         f"Scoring time as a multiple of a plain forward pass: {listed}.",
         [_table(summary, sum(batch.size for batch in test), options)], [figure],
-        [
-            {"method": name, "trial": number, **trial}
-            for name, found in trials.items()
-            for number, trial in enumerate(found)
-        ],
+        [{"method": m, "trial": n, **t} for m, own in trials.items() for n, t in enumerate(own)],
         {"summary": summary},
         [*notes, *(f"{name} was left out: {why}" for name, why in problems.items())],
     )  # fmt: skip
@@ -180,58 +178,40 @@ class _Features:
             yield {"data": features, "label": batch.labels()}
 
 
-def _measured(
-    data: AnalysisData, runner: Runner, test: Sequence[Batch], forward: Mapping[str, Any] = {}
-) -> dict[str, Any]:
-    """Time and memory of one trial of a method, and its time over that of a forward pass."""
-    with _meter(data) as setup:
-        runner.set_up()
-    with _meter(data) as inference:
-        runner.score(test)
-    fitted = runner.samples is not None
-    return {
-        "setup_samples": runner.samples,
-        "setup_seconds": setup.seconds if fitted else None,
-        "setup_mb": setup.peak_mb if fitted else None,
-        "inference_seconds": inference.seconds,
-        "inference_mb": inference.peak_mb,
-        "ratio": inference.seconds / forward.get("inference_seconds", inference.seconds),
-    }
-
-
-def _meter(data: AnalysisData) -> Meter:
-    """A meter for a block that starts with as little memory as possible.
-
-    Memory freed by an earlier method may still belong to the process and would hide the peak.
-    """
-    gc.collect()
-    with suppress(OSError, AttributeError):  # only the C library of Linux can do this
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return Meter(data.run.device)
+def _trial(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
+    """Time and memory of setting up and scoring once; of setting up None if there is nothing to."""
+    found: dict[str, Any] = {"setup_samples": runner.samples}
+    for name, run in (("setup", runner.set_up), ("inference", partial(runner.score, test))):
+        # memory freed by an earlier method may still belong to the process, and hide the peak
+        gc.collect()
+        with suppress(OSError, AttributeError):  # only the C library of Linux can do this
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        with Meter(data.run.device) as meter:
+            run()
+        counts = name == "inference" or runner.samples is not None
+        found[f"{name}_seconds"] = meter.seconds if counts else None
+        found[f"{name}_mb"] = meter.peak_mb if counts else None
+    return found
 
 
 def _summary(trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means and standard deviations over trials; memory is the largest of the trials."""
-    found: dict[str, Any] = {
-        key: Value.of([trial[key] for trial in trials])
-        for key in ("setup_seconds", "inference_seconds", "ratio")
-        if trials[0][key] is not None
+    known = {key: [t[key] for t in trials if t[key] is not None] for key in trials[0]}
+    times = ("setup_seconds", "inference_seconds", "ratio")
+    return {
+        **{key: Value.of(known[key]) for key in times if known[key]},
+        **{key: max(known[key], default=None) for key in ("setup_mb", "inference_mb")},
+        "setup_samples": trials[0]["setup_samples"],
     }
-    for key in ("setup_mb", "inference_mb"):
-        found[key] = max((t[key] for t in trials if t[key] is not None), default=None)
-    return {**found, "setup_samples": trials[0]["setup_samples"]}
 
 
 def _table(summary: Mapping[str, Mapping[str, Any]], n_test: int, options: Options) -> Table:
-    setup, inference = "Set-up", f"Inference, {n_test} samples"
-    columns = [
-        *text_heads("Method"), Column("samples", setup), Column("seconds", setup, "lower"),
-        Column("MB", setup, "lower"), Column("seconds", inference, "lower"),
-        Column("x forward", inference, "lower"), Column("MB", inference, "lower"),
-    ]  # fmt: skip
+    heads = {"Set-up": ("seconds", "MB"),
+             f"Inference, {n_test} samples": ("seconds", "x forward", "MB")}  # fmt: skip
     if options.against:
-        paper = "Paper, Table 14: imagenet with resnet50"
-        columns += [Column(title, paper, "lower") for title in ("set-up s", "inference s")]
+        heads["Paper, Table 14: imagenet with resnet50"] = ("set-up s", "inference s")
+    columns = [*text_heads("Method"), Column("samples", "Set-up")]
+    columns += [Column(t, above, "lower") for above, titles in heads.items() for t in titles]
     rows: list[list[Entry]] = []
     for name, s in summary.items():
         samples = None if s["setup_samples"] is None else str(s["setup_samples"])

@@ -24,12 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from nac_openood.analysis.finding import About, ValidationData
+from nac_openood.analysis.finding import About
 from nac_openood.benchmark.methods.backends import NACScorer, scorers
-from nac_openood.benchmark.methods.table import AUTO_BACKEND
-from nac_openood.benchmark.run import results, store
-from nac_openood.benchmark.run.compare import Study
-from nac_openood.benchmark.run.network import NetworkRun
+from nac_openood.benchmark.run import compare, network, results, store
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.rule import combine
 from nac_openood.detector.batches import Say, fitting_loader, loader_like
@@ -38,17 +35,8 @@ from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import locked, make_folder, remove
-from nac_openood.search.advise import NAC_TITLE, alternatives
-from nac_openood.search.loaders import held_out_of
-from nac_openood.search.recipe import (
-    HELD_OUT,
-    ReadingSet,
-    gather,
-    is_searched,
-    search_settings,
-)
+from nac_openood.search import advise, loaders, recipe, tables
 from nac_openood.search.run import SearchResult
-from nac_openood.search.tables import score_layer
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
 from nac_openood.tensor_files import checksum_in
@@ -124,8 +112,8 @@ class AnalysisData:
         found: what the search found; None without one.
     """
 
-    run: NetworkRun
-    fitting: ReadingSet
+    run: network.NetworkRun
+    fitting: recipe.ReadingSet
     more: Optional[Readings]
     train_rows: np.ndarray
     scored: Mapping[str, Readings]
@@ -163,11 +151,6 @@ class AnalysisData:
         groups = {"near": results.NEAR, "far": results.FAR}
         return {m: results.GROUP_NAMES[m] for role, m in groups.items() if self.names(role)}
 
-    @property
-    def main_group(self) -> str:
-        """The mean that the paper's ablations are about: far OOD, or near without a far set."""
-        return list(self.groups)[-1]
-
     @cached_property
     def train(self) -> Readings:
         """Readings of all training samples that were read, in the order of the dataset."""
@@ -179,8 +162,8 @@ class AnalysisData:
     def accuracy(self) -> float:
         """ID accuracy in percent, as `compare` computes it."""
         tested = [self.scored[name] for name in self.names("id", "csid")]
-        correct = sum(int((each.prediction == each.label).sum()) for each in tested)
-        return 100 * correct / sum(each.n_samples for each in tested)
+        correct = torch.cat([each.prediction == each.label for each in tested])
+        return 100 * int(correct.sum()) / len(correct)
 
     @property
     def with_id_val(self) -> Named:
@@ -195,8 +178,9 @@ class AnalysisData:
         fitting subset.
         """
         sets, fitting = self.with_id_val, self.fitting
-        found: dict[str, BySet] = {NAC_TITLE: NACScores(self, scored=sets).scores(self.settings)}
-        others = alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
+        nac = NACScores(self, scored=sets).scores(self.settings)
+        found: dict[str, BySet] = {advise.NAC_TITLE: nac}
+        others = advise.alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
         for name, score in others.items():
             found[name] = {n: score(readings).cpu().numpy() for n, readings in sets.items()}
         return found
@@ -228,11 +212,11 @@ class AnalysisData:
         """The network and data, for the record of a finding."""
         about = self.fitting.about
         sizes = {name: read.n_samples for name, read in self.scored.items()}
+        settings = {name: used.to_dict() for name, used in self.settings.items()}
         return About(
             self.id_name, self.arch, self.accuracy, self.roles, {**about["samples"], **sizes},
-            ValidationData(**about["ood_val"]),
-            {name: used.to_dict() for name, used in self.settings.items()}, self.found is not None,
-            about["made_with"], self.run.study.command, len(self.train_rows),
+            about["ood_val"], settings, self.found is not None, about["made_with"],
+            self.run.study.command, len(self.train_rows),
         )  # fmt: skip
 
 
@@ -271,16 +255,16 @@ def prepare_analysis(
     folder = make_folder(Path(out) / "readings")
     with locked(folder):
         weights = Checkpoint("network", checkpoint)
-        study = Study(
+        study = compare.Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(weights,), methods=(),
-            make=scorers((), AUTO_BACKEND), out=folder, say=say, **options,
+            make=scorers((), "auto"), out=folder, say=say, **options,
         ).checked()  # fmt: skip
-        run = NetworkRun(study, weights, net)
+        run = network.NetworkRun(study, weights, net)
         return _read(run, config or preset_or_auto(net, sets.id_name), search, most_train, say)
 
 
 def _read(
-    run: NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
+    run: network.NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
 ) -> AnalysisData:
     """Read all datasets that have no stored readings, and choose NAC's settings as `compare`."""
     study, inputs = run.study, run.inputs("network")
@@ -306,18 +290,18 @@ def _read(
 
     fitting = None
     with suppress(FileError):
-        fitting = ReadingSet.load(study.out / "fitting")
+        fitting = recipe.ReadingSet.load(study.out / "fitting")
     if fitting is not None and fitting.about.get("made_with") == made_with:
         say("readings of the fitting and validation data: made before")
     else:
-        fitting = gather(
+        fitting = recipe.gather(
             reader, inputs.train, inputs.id_val, None if study.surrogates else inputs.ood_val,
-            n_samples=config.n_samples, n_held_out=HELD_OUT, folder=study.out / "fitting",
+            n_samples=config.n_samples, n_held_out=recipe.HELD_OUT, folder=study.out / "fitting",
             about={"made_with": made_with}, seed=study.seed, say=say, progress=study.progress,
         )  # fmt: skip
     train: Any = inputs.train
     rows: list[int] = []  # indices of the training samples in `fitting`
-    held_out = held_out_of(train, config.n_samples, HELD_OUT)
+    held_out = loaders.held_out_of(train, config.n_samples, recipe.HELD_OUT)
     for part in (fitting_loader(train, config.n_samples), held_out):
         chosen = getattr(part, "dataset", ())
         rows += getattr(chosen, "indices", range(len(chosen)))
@@ -335,12 +319,11 @@ def _read(
     }
     config = replace(config, search=search)
     settings, found = config.layers or {name: LayerConfig() for name in fitting.fit}, None
-    if is_searched(config):
+    if recipe.is_searched(config):
         automatic = "paper's space: no settings are shipped for this data and network"
         say(f"searching the {'settings' if config.layers else automatic}")
-        found = search_settings(
-            fitting, config, strategy="grid", seed=study.seed, progress=study.progress
-        )
+        options: Any = {"seed": study.seed, "progress": study.progress}
+        found = recipe.search_settings(fitting, config, strategy="grid", **options)
         settings = found.layers
     rows_read = np.array([*rows, *rest], dtype=np.int64)
     return AnalysisData(run, fitting, more, rows_read, scored, config, dict(settings), found)
@@ -369,8 +352,7 @@ class NACScores:
         for name, options in points.items():
             new = [point for point in options if _key(name, point) not in self._rows]
             if new:
-                with torch.no_grad():
-                    table = score_layer(name, new, self._fit, list(self._scored.values()))
+                table = tables.score_layer(name, new, self._fit, list(self._scored.values()))
                 for point, row in zip(new, table.row.tolist()):
                     self._rows[_key(name, point)] = table.scores[row]
 
@@ -384,10 +366,9 @@ class NACScores:
 
     def metrics(self, layers: Mapping[str, LayerConfig]) -> dict[str, dict[str, float]]:
         """The metrics that `compare` would compute for these settings."""
-        data = self._data
-        return results.metrics_by_set(self.scores(layers), data.roles, data.accuracy)
+        return results.metrics_by_set(self.scores(layers), self._data.roles, self._data.accuracy)
 
 
-def _key(name: str, point: LayerConfig) -> tuple[object, ...]:
+def _key(name: str, point: LayerConfig) -> tuple[str, LayerConfig]:
     """The settings on which the scores of a layer depend: all but its weight."""
-    return name, point.state, point.steepness, point.n_bins, point.full_count
+    return name, replace(point, weight=1.0)

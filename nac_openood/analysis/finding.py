@@ -33,14 +33,6 @@ FPR_NOTE = (
 
 
 @dataclass(frozen=True)
-class ValidationData:
-    """The OOD validation set; `surrogate` if it is made of ID validation data."""
-
-    name: str
-    surrogate: bool
-
-
-@dataclass(frozen=True)
 class About:
     """Which network and data a finding is about.
 
@@ -50,7 +42,8 @@ class About:
         accuracy: ID accuracy in percent.
         roles: "id", "csid", "near" or "far" by test set.
         samples: number of samples by set, of the test sets and those that NAC is fitted on.
-        ood_val: the OOD validation set.
+        ood_val: the OOD validation set: its `name`, and whether it is a `surrogate`, made of ID
+            validation data.
         settings: those of NAC by layer.
         searched: whether they were searched.
         made_with: what readings depend on; `versions` are those of the libraries.
@@ -63,18 +56,12 @@ class About:
     accuracy: float
     roles: Mapping[str, str]
     samples: Mapping[str, int]
-    ood_val: ValidationData
+    ood_val: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     searched: bool
     made_with: Mapping[str, Any]
     command: str
     training_samples: int = 0
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Versions of the libraries."""
-        found: Mapping[str, str] = self.made_with["versions"]
-        return found
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,7 @@ class MetricStudy:
         options: `against` says whether the paper's numbers are shown.
         axes: names of the coordinates, e.g. "layers".
         group: the mean over OOD sets that sentences and bars are about; None takes that of the
-            paper's ablations.
+            paper's ablations: far OOD, or near without a far set.
 
     Attributes:
         found: metrics by their coordinate on the axis, or coordinates on several axes.
@@ -179,7 +166,7 @@ class MetricStudy:
         self, data: AnalysisData, options: Options, *axes: str, group: Optional[str] = None
     ) -> None:
         self.data, self.against, self.axes = data, options.against, axes
-        self.group = group or data.main_group
+        self.group = group or list(data.groups)[-1]
         self.word, self.title = GROUP_WORDS[self.group], data.groups[self.group]
         self.found: dict[Any, Metrics] = {}
         self.tables: list[Table] = []

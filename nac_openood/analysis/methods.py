@@ -122,9 +122,8 @@ def _scores(data: AnalysisData, method: Method, make: Any, options: Options) -> 
 
 def agreement(data: AnalysisData, options: Options) -> Finding:
     """Rank correlations, shares of different decisions, and samples on which methods disagree."""
-    scores = data.method_scores
+    scores, rejected = data.method_scores, {}  # by method and set
     inside, outside = data.names("id", "csid"), data.names("near", "far")
-    rejected: dict[str, BySet] = {}  # by method and set
     for method, by_set in scores.items():
         limit = threshold_at(by_set[ID_VAL], _KEPT)
         rejected[method] = {name: score < limit for name, score in by_set.items()}
@@ -143,20 +142,16 @@ def agreement(data: AnalysisData, options: Options) -> Finding:
             "ood_second_only": _percent(b & ~a), "ood_neither": _percent(~a & ~b),
             "id_different": _percent(of_id[first] != of_id[second]),
         })  # fmt: skip
-    figures: list[Any] = []
+    figures: list[shown.Figure] = []
     for over, found in correlations.items():
         key, title = f"rank_correlation_{over.split()[0].lower()}", f"Rank correlation over {over}"
         rows = [(method, list(line.values())) for method, line in found.items()]
         figures.append(shown.Matrix(key, title, list(found), rows, (-1.0, 1.0)))
-    nac = of_ood[NAC_TITLE]
-    rows = [
-        (method, [_percent(share) for share in (nac & other, nac & ~other, other & ~nac)])
-        for method, other in of_ood.items()
-        if method != NAC_TITLE
-    ]
+    with_nac = ("ood_both", "ood_first_only", "ood_second_only")  # NAC is the first method
+    bars = [(p["second"], [p[key] for key in with_nac]) for p in pairs if p["first"] == NAC_TITLE]
     title = "OOD samples found by NAC and by another method"
     names = ["both", "NAC only", "the other only"]
-    figures.append(shown.BarGroups("found_by", title, "OOD samples found, %", names, rows))
+    figures.append(shown.BarGroups("found_by", title, "OOD samples found, %", names, bars))
     shares = {m: {n: _percent(own[n]) for n in outside} for m, own in rejected.items()}
     return Finding(
         "agreement", "Agreement between methods",
@@ -180,35 +175,29 @@ def _agreement_tables(
     rejected: Mapping[str, BySet], of_id: _Rejected, of_ood: _Rejected,
     pairs: Sequence[Mapping[str, Any]], sets: Sequence[str],
 ) -> list[Table]:  # fmt: skip
-    votes, n_methods = np.sum(list(of_ood.values()), axis=0), len(of_ood)
+    votes, counts = np.sum(list(of_ood.values()), axis=0), range(len(of_ood) + 1)
     alone: list[list[Entry]] = []
     for method, own in of_ood.items():
-        found, missed = own & (votes == 1), ~own & (votes == n_methods - 1)
+        found, missed = own & (votes == 1), ~own & (votes == len(of_ood) - 1)
         alone.append([method, *map(_percent, (of_id[method], own, found, missed))])
-    alone_heads = [
-        *text_heads("Method"), Column("ID rejected", better="lower"),
-        Column("OOD rejected", better="higher"), Column("OOD found by it alone"),
-        Column("OOD missed by it alone", better="lower"),
-    ]  # fmt: skip
-    ours = [row for row, method in enumerate(of_ood) if method.startswith(NAC_TITLE)]
-    which = ("both", "first only", "second only", "neither")
-    pair_heads = [
-        *text_heads("First method", "Second method"),
-        *(Column(title, "OOD samples rejected by") for title in which),
-        Column("ID decided differently"),
-    ]
-    counts = range(n_methods + 1)
-    counts_heads = [Column(str(n), "Rejected by so many methods") for n in counts]
     by_set: list[list[Entry]] = []
     for name in sets:
         votes = np.sum([own[name] for own in rejected.values()], axis=0)
         by_set.append([name, *(_percent(votes == n) for n in counts)])
-    percent = "% of the samples"
+    ours = [row for row, method in enumerate(of_ood) if method.startswith(NAC_TITLE)]
+    which, percent = ("both", "first only", "second only", "neither"), "% of the samples"
     return [
-        Table(f"What each method rejects, {percent}", alone_heads, alone, ours),
-        Table(f"Decisions of two methods, {percent}", pair_heads, [[*p.values()] for p in pairs]),
+        Table(f"What each method rejects, {percent}",
+              [*text_heads("Method"), Column("ID rejected", better="lower"),
+               Column("OOD rejected", better="higher"), Column("OOD found by it alone"),
+               Column("OOD missed by it alone", better="lower")], alone, ours),
+        Table(f"Decisions of two methods, {percent}",
+              [*text_heads("First method", "Second method"),
+               *(Column(title, "OOD samples rejected by") for title in which),
+               Column("ID decided differently")], [[*pair.values()] for pair in pairs]),
         Table(f"How many methods reject a sample, {percent}",
-              [*text_heads("Set"), *counts_heads], by_set),
+              [*text_heads("Set"),
+               *(Column(str(n), "Rejected by so many methods") for n in counts)], by_set),
     ]  # fmt: skip
 
 
@@ -262,8 +251,8 @@ def _agreement_sentence(
         f"samples are rejected by some of the {n_methods} methods and accepted by others."
     )
     alike = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
-    if not alike:
-        return text
-    most, least = max(alike, key=alike.__getitem__), min(alike, key=alike.__getitem__)
-    text += f" By rank correlation, NAC orders OOD samples most like {most} ({alike[most]:.2f})"
-    return f"{text}." if least == most else f"{text} and least like {least} ({alike[least]:.2f})."
+    if alike:
+        most, least = max(alike, key=alike.__getitem__), min(alike, key=alike.__getitem__)
+        text += f" By rank correlation, NAC orders OOD samples most like {most} ({alike[most]:.2f})"
+        text += "." if least == most else f" and least like {least} ({alike[least]:.2f})."
+    return text

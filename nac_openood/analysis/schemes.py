@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import redirect_stderr
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Union
 
@@ -55,8 +54,8 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
     study, printed = MetricStudy(data, options, "scheme", "method"), {}
     for name, title in SCHEMES.items():
         options.say(f"{title}: training for {options.epochs} epochs")
-        for method, metrics in _compared(data, name, _trained(data, name, options), options):
-            study.found[name, method] = metrics
+        found = _compared(data, name, _trained(data, name, options), options)
+        study.found.update({(name, method): metrics for method, metrics in found.items()})
         paper = study.paper("Table 3", "method", training=name)
         printed.update({(name, method): values for method, values in paper.items()})
     accuracy = {name: study.values("ACC")[name, "nac"] for name in SCHEMES}
@@ -84,9 +83,10 @@ def schemes(data: AnalysisData, options: Options) -> Finding:
         f"{aurocs[name, 'nac']:.2f} % with NAC"
         for name, title in SCHEMES.items()
     )
-    values = {"accuracy": accuracy, "epochs": options.epochs}
-    sentence = f"{study.title} AUROC: {listed}."
-    return study.finding("schemes", "Other training schemes", sentence, values)
+    return study.finding(
+        "schemes", "Other training schemes", f"{study.title} AUROC: {listed}.",
+        {"accuracy": accuracy, "epochs": options.epochs},
+    )  # fmt: skip
 
 
 class Backbone(nn.Module):
@@ -113,9 +113,6 @@ class Backbone(nn.Module):
 class NativeScorer(OpenOODScorer):
     """A scheme's own detector, which runs on the scheme's network only."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(Method(name, SCHEMES[name], needs="network"))
-
     def _wrapped(self, inputs: MethodInputs) -> nn.Module:
         return inputs.net
 
@@ -135,15 +132,14 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
         from openood.utils import Config
 
         backbone = Backbone(build(data.arch, n_classes), sample)
-        kind = resolve_name(f"openood.networks.{network}")
-        size = (backbone.feature_size,) if name == "godin" else ()
-        net: nn.Module = kind(backbone, *size, n_classes)
+        sizes = (backbone.feature_size, n_classes) if name == "godin" else (n_classes,)
+        net: nn.Module = resolve_name(f"openood.networks.{network}")(backbone, *sizes)
         config = Config(
             num_classes=n_classes, baseline=False, trainer=Config(**_TRAINER),
             optimizer=Config(**_OPTIMIZER, num_epochs=options.epochs),
         )  # fmt: skip
-        trainer_class = resolve_name(f"openood.trainers.{trainer_name}")
-        trainer = trainer_class(net, OpenOODBatches(shuffled), config)
+        make_trainer = resolve_name(f"openood.trainers.{trainer_name}")
+        trainer = make_trainer(net, OpenOODBatches(shuffled), config)
         for epoch in bar(range(options.epochs), f"training {SCHEMES[name]}", options.progress):
             with redirect_stderr(io.StringIO()):  # its own bars, one per epoch
                 trainer.train_epoch(epoch)
@@ -152,13 +148,10 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
 
 def _compared(
     data: AnalysisData, name: str, net: nn.Module, options: Options
-) -> list[tuple[str, Metrics]]:
+) -> dict[str, Metrics]:
     """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
-    study = data.run.study
-    native = Method(
-        _NATIVE, SCHEMES[name], needs="network", uses_train=False,
-        scorer=partial(NativeScorer, name),
-    )  # fmt: skip
+    study, method = data.run.study, Method(name, SCHEMES[name], needs="network", uses_train=False)
+    native = method._replace(name=_NATIVE, scorer=lambda: NativeScorer(method))
     results = compare(
         net, **vars(study.sets), methods=[native, "nac", "nac_plus"],
         out=study.out / "schemes" / name, arch=data.arch,
@@ -168,4 +161,4 @@ def _compared(
     for row in results.rows:
         if row.status != "ok":
             raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
-    return [(row.method, row.metrics) for row in results.rows]
+    return {row.method: row.metrics for row in results.rows}

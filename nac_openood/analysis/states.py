@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -56,8 +56,6 @@ PARTS: Mapping[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 #: The only layer of readings that hold a combination of parts.
 _PART_LAYER = "state"
 
-Settings = Mapping[str, Mapping[str, LayerConfig]]
-
 
 def states(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of three forms of the state, and of seven combinations of its parts."""
@@ -67,9 +65,8 @@ def states(data: AnalysisData, options: Options) -> Finding:
         form: {name: chosen_settings(sets, name, form, options) for name in data.layers}
         for form in STATE_FORMS
     }
-    scores = NACScores(data)
+    scores, rows = NACScores(data), []
     study.figures += _densities(data, options, settings, scores)
-    rows = []
     for name, (form, title) in product((*data.layers, _ALL), STATE_FORMS.items()):
         used = settings[form] if name == _ALL else {name: settings[form][name]}
         study.found[form, name] = scores.metrics(used)
@@ -152,7 +149,7 @@ def chosen_settings(
 
 
 def _densities(
-    data: AnalysisData, options: Options, settings: Settings, scores: NACScores
+    data: AnalysisData, options: Options, settings: Mapping[str, Any], scores: NACScores
 ) -> list[Densities]:
     """Distributions of ID and OOD test samples, a row per form: states of a neuron, coverage."""
     layer, ood_set = data.layers[0], data.ood_set(options.ood_set)
@@ -173,28 +170,21 @@ def _densities(
         scores.prepare({layer: points})
         panels = []
         for point in points:
-            sets = {name: data.scored[name] for name in ("test", ood_set)}
-            shown = {n: _states(r, layer, point)[:, neuron] for n, r in sets.items()}
-            panels.append(
-                density({layer: point}, {n: s.double().numpy() for n, s in shown.items()})
-            )
+            shown = {n: _states(data.scored[n], layer, point) for n in ("test", ood_set)}
+            of_neuron = {n: state[:, neuron].double().numpy() for n, state in shown.items()}
+            panels.append(density({layer: point}, of_neuron))
         neurons.append((title, panels))
         chosen = [*({name: settings[form][name]} for name in data.layers), settings[form]]
         coverage.append((title, [density(used, scores.scores(used)) for used in chosen]))
     legend = (f"ID test ({data.id_name})", ood_set)
-    return [
-        Densities(
-            "neuron",
-            f"States of neuron {neuron} of {layer}, by steepness alpha; FPR@95 of all of its "
-            "neurons", "state (sigmoid of alpha times the form)",
-            [f"alpha {value:g}" for value in steepness], neurons, *legend,
-        ),
-        Densities(
-            "coverage", "Coverage of test samples, by layer",
-            "mean coverage of a sample's neurons (its score)", [*data.layers, _ALL], coverage,
-            *legend,
-        ),
-    ]  # fmt: skip
+    title = (
+        f"States of neuron {neuron} of {layer}, by steepness alpha; FPR@95 of all of its neurons"
+    )
+    label, alphas = "state (sigmoid of alpha times the form)", [f"alpha {a:g}" for a in steepness]
+    states_of_neuron = Densities("neuron", title, label, alphas, neurons, *legend)
+    title, names = "Coverage of test samples, by layer", [*data.layers, _ALL]
+    label = "mean coverage of a sample's neurons (its score)"
+    return [states_of_neuron, Densities("coverage", title, label, names, coverage, *legend)]
 
 
 def _states(readings: Readings, layer: str, config: LayerConfig) -> Tensor:

@@ -88,8 +88,8 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         charts: list[Content] = [Figures(found.figures)] if found.figures else []
         blocks = [found.sentence, *charts, *found.tables, [*found.notes], *found.gallery]
         sections.append(Section(found.kind, found.title, blocks))
-    surrogate = f"The OOD validation set is made of {about.ood_val.name}."
-    notes = [surrogate] if about.ood_val.surrogate else []
+    surrogate = f"The OOD validation set is made of {about.ood_val['name']}."
+    notes = [surrogate] if about.ood_val["surrogate"] else []
     notes += [] if about.searched else ["NAC's settings were not searched."]
     several = (
         "Each section repeats tables or figures of the paper on this network and begins with what "
@@ -106,7 +106,7 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         (layer, settings_text({k: v for k, v in own.items() if k != "layout"}))
         for layer, own in about.settings.items()
     ]
-    versions = list(about.versions.items())
+    versions = about.made_with["versions"]
     return render.Document(
         f"{set_title(about.id_name)}: analyses of NAC",
         about.arch,
@@ -115,7 +115,7 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         facts,
         notes,
         topic="Analysis of NAC",
-        version=about.versions["nac_openood"],
+        version=versions["nac_openood"],
         command=about.command,
-        about={"Data": samples, "Settings of NAC": settings, "Versions": versions},
+        about={"Data": samples, "Settings of NAC": settings, "Versions": list(versions.items())},
     )
