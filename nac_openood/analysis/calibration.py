@@ -232,11 +232,10 @@ def _diagram(measured: Confidences, name: Optional[str]) -> Lines:
     """A reliability diagram: accuracy over confidence, in ten bins of equal mass."""
     size = max(1, len(measured.mixed(measured.correct, name)) // _POINTS)
     series = []
-    for method in measured.by_method:
-        if method != CONSTANT:
-            bins = measured.bins(method, name, size=size)
-            pairs = zip(100 * bins.confidence, 100 * bins.accuracy)
-            series.append(Series(method, [(float(x), float(y), None) for x, y in pairs]))
+    for method in [m for m in measured.by_method if m != CONSTANT]:
+        bins = measured.bins(method, name, size=size)
+        pairs = zip((100 * bins.confidence).tolist(), (100 * bins.accuracy).tolist())
+        series.append(Series(method, [(x, y, None) for x, y in pairs]))
     title = f"Reliability, ID test data {'alone' if name is None else f'with {name}'}"
     key = f"reliability_{name or 'id'}"
     return Lines(key, title, "mean confidence, %", "correct, %", series, diagonal=True)
@@ -292,14 +291,13 @@ def temperature_of(logits: Tensor, label: Tensor) -> float:
         logits: `[samples, classes]`.
         label: int64 `[samples]`.
     """
-    exact = logits.double()
+    exact, limits = logits.double(), (-_LOG_LIMIT, _LOG_LIMIT)
 
     def loss(log_temperature: float) -> float:
         scaled = exact / float(np.exp(log_temperature))
         return float(torch.nn.functional.cross_entropy(scaled, label))
 
-    found = minimize_scalar(loss, bounds=(-_LOG_LIMIT, _LOG_LIMIT), method="bounded",
-                            options={"xatol": 1e-8})  # fmt: skip
+    found = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-8})
     return float(np.exp(found.x))
 
 
@@ -330,9 +328,8 @@ class LogisticMap(NamedTuple):
         score, right = np.asarray(score, float), np.asarray(correct, bool)
         if not np.isfinite(score).all():
             raise NACError("expected finite scores, got NaN or Inf.")
-        n_right = int(right.sum())
-        high, low = (n_right + 1) / (n_right + 2), 1 / (len(right) - n_right + 2)
-        target = np.where(right, high, low)
+        n_right, n_wrong = int(right.sum()), int((~right).sum())
+        target = np.where(right, (n_right + 1) / (n_right + 2), 1 / (n_wrong + 2))
         center, scale = float(score.mean()), float(score.std()) or 1.0
         standard = (score - center) / scale
 

@@ -240,7 +240,7 @@ def space_named(name: str) -> str:
 
     Datasets that the paper does not have take `all`.
     """
-    letters = "".join(sign for sign in name.lower() if sign.isalnum())
+    letters = "".join(filter(str.isalnum, name.lower()))
     return letters if letters in SPACES else "all"
 
 
@@ -383,8 +383,7 @@ def domains_by_role(
         names = [Path(path).resolve().name for path in paths]
         if len(set(names)) < len(names):
             raise NACError(f"`{role}`: two domains have the same name: {names}. Rename a folder.")
-        data = (DomainFolder(path, classes, transform) for path in paths)
-        roles[role] = dict(zip(names, data))
+        roles[role] = {n: DomainFolder(path, classes, transform) for n, path in zip(names, paths)}
     for path, name in zip(train, list(roles["train"])) if not val else ():
         index = list(domain_folders(Path(path).resolve().parent)).index(name)
         split = split_domain(roles["train"][name], trial, index)

@@ -189,9 +189,8 @@ class RankedRun:
     @property
     def name(self) -> str:
         """Its name in tables and plots."""
-        if self.trial is None:
-            return self.target or "run"
-        return f"{self.target}, trial {self.trial}"
+        alone = self.target or "run"
+        return alone if self.trial is None else f"{self.target}, trial {self.trial}"
 
 
 @dataclass(frozen=True)
@@ -222,13 +221,12 @@ class RankedRuns:
     def of(cls, runs: Sequence[RankedRun]) -> RankedRuns:
         """Collect runs, with their notes and a note for every number that is undefined."""
         notes = [f"{run.name}: {note}" for run in runs for note in run.ranking.notes]
-        for run in runs:
-            for criterion in ("validation", "nac-me") if run.ranking.has_test else ():
-                if run.ranking.rc(criterion) is None:
-                    notes.append(
-                        f"{run.name}: the RC of {criterion} is undefined, because all scores or "
-                        "all test accuracies are equal. It is left out of means."
-                    )
+        notes += [
+            f"{run.name}: the RC of {criterion} is undefined, because all scores or all test "
+            "accuracies are equal. It is left out of means."
+            for run, criterion in product(runs, ("validation", "nac-me"))
+            if run.ranking.has_test and run.ranking.rc(criterion) is None
+        ]
         created = datetime.now().isoformat(timespec="seconds")
         known = {**versions(), "scipy": version("scipy")}
         return cls(tuple(runs), created=created, versions=known, notes=tuple(notes))
