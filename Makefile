@@ -8,7 +8,7 @@ DEMO   := $(VENV)/.demo-ready
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 
 # what `make test-oldest` runs: the arithmetic, networks, detectors, search, files and commands
-OLDEST := bins histogram coverage states moments plus plus_detector pvalues metrics held_out rules \
+OLDEST := histogram coverage plus plus_detector pvalues metrics rules \
 	integral portable config layers probe plan replica gradients head padding \
 	inputs auto_layers one_logit networks archives detector fit_score store readings verdicts slips data contract \
 	gpu waiting search recipe surrogate advice search_cli cli files imglist transforms sets own_sets report

@@ -24,18 +24,7 @@ from nac_openood.core.metrics import auroc, auroc_intervals
 from nac_openood.detector.config import preset
 from nac_openood.records import from_values
 from nac_openood.report.methods import Ranked, hyperparameters
-from nac_openood.search.advise import (
-    MARGIN,
-    SURROGATE,
-    Advice,
-    AlternativeLayers,
-    advise_on_readings,
-    alternative_layers,
-    alternatives,
-    energy,
-    msp,
-    reader_for,
-)
+from nac_openood.search import advise as comparison
 from nac_openood.search.loaders import few_of
 from nac_openood.search.recipe import ReadingSet, gather, set_up
 
@@ -63,8 +52,7 @@ def table(n, seed, size=4.0):
 
 
 def pictures(n, seed):
-    draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(n, 3, 9, 9, generator=draw)
+    images = torch.randn(n, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
     return DataLoader(TensorDataset(images, torch.arange(n) % 4), batch_size=16)
 
 
@@ -81,43 +69,23 @@ def test_intervals_are_those_of_a_paired_bootstrap():
     aurocs, differences = auroc_intervals(inside, outside)
     values = [found.value for found in aurocs]
     assert values == pytest.approx(auroc(inside, outside).tolist(), rel=1e-12)
-    again = []
-    for _ in range(600):
-        i, o = (torch.randint(n, (n,), generator=draw) for _ in range(2))
-        again.append(auroc(inside[:, i], outside[:, o]))
-    spread = torch.stack(again)
-    for interval, sampled in (
-        (aurocs[0], spread[:, 0]),
-        (differences[1], spread[:, 1] - spread[:, 0]),
-    ):
-        assert (interval.high - interval.low) / 2 == pytest.approx(
-            float(2.576 * sampled.std()), rel=0.15
-        )
+    rows = torch.randint(n, (600, 2, n), generator=draw)
+    spread = torch.stack([auroc(inside[:, i], outside[:, o]) for i, o in rows])
+    sampled = {aurocs[0]: spread[:, 0], differences[1]: spread[:, 1] - spread[:, 0]}
+    for interval, values in sampled.items():
+        wanted = 2 * 2.576 * float(values.std())
+        assert interval.high - interval.low == pytest.approx(wanted, rel=0.15)
     assert differences[0] == (0, 0, 0)
-
-
-def test_scores_of_logits():
-    logits = torch.tensor([[0.0, 0.0], [1.0, 3.0]])
-    assert msp(logits).tolist() == pytest.approx([0.5, 1 / (1 + 2.718281828**-2)])
-    assert energy(logits).tolist() == pytest.approx([0.693147180, 3.126928011])
 
 
 # -- saturation, from the counts ---------------------------------------------------------------
 
 
-def counted(columns, *, neurons=30, n_bins=50, n=100):
-    """A histogram whose neurons all have these counts, by bin."""
-    histogram = Histogram.empty(neurons, n_bins, torch.device("cpu"))
-    for column, count in columns.items():
-        histogram.counts[:, column] = count
-    histogram.n_samples = n
-    assert (histogram.counts.sum(dim=1) == n).all()
-    return histogram
-
-
 @pytest.mark.parametrize(
     ("columns", "config", "why"),
     [
+        (dict.fromkeys(range(24), 1), LayerConfig(), "empty"),
+        (dict.fromkeys(range(19), 1), LayerConfig(), None),  # few samples are not judged
         ({0: 40, 47: 60}, LayerConfig(full_count=30), "steep"),
         ({23: 60, 24: 40}, LayerConfig(full_count=30), "flat"),
         ({24: 100}, LayerConfig(full_count=5000), "flat"),  # never full, but always alike
@@ -132,14 +100,11 @@ def counted(columns, *, neurons=30, n_bins=50, n=100):
     ],
 )
 def test_only_layers_that_tell_nothing_are_reported(columns, config, why):
-    found = saturation(counted(columns, n_bins=config.n_bins), config)
+    histogram = Histogram.empty(30, config.n_bins, torch.device("cpu"))
+    histogram.counts[:, list(columns)] = torch.tensor(list(columns.values()), dtype=torch.int32)
+    histogram.n_samples = sum(columns.values())
+    found = saturation(histogram, config)
     assert (found and found[0]) == why
-
-
-def test_few_samples_are_not_judged_and_empty_bins_are_seen():
-    lone = dict.fromkeys(range(24), 1)
-    assert saturation(counted(lone, n=24), LayerConfig())[0] == "empty"
-    assert saturation(counted(dict.fromkeys(range(19), 1), n=19), LayerConfig()) is None
 
 
 def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
@@ -214,7 +179,7 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     assert aurocs == sorted(aurocs, reverse=True)
     nac = advice.table["NAC"].value
     assert nac < 0.6 and "NAC" not in advice.differences
-    assert next(iter(advice.differences.values())).low > MARGIN
+    assert next(iter(advice.differences.values())).low > comparison.MARGIN
     assert advice.warnings[0].startswith("layer 'hidden' cannot tell samples apart")
     told = advice.warnings[-1]
     assert told.startswith(f"on OOD validation data, NAC has AUROC {100 * nac:.1f}, ")
@@ -222,15 +187,11 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     shown = str(advice)
     assert f"> NAC    {100 * nac:7.1f}" in shown and f"Warning: {told}." in shown
     assert (advice.n_id, advice.n_ood) == (100, 100) and not advice.notes
-    as_read = json.loads(json.dumps(advice.to_dict()))
-    assert as_read["warnings"] == list(advice.warnings)
-    assert as_read["auroc"]["NAC"] == nac
 
 
 def test_a_detector_that_does_well_is_left_in_peace():
-    det = (
-        NACDetector(TableNet(), "auto", rule="nac_plus").fit(table(400, 0)).calibrate(table(200, 1))
-    )
+    det = NACDetector(TableNet(), "auto", rule="nac_plus").fit(table(400, 0))
+    det.calibrate(table(200, 1))
     advice = advise(det, table(200, 1), train=table(200, 0), ood_val=table(100, 2, size=0))
     assert not advice.warnings and "NAC+" in advice.table and "NAC" not in advice.table
     assert "No method is clearly more than 1 point ahead." in str(advice)
@@ -246,16 +207,18 @@ def test_noise_is_no_reason_to_warn(flat):
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
     sample = next(iter(pictures(3, 9)))[0]
-    half = reader_for(NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample)[0]
+    half = comparison.reader_for(
+        NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample
+    )[0]
     assert half.autocast == torch.bfloat16
-    needed = reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
+    needed = comparison.reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
     train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))
-    known = alternative_layers(det, sample)
+    known = comparison.alternative_layers(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert from_values(AlternativeLayers, json.loads(json.dumps(asdict(known)))) == known
-    found = alternatives(fit, i, known)
+    assert from_values(comparison.AlternativeLayers, json.loads(json.dumps(asdict(known)))) == known
+    found = comparison.alternatives(fit, i, known)
     plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
     with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
         plus.calibrate(inside)
@@ -268,18 +231,16 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     bank, new = (F.normalize(r[known.head_input].activation, dim=1).numpy() for r in (fit, o))
     distance = NearestNeighbors(n_neighbors=1).fit(bank).kneighbors(new)[0][:, -1]
     assert torch.allclose(2 - 2 * found["KNN"](o), torch.from_numpy(distance**2), atol=1e-5)
-    assert set(alternatives(None, i, known)) == {"energy", "MSP"}
-    assert set(alternatives(fit, i, AlternativeLayers())) == {"energy", "MSP"}
+    assert set(comparison.alternatives(None, i, known)) == {"energy", "MSP"}
+    assert set(comparison.alternatives(fit, i, comparison.AlternativeLayers())) == {"energy", "MSP"}
 
 
 def test_surrogates_are_named_and_nothing_is_changed(small_net):
     det = NACDetector(small_net, ["layer2"]).fit(pictures(60, 0))
-    state, weights = (
-        torch.get_rng_state(),
-        {k: v.clone() for k, v in small_net.state_dict().items()},
-    )
+    state = torch.get_rng_state()
+    weights = {k: v.clone() for k, v in small_net.state_dict().items()}
     first, second = (advise(det, pictures(60, 1), train=pictures(60, 0)) for _ in range(2))
-    assert first == second and first.against == SURROGATE and first.n_ood == 60
+    assert first == second and first.against == comparison.SURROGATE and first.n_ood == 60
     assert "on surrogates, not real OOD data" in str(first)
     assert all("not real OOD data" in text for text in first.warnings if "AUROC" in text)
     assert torch.equal(state, torch.get_rng_state())
@@ -293,12 +254,11 @@ def test_what_cannot_be_compared_is_noted(flat):
     assert "only be made from square images, not from batches of shape [32, 4]" in advice.notes[0]
     assert str(advice).count("\n") == 1
     few = advise(flat, table(10, 1), ood_val=table(50, 2))
-    assert not few.table and few.notes == ("nothing was compared, which needs 20 ID and 20 OOD "
-                                           "samples",)  # fmt: skip
+    assert not few.table and "which needs 20 ID and 20 OOD samples" in few.notes[0]
     alone = advise(flat, table(50, 1), ood_val=table(50, 2))
     assert set(alone.table) == {"NAC", "energy", "MSP"}
-    assert alone.notes == ("KNN was not compared: there is no training data",
-                           "NAC+ was not compared: there is no training data")  # fmt: skip
+    wanted = [f"{name} was not compared: there is no training data" for name in ("KNN", "NAC+")]
+    assert list(alone.notes) == wanted
 
 
 def test_samples_that_overflow_are_left_out(flat):
@@ -307,9 +267,6 @@ def test_samples_that_overflow_are_left_out(flat):
     advice = advise(flat, inside, train=table(200, 0), ood_val=outside)
     assert len(advice.table) == 5
     assert all(0 <= found.value <= 1 for found in advice.table.values())
-
-
-def test_unusable_arguments(flat):
     with pytest.raises(NotFittedError, match="call fit before you ask for advice"):
         advise(NACDetector(TableNet(), ["hidden"]), table(50, 1))
     with pytest.raises(NACError, match="ID validation loader yielded no batch"):
@@ -361,9 +318,10 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     rule.update(kept.fit)
     again = ReadingSet.load(tmp_path)
     known = again.alternative_layers
-    assert known == AlternativeLayers("hidden", {"hidden.1": 1.0})
+    assert known == comparison.AlternativeLayers("hidden", {"hidden.1": 1.0})
     first, second = (
-        advise_on_readings(rule, r.id_val, r.ood_val, r.fit, layers=known) for r in (kept, again)
+        comparison.advise_on_readings(rule, r.id_val, r.ood_val, r.fit, layers=known)
+        for r in (kept, again)
     )
     assert first == second and len(first.table) == 5
 
@@ -376,14 +334,14 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
     )  # fmt: skip
     (row,) = results.rows
     assert row.advice["auroc"]["NAC"] < 0.6 < row.advice["auroc"]["MSP"]
-    assert [
-        n for n in results.notes if n.startswith("NAC (Sequential): on OOD validation data, NAC")
-    ]
+    assert "NAC (Sequential): on OOD validation data, NAC" in "".join(results.notes)
     assert Results.load(results.folder).rows[0].advice == row.advice
 
 
 def test_the_report_shows_it(tmp_path):
-    told = Advice("NAC", SURROGATE, warnings=("on surrogates: use energy",)).to_dict()
+    told = comparison.Advice(
+        "NAC", comparison.SURROGATE, warnings=("on surrogates: use energy",)
+    ).to_dict()
     told["auroc"] = {"energy": 0.8, "NAC": 0.6123}
 
     def change(results):
@@ -406,4 +364,4 @@ def test_the_plugin_warns(monkeypatch):
     inside, outside = {"train": table(200, 0), "val": table(60, 1)}, {"val": table(60, 2, size=0)}
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
-    assert postprocessor.advice.differences["MSP"].low > MARGIN
+    assert postprocessor.advice.differences["MSP"].low > comparison.MARGIN

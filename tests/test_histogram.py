@@ -1,3 +1,5 @@
+"""Bins and counts: the authors' edges to the bit, and the bin of every state."""
+
 import json
 from pathlib import Path
 
@@ -5,14 +7,15 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nac_openood import NACError
-from nac_openood.core.histogram import Histogram
+from nac_openood.core import histogram as histograms
+from nac_openood.core.histogram import Histogram, bin_index, count_bins, edges
 
-CASES = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text())["cases"]
+VECTORS = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text())
 CPU = torch.device("cpu")
 
 
@@ -22,7 +25,55 @@ def fitted(states, m):
     return histogram
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"M{case['M']}")
+@pytest.mark.parametrize("m", ["4", "10", "50", "500"])
+def test_edges_are_the_authors_edges_to_the_bit(m):
+    reachable = VECTORS["edges"][m][: int(m) - 2]
+    ours = edges(int(m))
+    assert ours[:-1].tolist() == reachable
+    assert ours[-1] == 1.0
+    assert len(ours) == count_bins(int(m)) + 1
+    assert edges(int(m) + 1).tolist() == ours.tolist()  # odd counts as the even number below
+
+
+@pytest.mark.parametrize("m", [4, 10, 50, 500, 1000, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_edges_belong_to_the_bin_that_starts_there(m, dtype):
+    states = torch.tensor(edges(m), dtype=dtype)
+    at = torch.cat([states, states.nextafter(states - 1), states.nextafter(states + 1)])
+    expected = oracle.membership(at.numpy()[:, None].astype(np.float64), m)[:, :, 0].argmax(axis=1)
+    assert bin_index(at, m).tolist() == expected.tolist()
+
+
+# -- the table lookup of states on a CPU is the binary search it replaces
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_bins", [4, 5, 6, 7, 50, 51, 500, 1000, 5000, 300_000])
+def test_lookup_is_bucketize(n_bins, dtype):
+    at = torch.tensor(edges(n_bins)[:: max(1, n_bins // 5000)]).to(dtype)
+    zero, one = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+    odd = torch.tensor([-1.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 1e-42])
+    states = torch.cat(
+        [at, at.nextafter(zero), at.nextafter(one), torch.rand(999, dtype=dtype), odd.to(dtype)]
+    )
+    boundaries = histograms._interior_edges(n_bins, dtype, states.device)
+    expected = torch.bucketize(states, boundaries, right=True)
+    assert bin_index(states[None], n_bins).equal(expected[None])
+    assert bin_index(states[:, None], n_bins).equal(expected[:, None])
+    assert bin_index(states, n_bins).equal(expected)
+
+
+def test_more_states_than_a_block(monkeypatch):
+    states = torch.rand(33, 40)
+    whole = bin_index(states, 500)
+    monkeypatch.setattr(histograms, "_BLOCK", 100)
+    assert bin_index(states, 500).equal(whole)
+    assert bin_index(states.t(), 500).equal(whole.t())
+    assert bin_index(states[:0], 500).shape == (0, 40)
+    assert bin_index(states[:, :0], 500).shape == (33, 0)
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: f"M{case['M']}")
 def test_the_authors_counts_and_scores(case):
     fit, test = (torch.tensor(case[k], dtype=torch.float32) for k in ("fit_states", "test_states"))
     histogram = fitted(fit, case["M"])
@@ -43,7 +94,6 @@ def states(rows):
     return hnp.arrays(np.float32, st.tuples(rows, st.just(3)), elements=STATE)
 
 
-@settings(deadline=None)
 @given(
     states(st.integers(1, 30)),
     states(st.integers(1, 8)),
@@ -57,7 +107,6 @@ def test_fast_and_literal_agree(fit, test, m, full_count):
     np.testing.assert_allclose(ours.numpy(), oracle.scores(fit, test, m, full_count), rtol=1e-6)
 
 
-@settings(deadline=None)
 @given(states(st.integers(2, 30)), st.integers(1, 29), st.randoms(use_true_random=False))
 def test_batches_and_order_do_not_matter(fit, cut, random):
     whole = fitted(torch.from_numpy(fit), 50)

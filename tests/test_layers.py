@@ -127,7 +127,7 @@ def test_choices_that_cannot_be_read_are_explained(small_net):
 def test_layouts():
     for layout, shape, message in (
         (None, [3], r"layer 'x' outputs a tensor of shape \[3\]"),
-        ("tokens", [1, 2, 3, 4], "layout 'tokens', which is for outputs of"),
+        ("tokens", [1, 2, 3, 4], "does not fit layout='tokens'"),
     ):
         with pytest.raises(ProbeError, match=message):
             pooling_for(layout, torch.Size(shape), "x")

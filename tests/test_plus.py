@@ -5,19 +5,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pvalues import oracle_p
+from test_pvalues import oracle_p, own_p
 
 from nac_openood import NACError
+from nac_openood.core import plus, plus_layer
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.plus import NACPlus, distance_of, gen
-from nac_openood.core.plus_layer import (
-    MAX_NEURONS,
-    N_CELLS,
-    cell_edges,
-    cell_index,
-)
+from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus, distance_of, gen
+from nac_openood.core.plus_layer import N_CELLS, Gaussian, Moments, cell_edges, cell_index
 from nac_openood.core.reading import BatchReadings, Reading
 
 LAYERS = {"a": LayoutConfig(), "b": LayoutConfig()}
@@ -101,16 +97,12 @@ def test_the_score_is_the_fusion_of_its_evidence():
     assert len(early_parts) == 4
     p = {n: oracle_p(c[n].numpy(), parts[n].numpy()) for n in parts}
     # a calibration sample is compared with the others
-    own = {n: np.array([oracle_p(np.delete(v, i), v[i : i + 1])[0] for i in range(len(v))])
-           for n, v in ((n, c[n].numpy()) for n in parts)}  # fmt: skip
+    own = {name: own_p(c[name].numpy()) for name in parts}
     early_c = sum(np.log(own[n]) for n in early_parts)
     early = oracle_p(early_c, sum(np.log(p[n]) for n in early_parts))
     wanted = 2 * np.log(p["logits"]) - np.log(1 + 0.2 / early)
     np.testing.assert_allclose(rule.combine(parts).numpy(), wanted, rtol=1e-9)
-    own_early = [
-        oracle_p(np.delete(early_c, i), early_c[i : i + 1])[0] for i in range(len(early_c))
-    ]
-    wanted = 2 * np.log(own["logits"]) - np.log(1 + 0.2 / np.array(own_early))
+    wanted = 2 * np.log(own["logits"]) - np.log(1 + 0.2 / own_p(early_c))
     np.testing.assert_allclose(told.numpy(), wanted, rtol=1e-9)
 
 
@@ -153,13 +145,11 @@ def test_cells_are_in_order_and_nothing_falls_outside():
 # -- shards, files, edges ------------------------------------------------------------------
 
 
-def test_few_calibration_samples_warn_and_fewer_are_refused():
+def test_few_calibration_samples_warn_and_none_are_refused():
     rule = fitted()
     with pytest.warns(UserWarning, match="calibrated on 16 samples only"):
         rule.calibrate(map(rule.parts, [samples(16, 5)]))
     assert rule.calibrated
-    with pytest.raises(NACError, match="at least 16 held-out samples, got 15"):
-        rule.calibrate(map(rule.parts, [samples(15, 5)]))
     with pytest.raises(NACError, match="nothing to calibrate on"):
         rule.calibrate(map(rule.parts, []))
 
@@ -191,7 +181,9 @@ def test_broken_samples():
 
 def test_wide_layers_have_no_distance():
     rule = NACPlus({"a": LayoutConfig()})
-    wide = BatchReadings(torch.randn(40, 3), {"a": Reading(torch.randn(40, MAX_NEURONS + 1))})
+    wide = BatchReadings(
+        torch.randn(40, 3), {"a": Reading(torch.randn(40, plus_layer.MAX_NEURONS + 1))}
+    )
     rule.update(wide)
     rule.calibrate(map(rule.parts, [wide, wide, wide]))
     assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()
@@ -215,6 +207,141 @@ def test_damaged_settings_and_tensors_are_refused():
     for name, value in {"logit_weight": 1e9, "softness": 1.5}.items():
         with pytest.raises(NACError, match=f"{name} must be at most"):
             NACPlus.restore({**rule.settings(), name: value}, tensors)
-    for name in ("layer/a/counts", "layer/b/moments/high"):
-        with pytest.raises(NACError, match="do not add up|another number of samples"):
+    for name, message in {
+        "layer/a/counts": "layer 'a': the counts do not add up",
+        "layer/b/moments/high": "layer 'b': the moments are of another number of samples",
+    }.items():
+        with pytest.raises(NACError, match=message):
             NACPlus.restore(rule.settings(), {**tensors, name: tensors[name] * 2})
+
+
+# -- moments that add up exactly, and the distance from a Gaussian made of them
+
+
+def moments_of(values):
+    moments = Moments.empty(values.shape[1], CPU)
+    moments.update(values)
+    return moments
+
+
+def literal(values):
+    """The sum of products in Python's integers, which have no limit."""
+    rows = [[2**28, *(round(v * 2**28) for v in row)] for row in values.double().tolist()]
+    size = len(rows[0])
+    return [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from([1e-4, 1.0, 300.0, 2.0**15]))
+def test_sums_of_products_are_exact(seed, scale):
+    draw = torch.Generator().manual_seed(seed)
+    values = (torch.randn(9, 3, generator=draw) * scale).clamp(-(2.0**15), 2.0**15)
+    high, low = (part.numpy().astype(object) for part in vars(moments_of(values)).values())
+    assert (high * 2**45 + low).tolist() == literal(values)
+    assert (low >= 0).all() and (low < 2**45).all()
+
+
+def test_shards_add_up_to_the_bit():
+    values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0)) * 40
+    whole, parts = moments_of(values), [moments_of(part) for part in values.split(37)]
+    shards = Moments(sum(p.high for p in parts), sum(p.low for p in parts))
+    assert torch.equal(whole.high, shards.high) and torch.equal(whole.low, shards.low)
+    assert whole.products()[0, 0] == 1000
+
+
+def test_constant_neurons_few_samples_and_extremes():
+    constant = Gaussian(moments_of(torch.ones(50, 3)))
+    assert constant.score(torch.ones(2, 3)).tolist() == [0.0, 0.0]
+    assert (constant.score(torch.zeros(1, 3)) < -1e9).all()
+    assert Gaussian(moments_of(torch.randn(5, 40))).score(torch.randn(7, 40)).isfinite().all()
+    extreme = moments_of(torch.tensor([[float("inf"), -float("inf"), float("nan"), 1e30]]))
+    assert extreme.products()[0].tolist() == [1, 2.0**15, -(2.0**15), 0, 2.0**15]
+
+
+# -- which training samples are held out, however the training set is sharded
+
+ONE = {"a": LayoutConfig()}
+
+
+def few(n, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    a = torch.randn(n, 4, generator=draw)
+    return BatchReadings(torch.randn(n, 3, generator=draw), {"a": Reading(a)})
+
+
+def cut(whole, size):
+    """Batches with the number of their first sample."""
+    parts = zip(whole.logits.split(size), whole["a"].activation.split(size))
+    return [
+        (size * k, BatchReadings(logits, {"a": Reading(a)})) for k, (logits, a) in enumerate(parts)
+    ]
+
+
+def counted(numbered, seek=True):
+    rule = NACPlus(ONE)
+    for start, batch in numbered:
+        if seek:
+            rule.start_at(start)
+        rule.update(batch)
+    return rule
+
+
+def same(one, other):
+    torch.testing.assert_close(one.tensors(), other.tensors(), rtol=0, atol=0)
+    return True
+
+
+def merged(rules):
+    total = NACPlus(ONE)
+    for rule in rules:
+        total.merge(rule)
+    return total
+
+
+def test_every_tenth_sample_is_held_out_until_there_are_enough():
+    whole = few(10 * MAX_SAMPLES)
+    rule = counted(cut(whole, 999), seek=False)
+    assert rule.held_out.n_samples == MAX_SAMPLES and rule.n_samples == 10 * MAX_SAMPLES
+    assert torch.equal(rule.held_out.readings.logits, whole.logits[9::10])
+    assert torch.equal(rule.tensors()["held/number"], torch.arange(9, 10 * MAX_SAMPLES, 10))
+
+
+@pytest.mark.parametrize("n", [95, 10 * MAX_SAMPLES + 30, 23_456])
+@pytest.mark.parametrize("world", [2, 5])
+def test_dealt_out_equals_one_pass(n, world):
+    batches = cut(few(n), 37 if n < 1000 else 1500)
+    one = counted(batches, seek=False)
+    ranks = [counted(batches[rank::world]) for rank in range(world)]
+    assert same(merged(ranks), one) and same(merged(ranks[::-1]), one)
+    assert same(counted(batches[::-1]), one)
+    assert one.n_samples == n and one.held_out.n_samples == min(n // 10, MAX_SAMPLES)
+
+
+def test_many_samples_are_chosen_from_all_over_the_training_set(monkeypatch):
+    monkeypatch.setattr(plus, "MAX_SAMPLES", 50)
+    number = counted(cut(few(5000), 250)).tensors()["held/number"]
+    per_fifth = torch.histc(number.double(), 5, 0, 5000)
+    assert len(number) == 50 and (number % 10 == 9).all() and (per_fifth >= 4).all()
+
+
+def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
+    monkeypatch.setattr(plus, "MAX_SAMPLES", 30)
+    shards = [counted(cut(few(200, seed), 64), seek=False) for seed in range(4)]
+    one, other = merged(shards), merged(shards[::-1])
+    first, second = merged(shards[:2]), merged(shards[2:])
+    first.merge(second)
+    assert same(one, other) and same(one, first)
+    assert one.held_out.n_samples == 30 and one.n_samples == 800
+
+
+def test_broken_samples_of_a_shard_are_not_lost():
+    bad = few(20)
+    bad.logits[3] = float("nan")
+    with pytest.raises(NACError, match="1 of 40 fitting samples have NaN or Inf"):
+        merged([counted(cut(few(20), 20)), counted(cut(bad, 20))]).check()
+
+
+def test_files_without_numbers():
+    tensors = counted(cut(few(100), 100)).held_out.tensors
+    old = {name: tensor for name, tensor in tensors.items() if name != "held/number"}
+    assert torch.equal(HeldOut.restore(old, ONE).tensors["held/number"], tensors["held/number"])

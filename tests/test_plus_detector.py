@@ -25,6 +25,7 @@ def detector(small_net):
 
 
 def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
+    small_net.fc.register_full_backward_hook(lambda *_: pytest.fail("there was a backward pass"))
     assert detector.layers and "avgpool" not in detector.layers
     detector.calibrate(data(120, 1))
     p = detector.p_value(images)
@@ -48,9 +49,8 @@ def test_false_alarms_are_reported_with_their_interval(detector):
         assert alarms.low < 2 * alarms.level
     images = torch.cat([x for x, _ in data(400, 2)])
     assert found[2].rate == float((detector.p_value(images) <= 0.1).double().mean())
-    assert str(found[2]).startswith("p <= 0.1: ") and "of 400 samples (95 % interval" in str(
-        found[2]
-    )
+    text = str(found[2])
+    assert text.startswith("p <= 0.1: ") and "of 400 samples (95 % interval" in text
 
 
 def test_intervals_of_false_alarms_are_clopper_and_pearsons():
@@ -74,15 +74,9 @@ def test_without_calibration_data_p_values_are_marked(small_net, images):
     assert 0.5 < det.predict(images).float().mean() <= 1
     assert det.calibrate(data(120, 1)).calibrated_
     reference = NACDetector(small_net, ["avgpool"]).fit(data(60))
-    with pytest.raises(NotFittedError, match="no p-values yet"):
-        reference.p_value(images)
-    with pytest.raises(NotFittedError, match="no threshold yet"):
-        reference.predict(images)
-
-
-def test_it_is_forward_only(detector, small_net, images):
-    small_net.fc.register_full_backward_hook(lambda *_: pytest.fail("there was a backward pass"))
-    detector.calibrate(data(120, 1)).score(images)
+    for unfit, message in {"p_value": "no p-values yet", "predict": "no threshold yet"}.items():
+        with pytest.raises(NotFittedError, match=message):
+            getattr(reference, unfit)(images)
 
 
 def test_automatic_layers_need_a_batch(small_net):

@@ -18,6 +18,11 @@ def oracle_p(c, x):
     return np.maximum(p, 1e-300)
 
 
+def own_p(c):
+    """The p-value of each against the others."""
+    return np.array([oracle_p(np.delete(c, i), c[i : i + 1])[0] for i in range(len(c))])
+
+
 def scores(n, seed=0):
     return np.random.RandomState(seed).randn(n)
 
@@ -35,8 +40,7 @@ def test_p_values_are_their_formula(n):
 @pytest.mark.parametrize("ties", [False, True])
 def test_left_out_equals_a_refit_without_the_sample(n, ties):
     c = np.round(scores(n, 3), 1 if ties else 9)
-    refit = [oracle_p(np.delete(c, i), c[i : i + 1])[0] for i in range(n)]
-    np.testing.assert_allclose(PValues(c).left_out().exp().numpy(), refit, rtol=1e-9)
+    np.testing.assert_allclose(PValues(c).left_out().exp().numpy(), own_p(c), rtol=1e-9)
 
 
 def test_left_out_is_even_where_samples_are_few():
@@ -51,6 +55,7 @@ def test_equal_scores_have_no_tail():
     assert same(torch.tensor([1.0, 2.0])).tolist() == [1.0, 1.0]
     assert float(same(torch.tensor([0.5]))) == pytest.approx(1 / 101)
     assert same.left_out().exp().tolist() == [1.0] * 100
+    assert same.score_at(0.001) == -torch.inf and same.score_at(1.0) == torch.inf
 
 
 def test_too_few_and_broken_scores_are_refused():
@@ -68,8 +73,3 @@ def test_score_at_is_the_highest_score_with_that_p_value(n, p):
     above = torch.nextafter(score, torch.tensor(torch.inf, dtype=torch.float64))
     # floats that are neighbors may have p-values that round to the same
     assert pvalues(score) <= p < pvalues(above + 1e-12)
-
-
-def test_score_at_where_there_is_none():
-    assert PValues(torch.zeros(30)).score_at(0.01) == -torch.inf
-    assert PValues(torch.randn(30)).score_at(1.0) == torch.inf

@@ -93,9 +93,8 @@ def test_sets_remember_what_they_are(tmp_path: Path) -> None:
     ReadingSet(part(), part(6), part(7), about=about).save(tmp_path / "deep" / "set")
     found = ReadingSet.load(tmp_path / "deep" / "set")
     assert found.surrogate and found.held_out is None and found.about == about
-    assert {role: r.n_samples for role, r in found.roles.items()} == {
-        "fit": 5, "id_val": 6, "ood_val": 7,
-    }  # fmt: skip
+    sizes = {role: readings.n_samples for role, readings in found.roles.items()}
+    assert sizes == {"fit": 5, "id_val": 6, "ood_val": 7}
 
     # a set written over another takes nothing from it
     ReadingSet(part(), part(), part(), part(9)).save(tmp_path)
@@ -112,14 +111,10 @@ def test_damaged_sets(tmp_path: Path) -> None:
         ("{}", "is damaged"),
         (whole.replace('"format": 1', '"format": 2'), "has format 2; this nac_openood reads"),
         (whole.replace('"id_val",', ""), "does not match its checksum"),
-        ('{"format": 1, "roles": ["fit", "ood_val"], "about": {}}', r"does not name \['id_val'\]"),
+        ('{"format": 1, "roles": ["fit", "ood_val"], "about": {}}', "has readings of"),
     ):
         manifest.write_text(text)
         with pytest.raises(FileError, match=message):
-            ReadingSet.load(tmp_path)
-    for known in ({"head_input": "strange"}, {"early": {"strange": 1.0}}):
-        ReadingSet(part(), part(), part(), about={"known": known}).save(tmp_path)
-        with pytest.raises(FileError, match="names the layer 'strange', which was not read. Read"):
             ReadingSet.load(tmp_path)
     manifest.unlink()
     with pytest.raises(FileError, match="no complete set of readings"):

@@ -1,11 +1,14 @@
 """The one recipe: split, read, search, guard, fit."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import LayerConfig, NACConfig, NACDetector, NACError
+from nac_openood.detector.batches import fitting_loader
 from nac_openood.search.recipe import gather, held_out_of, set_up
 
 CONFIG = NACConfig(
@@ -24,12 +27,12 @@ def loader(n, seed=0, scale=1.0, labels=True):
 
 
 def rows_of(found):
-    return [] if found is None else list(found.dataset.indices)
+    return list(found.dataset.indices)
 
 
 def test_held_out_samples_are_not_fitted_on():
     train = loader(100)
-    fitted = set(rows_of_fit(train, 40))
+    fitted = set(rows_of(fitting_loader(train, 40)))
     held = rows_of(held_out_of(train, 40, 20))
     assert len(fitted) == 40 and len(held) == 20 and not fitted & set(held)
     assert set(np.bincount(np.array(held) % 4)) == {5}
@@ -37,14 +40,7 @@ def test_held_out_samples_are_not_fitted_on():
     assert len(rows_of(held_out_of(train, 40, 1000))) == 60
     assert held_out_of(train, 40, 0) is None
     assert held_out_of(train, None, 20) is None and held_out_of(train, 100, 20) is None
-    unlabeled = rows_of(held_out_of(loader(100, labels=False), 40, 20))
-    assert len(unlabeled) == 20
-
-
-def rows_of_fit(train, n):
-    from nac_openood.detector.batches import fitting_loader
-
-    return fitting_loader(train, n).dataset.indices
+    assert len(rows_of(held_out_of(loader(100, labels=False), 40, 20))) == 20
 
 
 def test_every_step_gives_what_doing_it_by_hand_gives(small_net):
@@ -55,15 +51,12 @@ def test_every_step_gives_what_doing_it_by_hand_gives(small_net):
     images = torch.randn(8, 3, 9, 9)
     assert torch.equal(detector.score(images), by_hand.score(images))
     values = {}
-    for count in (2, 5):
-        for steepness in (1, 100):
-            layers = {**CONFIG.layers,
-                      "avgpool": LayerConfig(n_bins=20, full_count=count, steepness=steepness)}  # fmt: skip
-            fitted = NACDetector(small_net, layers).fit(train, 40)
-            a, b = (fitted.score_loader(x).score for x in (inside, outside))
-            values[count, steepness] = (a[:, None] > b).mean() + (a[:, None] == b).mean() / 2
-    best = found.layers["avgpool"]
-    assert values[best.full_count, best.steepness] == max(values.values())
+    for tried in itertools.product((2, 5), (1, 100)):
+        pool = LayerConfig(20, *tried)
+        fitted = NACDetector(small_net, {**CONFIG.layers, "avgpool": pool}).fit(train, 40)
+        a, b = (fitted.score_loader(x).score for x in (inside, outside))
+        values[pool] = (a[:, None] > b).mean() + (a[:, None] == b).mean() / 2
+    assert values[found.layers["avgpool"]] == max(values.values())
     assert found.best.auroc == pytest.approx(max(values.values()), abs=1e-12)
 
 

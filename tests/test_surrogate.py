@@ -77,5 +77,3 @@ def test_bad_input(pictures):
         surrogate_ood(pictures, kinds=["melted"])
     with pytest.raises(NACError, match=r"square images .* got \[30, 3, 16, 8\]"):
         surrogate_ood(pictures[..., :8])
-    with pytest.raises(NACError, match="per_image must be between 1 and 6"):
-        surrogate_ood(pictures, per_image=7)

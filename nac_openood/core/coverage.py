@@ -177,7 +177,9 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[tuple[str,
     share = counts.double() / n
     coverage = (counts - 1).clamp(min=0, max=config.full_count)
     # at most as many samples have another score as have another coverage of some neuron
-    typical = _most_frequent(coverage, share)
+    values, index = coverage.unique(return_inverse=True)
+    totals = share.new_zeros((len(coverage), len(values))).scatter_add_(1, index, share)
+    typical = values[totals.argmax(dim=1)]  # of each neuron
     same = 1 - float((share * (coverage != typical[:, None])).sum())
     if same < _SAME:
         return None
@@ -200,11 +202,7 @@ def _saturation_message(
         "steep": ("steepness", "nearly all states are 0 or 1", "lower it"),
         "flat": ("steepness", "nearly all states are 0.5", "raise it"),
         "bins": ("n_bins", "nearly all states share two bins", "raise it"),
-        "empty": (
-            "n_bins",
-            "nearly all new states are in empty bins",
-            "lower it, fit on more data",
-        ),
+        "empty": ("n_bins", "nearly all new states hit empty bins", "lower it, fit on more data"),
     }[why]
     if steepness is not None and setting == "steepness":
         change = f"about {float(f'{steepness:.1g}'):g} spreads its states"
@@ -213,13 +211,6 @@ def _saturation_message(
         f"({where}, {math.floor(100 * same)} % of ID samples get the same score): {change}, or "
         "leave the layer out"
     )
-
-
-def _most_frequent(coverage: Tensor, share: Tensor) -> Tensor:
-    """The coverage that most of the fitting samples of each neuron have, `[neurons]`."""
-    values, index = coverage.unique(return_inverse=True)
-    totals = share.new_zeros((len(coverage), len(values))).scatter_add_(1, index, share)
-    return values[totals.argmax(dim=1)]
 
 
 def typical_steepness(reading: Reading, config: LayerConfig) -> Optional[float]:

@@ -283,11 +283,10 @@ class CoverageIntegral:
 
     def merge(self, other: CoverageIntegral) -> None:
         """Add the counts of another shard of the training data."""
-        settings = [(each.layer, each.config) for each in (self, other)]
-        if settings[0] != settings[1]:
+        first, second = ((each.layer, each.config) for each in (self, other))
+        if first != second:
             raise NACError(
-                "cannot merge NAC-ME of different layers or settings: "
-                f"{settings[0]} and {settings[1]}."
+                f"cannot merge NAC-ME of different layers or settings: {first} and {second}."
             )
         if other.histogram is not None:
             counts = other.histogram.counts.to(torch.int64)

@@ -139,8 +139,6 @@ class LayerConfig(_Settings):
     def __post_init__(self) -> None:
         _check_counting(self, MIN_BINS)
         object.__setattr__(self, "weight", finite_number("weight", self.weight, 1e6))
-        if 0 < self.weight < _SMALLEST:
-            raise NACError(f"weight must be 0 or at least {_SMALLEST:g}, got {self.weight!r}.")
         object.__setattr__(self, "state", _REFERENCE_STATES.get(self.state, self.state))
         if self.state not in STATES:
             raise NACError(f"state must be one of {list(STATES)}, got {self.state!r}.")

@@ -279,7 +279,12 @@ class Moments:
         """Add activations `[batch, neurons]`, on their device; NaN counts as zero."""
         x = double(values).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
         x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
-        first, second, third = _digits((x / _STEP).round())
+        # three digits of 15 bits; the last one has the sign
+        whole, base = (x / _STEP).round(), 2.0**_DIGIT
+        third = (whole / base**2).floor()
+        rest = whole - third * base**2
+        second = (rest / base).floor()
+        first = rest - second * base
         # every product of digits and every sum of them is exact in float64
         cross = [a.t() @ b for a, b in ((first, second), (first, third), (second, third))]
         ones, tens, hundreds, thousands, most = (
@@ -293,9 +298,9 @@ class Moments:
             )
         )
         carried = hundreds >> _DIGIT
-        rest = hundreds - (carried << _DIGIT)
+        remainder = hundreds - (carried << _DIGIT)
         high = thousands + (most << _DIGIT) + carried
-        low = ones + (tens << _DIGIT) + (rest << (2 * _DIGIT))
+        low = ones + (tens << _DIGIT) + (remainder << (2 * _DIGIT))
         total = Moments(self.high.to(high.device) + high, self.low.to(low.device) + low)
         self.high, self.low = total.high, total.low
 
@@ -330,12 +335,3 @@ class Gaussian:
         z = double(activation)
         mean, whiten = self._learned.on(z.device)
         return -((z - mean) @ whiten).square().sum(dim=1)
-
-
-def _digits(integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole numbers as three digits of 15 bits, lowest first; the last one has the sign."""
-    base = 2.0**_DIGIT
-    third = (integers / base**2).floor()
-    rest = integers - third * base**2
-    second = (rest / base).floor()
-    return rest - second * base, second, third

@@ -9,6 +9,7 @@ with `b` the mean distance of the scores below it. `t` is 5 %, or as much as hol
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any, Mapping
 
 import torch
@@ -45,9 +46,7 @@ class PValues:
             )
         broken = int((~values.isfinite()).sum())
         if broken:
-            raise NACError(
-                f"{broken} of {len(values)} held-out scores are NaN or Inf: check the inputs."
-            )
+            raise NACError(f"{broken} of {len(values)} held-out scores are NaN or Inf.")
         self._unsorted = values
         self.scores = values.sort().values
         self._share = _tail_share(len(values))
@@ -148,13 +147,13 @@ class Fusion:
         self.logit_weight, self.softness = logit_weight, softness
         self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
         left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
-        self._early = PValues(_sum(_early_parts(left_out)))
+        self._early = PValues(reduce(torch.add, _early_parts(left_out).values()))
         self.scores = self._fused(left_out[LOGITS], self._early.left_out())
 
     def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
         logs = {name: self._pvalues[name].log(part) for name, part in parts.items()}
-        return {**logs, EARLY: self._early.log(_sum(_early_parts(logs)))}
+        return {**logs, EARLY: self._early.log(reduce(torch.add, _early_parts(logs).values()))}
 
     def score(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The score, float64 `[batch]`."""
@@ -165,7 +164,7 @@ class Fusion:
         """How much each part adds to the score; early layers in proportion to log p-values."""
         logs = self.evidence(parts)
         early_parts = _early_parts(logs)
-        early, total = self._softened(logs[EARLY]), _sum(early_parts)
+        early, total = self._softened(logs[EARLY]), reduce(torch.add, early_parts.values())
         even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
         shares = {
             name: early * torch.where(total == 0, even, log / total)
@@ -179,13 +178,6 @@ class Fusion:
     def _softened(self, early: Tensor) -> Tensor:
         """`-log(1 + s / p)` of log p-values."""
         return -torch.log1p(self.softness * torch.exp(-early))
-
-
-def _sum(parts: Mapping[str, Tensor]) -> Tensor:
-    total, *others = parts.values()
-    for part in others:
-        total = total + part
-    return total
 
 
 def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -175,18 +175,11 @@ def pooling_for(
         mask: bool `[B, T]`, False for padding; used for outputs with as many tokens.
     """
     chosen = name or _BY_DIMS.get(len(shape))
-    if chosen is None:
+    if chosen is None or len(shape) not in _DIMS.get(chosen, (3,)):
         raise ProbeError(
-            f"layer '{layer}' outputs a tensor of shape {list(shape)}: expected [batch, neurons], "
-            "[batch, tokens, neurons] or [batch, channels, height, width]. Choose another module, "
-            f"or name its layout: LayerConfig(layout=...), one of {sorted(LAYOUTS)}."
-        )
-    dims = _DIMS.get(chosen, (3,))
-    if len(shape) not in dims:
-        raise ProbeError(
-            f"layer '{layer}' has layout '{chosen}', which is for outputs of {dims} dimensions, "
-            f"but outputs shape {list(shape)}. Set LayerConfig(layout=...) to one of "
-            f"{sorted(LAYOUTS)}, or to None to choose by the number of dimensions."
+            f"layer '{layer}' outputs a tensor of shape {list(shape)}, which does not fit "
+            f"layout={name!r}. Choose another module, or set LayerConfig(layout=...) to one of "
+            f"{sorted(LAYOUTS)}; None chooses by the number of dimensions, 2 to 5."
         )
     if mask is not None and mask.shape == shape[:2]:
         if chosen == "tokens":

@@ -125,12 +125,6 @@ class Rule:
                     "readings have none. Read the network again with these settings."
                 )
             found[name] = Reading(activation, gradient if name in needed else None)
-            shapes = [list(tensor.shape) for tensor in found[name] if tensor is not None]
-            if activation.ndim != 2 or shapes != shapes[:1] * len(shapes):
-                raise NACError(
-                    f"layer '{name}': expected activation and gradient of one shape [batch, "
-                    f"neurons], got {' and '.join(map(str, shapes))}."
-                )
         return found
 
     def count_broken(self, readings: Mapping[str, Reading], checked: Mapping[str, Reading]) -> None:
@@ -184,13 +178,7 @@ class Rule:
         total = self.sums()
         for name, value in other.sums().items():
             own = total.get(name, torch.zeros_like(value))
-            if own.shape != value.shape:
-                raise NACError(
-                    f"cannot merge '{name}' of shapes {list(own.shape)} and {list(value.shape)}: "
-                    "both rules must be fitted on the same layers."
-                )
-            wide = value.to(own.device, torch.promote_types(value.dtype, torch.int64))
-            total[name] = own + wide
+            total[name] = own + value.to(own.device, torch.promote_types(value.dtype, torch.int64))
         samples = [self.kept_samples(), other.kept_samples()]
         self.set_sums(total)
         self.set_kept_samples(samples)
@@ -360,11 +348,9 @@ def rule_named(name: str) -> Type[Rule]:
                 "to `nac_openood.register_rule` first."
             )
         try:
-            found = register_rule(offered[name].load()).name
+            register_rule(offered[name].load())
         except Exception as error:  # third-party code may raise anything
             raise NACError(f"rule '{name}' cannot be loaded: {first_line(error)}") from error
-        if found != name:
-            raise NACError(f"the entry point '{name}' is of a rule with the name '{found}'.")
     home = RULES[name][1]
     if isinstance(home, str):
         module, _, attribute = home.partition(":")

@@ -184,16 +184,15 @@ def advise(
             SurrogateLoader(inside, seed=seed) if ood_val is None else few_of(ood_val, n_samples)
         )
 
-        own = [detector.read_loader(each, progress=progress) for each in (inside, outside)]
-        reader, layers = reader_for(detector, sample) if train is not None else (None, _NO_LAYERS)
-        fit, id_readings, ood_readings = None, *own
+        def read_all(reader: NACDetector, *loaders: Iterable[Any]) -> list[Readings]:
+            return [reader.read_loader(each, progress=progress) for each in loaders]
+
+        own = read_all(detector, inside, outside)
+        reader, layers = (None, _NO_LAYERS) if train is None else reader_for(detector, sample)
+        readings = own
         if reader is not None and train is not None:
-            fit, id_readings, ood_readings = (
-                reader.read_loader(each, progress=progress)
-                for each in (few_of(train, _TRAIN), inside, outside)
-            )
+            readings = read_all(reader, inside, outside, few_of(train, _TRAIN))
     against = SURROGATE if ood_val is None else REAL
-    readings = id_readings, ood_readings, fit
     found = advise_on_readings(rule, *readings, layers=layers, own=own, against=against)
     return replace(found, seconds=time.perf_counter() - began)
 
@@ -239,8 +238,12 @@ def advise_on_readings(
         least = f"{_MIN_SAMPLES} ID and {_MIN_SAMPLES} OOD samples"
         notes = [f"nothing was compared, which needs {least}"]
     wrong = _saturated(rule, own_pair, against)
-    if any(found.low > MARGIN for found in differences.values()):
-        wrong.append(_better_method(title, table, differences, against, searched=searched))
+    better = {name: found for name, found in differences.items() if found.low > MARGIN}
+    if better:
+        use = _better_method(title, table, better)
+        if rule.name == "nac" and not searched:
+            use += ", or search the settings"
+        wrong.append(f"on {against}, {use}")
     sizes = pair[0].n_samples, pair[1].n_samples
     said = tuple(wrong), tuple(notes)
     return Advice(title, against, *sizes, table, differences, *said, time.perf_counter() - began)
@@ -289,25 +292,17 @@ def _saturated(rule: Rule, pair: Sequence[Readings], against: str) -> list[str]:
 
 
 def _better_method(
-    title: str,
-    table: Mapping[str, Interval],
-    differences: Mapping[str, Interval],
-    against: str,
-    *,
-    searched: bool,
+    title: str, table: Mapping[str, Interval], better: Mapping[str, Interval]
 ) -> str:
-    """The warning that a method is better than the detector by more than chance explains."""
-    better = {name: found for name, found in differences.items() if found.low > MARGIN}
+    """What to use instead of the method `title`; `better` are differences in AUROC, best first."""
     best, by = next(iter(better.items()))
     plus = better.get(NAC_PLUS_TITLE)
-    use = NAC_PLUS_TITLE if plus is not None and by.value - plus.value <= _CLOSE else best
+    use = best if plus is None or by.value - plus.value > _CLOSE else NAC_PLUS_TITLE
     instead = "rule='nac_plus'" if use == NAC_PLUS_TITLE else use
     if use != best:
         instead += f" ({_percent(table[use].value)})"
-    if title == NAC_TITLE and not searched:
-        instead += ", or search the settings"
     return (
-        f"on {against}, {title} has AUROC {_percent(table[title].value)}, {best} "
+        f"{title} has AUROC {_percent(table[title].value)}, {best} "
         f"{_percent(table[best].value)} (99 % interval of the difference: {_percent(by.low)} to "
         f"{_percent(by.high)} points): use {instead}"
     )
@@ -341,15 +336,15 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
         detector: the detector that makes the readings.
         x: a batch; three samples are used.
     """
+    x = rows(x, slice(_PROBED))
     found = _automatic(detector, x)
     if found is None:
         return _NO_LAYERS
     names = {layer.path: name for name, layer in detector.locations.items()}
-    head = names.get(found.head_input.path)
-    if any(layer.path not in names for layer in found.early):
-        return AlternativeLayers(head)
-    early = [names[layer.path] for layer in found.early]
-    return AlternativeLayers(head, _positions(detector, rows(x, slice(_PROBED)), early))
+    early = [names[layer.path] for layer in found.early if layer.path in names]
+    complete = len(early) == len(found.early)
+    positions = _positions(detector, x, early) if complete else {}
+    return AlternativeLayers(names.get(found.head_input.path), positions)
 
 
 def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], AlternativeLayers]:
@@ -415,7 +410,7 @@ def alternatives(
     if layers.head_input is not None:
         found["KNN"] = _knn(fit[layers.head_input].activation, layers.head_input)
     if layers.early and id_val.n_samples >= MIN_SAMPLES:
-        found[NACPlus.title] = _plus(fit, id_val, layers.early)
+        found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers.early)
     return found
 
 

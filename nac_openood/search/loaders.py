@@ -16,16 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
-from nac_openood.detector.batches import (
-    AUTHORS_SEED,
-    Batch,
-    balanced_indices,
-    batches,
-    dataset_labels,
-    fitting_indices,
-    indexable,
-    loader_like,
-)
+from nac_openood.detector import batches
+from nac_openood.detector.batches import AUTHORS_SEED, Batch
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import Inputs, mapped, tensors_in
 
@@ -110,8 +102,6 @@ def surrogate_ood(
             "surrogates can only be made from square images [batch, channels, side, side], got "
             f"{list(images.shape)}. For other inputs, pass OOD validation data (`ood_val`)."
         )
-    if not 1 <= per_image <= len(chosen):
-        raise NACError(f"per_image must be between 1 and {len(chosen)}, got {per_image}.")
     draw = torch.Generator().manual_seed(seed)
     others = images[_partners(len(images), label, draw)]
     rows = torch.arange(len(images))
@@ -143,7 +133,7 @@ class SurrogateLoader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        for number, batch in enumerate(batches(self._loader)):
+        for number, batch in enumerate(batches.batches(self._loader)):
             seed = self._seed * _SEED_STEP + number  # of every batch and every `seed`
             distort = partial(surrogate_ood, label=batch.label, seed=seed, **self._options)
             yield Batch(mapped(batch.data, distort), None)
@@ -181,13 +171,13 @@ def held_out_of(train: Iterable[Any], n_samples: Optional[int], n: int) -> Optio
     Returns:
         The loader; None if no samples are left, or if `train` cannot be indexed.
     """
-    if n_samples is None or not indexable(train):
+    if n_samples is None or not batches.indexable(train):
         return None
     dataset = train.dataset  # type: ignore[attr-defined]
-    labels, size = dataset_labels(dataset), len(dataset)
-    rest = np.setdiff1d(np.arange(size), fitting_indices(labels, size, n_samples))
+    labels, size = batches.dataset_labels(dataset), len(dataset)
+    rest = np.setdiff1d(np.arange(size), batches.fitting_indices(labels, size, n_samples))
     rows = _drawn(labels, rest, n)
-    return loader_like(train, Subset(dataset, rows.tolist())) if len(rows) else None
+    return batches.loader_like(train, Subset(dataset, rows.tolist())) if len(rows) else None
 
 
 def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
@@ -196,12 +186,12 @@ def few_of(loader: Iterable[Any], n: int) -> Iterable[Any]:
     They are drawn class by class where that is possible; of a stream, the first ones are kept in
     memory.
     """
-    if indexable(loader):
+    if batches.indexable(loader):
         dataset = loader.dataset  # type: ignore[attr-defined]
-        rows = _drawn(dataset_labels(dataset), np.arange(len(dataset)), n)
-        return loader_like(loader, Subset(dataset, rows.tolist()))
+        rows = _drawn(batches.dataset_labels(dataset), np.arange(len(dataset)), n)
+        return batches.loader_like(loader, Subset(dataset, rows.tolist()))
     taken: list[Batch] = []
-    for batch in batches(loader):
+    for batch in batches.batches(loader):
         taken.append(batch.rows(slice(n)))
         n -= taken[-1].size
         if n <= 0:
@@ -214,5 +204,5 @@ def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray
     if not n or n >= len(rest):
         return rest[:n]
     if labels is not None and n >= len(np.unique(labels[rest])):
-        return rest[balanced_indices(labels[rest], n, AUTHORS_SEED)]
+        return rest[batches.balanced_indices(labels[rest], n, AUTHORS_SEED)]
     return np.random.RandomState(AUTHORS_SEED).permutation(rest)[:n]

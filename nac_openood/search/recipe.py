@@ -116,21 +116,7 @@ class ReadingSet:
             found[role] = Readings.load(file)
             if role in checksums and tensor_files.checksum_in(file) != checksums[role]:
                 raise FileError(f"{file} is not the file that was saved as '{role}'. {_AGAIN}.")
-            differs = found[role].differs_from(found[roles[0]])
-            if differs:
-                raise FileError(
-                    f"{file} is of another network than {roles[0]}.safetensors ({differs}). "
-                    f"{_AGAIN}."
-                )
-        loaded = cls(**found, about=about)
-        layers = loaded.alternative_layers
-        for name in (layers.head_input, *layers.early):
-            if name and name not in loaded.fit:
-                raise FileError(
-                    f"{folder / _MANIFEST} is damaged: it names the layer '{name}', which was not "
-                    f"read. {_AGAIN}."
-                )
-        return loaded
+        return cls(**found, about=about)
 
 
 def _prepare_folder(folder: files.PathLike) -> Path:
@@ -145,12 +131,8 @@ def _manifest(document: Mapping[str, Any]) -> tuple[Sequence[str], Any, Mapping[
     roles = records.checked(Sequence[str], document.get("roles"), "roles")
     about = records.checked(Mapping[str, Any], document.get("about"), "about")
     checksums = records.checked(Mapping[str, str], document.get("checksums", {}), "checksums")
-    missing = [role for role in _ROLES if role not in (*roles, "held_out")]
-    if missing:
-        raise NACError(f"it does not name {missing}")
-    unknown = [role for role in (*roles, *checksums) if role not in _ROLES]
-    if unknown:
-        raise NACError(f"unknown roles {unknown}")
+    if not {"fit", "id_val", "ood_val"} <= set(roles) <= set(_ROLES):
+        raise NACError(f"it has readings of {roles}, expected {list(_ROLES)}")
     records.checked(Mapping[str, Any], about.get("ood_val", {}), "about.ood_val")
     records.from_values(AlternativeLayers, about.get("known") or {}, "about.known")
     return roles, about, checksums
@@ -192,12 +174,13 @@ def set_up(
     reader = NACDetector(net, config.layer_choice, rule=config.rule, fast=config.fast)
     if not is_searched(config):
         reader.fit(train, config.n_samples, progress=progress)
-        fitted = _calibrated(reader, id_val, progress)
+        if id_val is not None and rule_named(config.rule).needs_calibration:
+            reader.calibrate(id_val, progress=progress)
         if id_val is None or isinstance(id_val, Iterator):  # can be read only once
-            return fitted, None, None
+            return reader, None, None
         again = None if isinstance(train, Iterator) else train
         sets: dict[str, Any] = {"train": again, "ood_val": ood_val}
-        return fitted, None, advice.advise(fitted, id_val, **sets, seed=seed, progress=progress)
+        return reader, None, advice.advise(reader, id_val, **sets, seed=seed, progress=progress)
     if id_val is None:
         raise NACError("a search needs ID validation data: pass `id_val`, or turn the search off.")
     readings = gather(
@@ -205,8 +188,7 @@ def set_up(
         n_samples=config.n_samples, n_held_out=n_held_out, seed=seed, progress=progress,
     )  # fmt: skip
     found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
-    detector = NACDetector(net, found.layers, rule=config.rule, fast=config.fast)
-    detector = _calibrated(detector.fit_readings(readings.fit), id_val, progress)
+    detector = NACDetector(net, found.layers, fast=config.fast).fit_readings(readings.fit)
     assert detector.rule_ is not None
     return detector, found, advise_after_search(detector.rule_, readings)
 
@@ -223,15 +205,6 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     against = advice.SURROGATE if readings.surrogate else advice.REAL
     layers = readings.alternative_layers
     return advice.advise_on_readings(rule, *sets, layers=layers, against=against, searched=True)
-
-
-def _calibrated(
-    detector: NACDetector, id_val: Optional[Iterable[Any]], progress: Optional[bool]
-) -> NACDetector:
-    """Calibrate the detector if the scores of its rule depend on that."""
-    if id_val is None or not rule_named(detector.rule).needs_calibration:
-        return detector
-    return detector.calibrate(id_val, progress=progress)
 
 
 def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
@@ -375,26 +348,22 @@ def layers_and_lists(
     """
     unknown = [name for name in names or () if name not in readings.fit]
     if unknown:
-        raise NACError(
-            f"the readings have no layers {unknown}, only {list(readings.fit)}. Choose among "
-            "them, or read the network again."
-        )
+        raise NACError(f"the readings have no layers {unknown}, only {list(readings.fit)}.")
     chosen = [name for name in readings.fit if not names or name in names]
     if space == "paper":
         return {name: LayerConfig() for name in chosen}, paper_space(chosen)
-    about = readings.about
-    benchmark, family = about.get("id_data"), about.get("family")
-    if space != "preset":
-        if not Path(space).is_file():
-            raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
-        config = configs.read_config(space)
-    elif benchmark is None or family is None:
-        raise NACError(
-            "`space='preset'` needs readings that name their benchmark and architecture, and these "
-            "do not. Use `space='paper'`, or a YAML file with a sweep."
-        )
-    else:
+    if space == "preset":
+        benchmark, family = (readings.about.get(key) for key in ("id_data", "family"))
+        if benchmark is None or family is None:
+            raise NACError(
+                "`space='preset'` needs readings that name their benchmark and architecture. Use "
+                "`space='paper'`, or a YAML file with a sweep."
+            )
         config = configs.preset(benchmark, family)
+    elif Path(space).is_file():
+        config = configs.read_config(space)
+    else:
+        raise NACError(f"`space`: expected 'paper', 'preset' or a YAML file, got '{space}'.")
     lists = {name: config.sweep[name] for name in chosen if name in config.sweep}
     if not lists:
         raise NACError(

@@ -16,7 +16,7 @@ import yaml
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
-from nac_openood.core.layer_config import LayerConfig, whole_number
+from nac_openood.core.layer_config import LayerConfig, refuse_unknown
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
 from nac_openood.detector.batches import tqdm
 from nac_openood.detector.config import NACConfig, Sweep, check_sweep
@@ -81,7 +81,9 @@ class Candidate:
     def numbers(self) -> dict[str, Optional[float]]:
         """Everything but the settings, as JSON values."""
         found = {name: value for name, value in vars(self).items() if name != "layers"}
-        return {n: value for n, value in found.items() if n != "objective" or value is not None}
+        if self.objective is None:
+            del found["objective"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -176,10 +178,8 @@ def search(
         progress: whether to show a progress bar; None shows one on a terminal.
     """
     began = time.perf_counter()
-    if objective not in OBJECTIVES:
-        raise NACError(f"unknown objective '{objective}'; expected one of {list(OBJECTIVES)}.")
-    if strategy not in STRATEGIES:
-        raise NACError(f"unknown strategy '{strategy}'; expected one of {list(STRATEGIES)}.")
+    refuse_unknown({objective: None}, OBJECTIVES, "objective")
+    refuse_unknown({strategy: None}, STRATEGIES, "strategy")
     points = layer_candidates(
         layers,
         paper_space(list(layers)) if sweep is None else sweep,
@@ -189,7 +189,15 @@ def search(
     if held_out is not None:
         scored["held-out training"] = held_out
     check_readings(fit, scored, points)
-    limit = _guard_limit(guard, held_out, id_val)
+    auto = None if held_out is None else default_guard(held_out.n_samples, id_val.n_samples)
+    limit = auto if guard == "auto" else guard
+    if limit is not None and held_out is None:
+        raise NACError(
+            f"guard={guard} needs `held_out`: readings of training samples that are not in the "
+            "fitting subset. Pass them, or turn the guard off."
+        )
+    if limit is not None and (isinstance(limit, str) or not 0 <= limit <= 0.5):
+        raise NACError(f"`guard` must be between 0 and 0.5, or 'auto' or None; got {guard!r}.")
     hidden = None if progress is None else not progress
     bar = tqdm(desc="NAC search", unit="point", leave=False, disable=hidden)
     with torch.no_grad(), bar:
@@ -202,15 +210,15 @@ def search(
             top=top,
             progress=bar.update,
         )
-        rng = np.random.default_rng(whole_number("seed", seed, 0, 2**64 - 1))
+        rng = np.random.default_rng(seed)
         STRATEGIES[strategy](joint, budget or Budget(), rng)
         return SearchResult(
-            ranking=_ranking(joint, limit),
-            landscape=_landscape(joint),
+            ranking=tuple(_ranking(joint, limit)),
+            landscape=tuple(_landscape(joint)),
             strategy=strategy,
             objective=objective,
             guard=limit,
-            guard_limit=_guard_limit("auto", held_out, id_val),
+            guard_limit=auto,
             surrogate=surrogate,
             evaluated=joint.evaluated,
             n_samples=fit.n_samples,
@@ -226,51 +234,32 @@ def default_guard(n_held: int, n_id: int) -> float:
     return max(0.05, 4 * math.sqrt((n_held + n_id + 1) / (12 * n_held * n_id)))
 
 
-def _guard_limit(
-    guard: Union[float, str, None], held_out: Optional[Readings], id_val: Readings
-) -> Optional[float]:
-    if guard is None or (guard == "auto" and held_out is None):
-        return None
-    if held_out is None:
-        raise NACError(
-            f"guard={guard} needs `held_out`: readings of training samples that are not in the "
-            "fitting subset. Pass them, or turn the guard off."
-        )
-    if guard == "auto":
-        return default_guard(held_out.n_samples, id_val.n_samples)
-    if isinstance(guard, str) or not 0 <= guard <= 0.5:
-        raise NACError(f"`guard` must be between 0 and 0.5, or 'auto' or None; got {guard!r}.")
-    return float(guard)
-
-
-def _ranking(joint: JointCandidates, guard: Optional[float]) -> tuple[Candidate, ...]:
+def _ranking(joint: JointCandidates, guard: Optional[float]) -> Iterator[Candidate]:
     if not len(joint.choice):
         raise NACError(
             f"no candidate is left: guard={guard} excludes all {joint.evaluated} that were tried. "
             "Raise `guard`, or try fewer bins or a larger full_count, which overfit less."
         )
     choice = torch.from_numpy(joint.choice)
-    metrics = [joint.measure(choice, metric) for metric in _METRICS]
-    layers = [joint.configs(row) for row in joint.choice.tolist()]
-    return _candidates(layers, joint.values, *metrics, joint.guard(choice))
+    numbers = [joint.values, *(joint.measure(choice, metric) for metric in _METRICS)]
+    for rows, row in zip(joint.choice, _rows(*numbers, joint.guard(choice))):
+        chosen = {table.name: table.points[k] for table, k in zip(joint.tables, rows)}
+        yield Candidate({name: point for name, point in chosen.items() if point.weight}, *row)
 
 
-def _landscape(joint: JointCandidates) -> tuple[Candidate, ...]:
-    found: tuple[Candidate, ...] = ()
+def _landscape(joint: JointCandidates) -> Iterator[Candidate]:
     for layer, table in enumerate(joint.tables):
         first = dict(reversed([*zip(table.row.tolist(), table.points)]))
-        # the weight makes no difference to a layer by itself
-        points = (dataclasses.replace(first[row], weight=1.0) for row in sorted(first))
-        metrics = [joint.alone(layer, metric) for metric in _METRICS]
-        layers = [{table.name: point} for point in points]
-        found += _candidates(layers, None, *metrics, joint.alone_guard(layer))
-    return found
+        numbers = [metric(joint.val[layer], joint.n_id) for metric in _METRICS]
+        for k, row in enumerate(_rows(*numbers, joint.guard_alone(layer))):
+            # the weight makes no difference to a layer by itself
+            point = dataclasses.replace(first[k], weight=1.0)
+            yield Candidate({table.name: point}, None, *row)
 
 
-def _candidates(layers: Sequence[Any], *columns: Any) -> tuple[Candidate, ...]:
-    """A candidate for each of `layers`; a column is a number for each, or None for all."""
-    numbers = [[None] * len(layers) if c is None else c.tolist() for c in columns]
-    return tuple(Candidate(*row) for row in zip(layers, *numbers))
+def _rows(first: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of columns of numbers, None in a column that is None."""
+    return zip(*([None] * len(first) if c is None else c.tolist() for c in (first, *others)))
 
 
 # -- what to try ----------------------------------------------------------------------------
@@ -311,8 +300,6 @@ def layer_candidates(
         sweep: the values to try; a layer without any has a single candidate.
         leave_out: whether to append a candidate of weight 0, which leaves out the layer.
     """
-    if not layers:
-        raise NACError("no layers to search: pass e.g. {'avgpool': LayerConfig(), ...}.")
     check_sweep(layers, sweep)
     found = {}
     for name, base in layers.items():
@@ -353,10 +340,6 @@ class Budget:
     seconds: Optional[float] = None
     restarts: int = 8
 
-    def __post_init__(self) -> None:
-        whole_number("points", self.points, 1)
-        whole_number("restarts", self.restarts, 1)
-
 
 def grid(joint: JointCandidates, budget: Budget, rng: np.random.Generator) -> None:
     """Try all joint candidates, which finds the exact optimum."""
@@ -384,7 +367,7 @@ def layerwise(joint: JointCandidates, budget: Budget, rng: np.random.Generator) 
 def _starts(joint: JointCandidates, rng: np.random.Generator) -> Iterator[np.ndarray]:
     alone = []
     for layer, table in enumerate(joint.tables):
-        values = joint.alone(layer, joint.objective)[table.row].cpu().numpy()
+        values = joint.objective(joint.val[layer], joint.n_id)[table.row].cpu().numpy()
         weights = np.array([point.weight for point in table.points])
         alone.append(int(np.where(weights > 0, values, -1.0).argmax()))
     yield np.array(alone)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from nac_openood.core.coverage import layer_score, states_of
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import STATES, LayerConfig, whole_number
+from nac_openood.core.layer_config import STATES, LayerConfig
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at
 from nac_openood.core.reading import reading_in
 from nac_openood.detector.readings import Readings
@@ -64,11 +65,11 @@ def check_readings(
                 "datasets with the same network and layers."
             )
         for name, options in points.items():
-            states = {point.state for point in options if STATES[point.state].uses_gradient}
-            if reading_in(readings, name).gradient is None and states:
+            needed = any(STATES[point.state].uses_gradient for point in options)
+            if needed and reading_in(readings, name).gradient is None:
                 raise NACError(
-                    f"layer '{name}': states {sorted(states)} need gradients, but the {role} "
-                    "readings have none. Read the network again with one of these states."
+                    f"layer '{name}': states need gradients, but the {role} readings have none. "
+                    "Read the network again with one of these states."
                 )
         readings.check_finite(role, points)
         if role != "OOD validation":
@@ -106,12 +107,9 @@ def score_layer(
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
     for point in points:
         groups.setdefault((point.state, point.steepness), []).append(point)
-    rows: dict[_Key, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for found in pool.map(
-            lambda group: _score_group(name, group, fit, scored), groups.values()
-        ):
-            rows.update(found)
+        found = pool.map(lambda group: _score_group(name, group, fit, scored), groups.values())
+        rows = {key: scores for part in found for key, scores in part.items()}
     keys = list(dict.fromkeys(map(_key, points)))  # in the order of their first points
     scores = torch.stack([rows[key] for key in keys])
     row = torch.tensor([keys.index(_key(point)) for point in points], device=scores.device)
@@ -182,7 +180,7 @@ class JointCandidates:
         top: int,
         progress: Callable[[int], Any] = lambda n: None,
     ) -> None:
-        self.tables, self.objective = tables, objective
+        self.tables, self.n_id, self.objective = tables, n_id, objective
         self.sizes = [len(table.points) for table in tables]
         #: by layer, the first candidate of weight 0; None if the layer is always used
         self.left_out = [
@@ -191,25 +189,18 @@ class JointCandidates:
         self.choice = np.empty((0, len(tables)), dtype=np.int64)
         self.values = np.empty(0)
         self.evaluated = 0
-        self._limit, self._top, self._progress = guard, whole_number("top", top, 1), progress
-        self._n_id, n_val = n_id, n_id + n_ood
+        self._limit, self._top, self._progress = guard, top, progress
+        n_val = n_id + n_ood
         self._n_held = tables[0].scores.shape[1] - n_val
-        self._device = tables[0].scores.device
-        self._rows = [table.row.to(self._device) for table in tables]
-        self._weights = [
-            torch.tensor([p.weight for p in t.points], dtype=torch.float64, device=self._device)
-            for t in tables
-        ]
-        scores = [table.scores.to(self._device) for table in tables]
-        self._val = [part[:, :n_val].contiguous() for part in scores]
+        self._weights = [t.scores.new_tensor([point.weight for point in t.points]) for t in tables]
+        #: by layer, the scores of ID and OOD validation samples, `[rows, samples]`
+        self.val = [table.scores[:, :n_val].contiguous() for table in tables]
         # held-out training samples in place of ID: they should not score higher
-        self._guard = [torch.cat([part[:, n_val:], part[:, :n_id]], dim=1) for part in scores]
-
-    # -- metrics ---------------------------------------------------------------------------
+        self._held = [torch.cat([t.scores[:, n_val:], t.scores[:, :n_id]], dim=1) for t in tables]
 
     def measure(self, choice: Tensor, metric: Objective) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
-        values = self._map(lambda part: metric(self._scores(self._val, part), self._n_id), choice)
+        values = self._map(lambda part: metric(self._scores(self.val, part), self.n_id), choice)
         return values.masked_fill(self._total(choice.to(values.device)) <= 0, _NEVER)
 
     def guard(self, choice: Tensor) -> Optional[Tensor]:
@@ -217,23 +208,12 @@ class JointCandidates:
         if not self._n_held:
             return None
         return self._map(
-            lambda part: joined_auroc(self._scores(self._guard, part), self._n_held), choice
+            lambda part: joined_auroc(self._scores(self._held, part), self._n_held), choice
         )
 
-    def alone(self, layer: int, metric: Objective) -> Tensor:
-        """`metric` of a layer by itself, for each row of its table."""
-        return metric(self._val[layer], self._n_id)
-
-    def alone_guard(self, layer: int) -> Optional[Tensor]:
+    def guard_alone(self, layer: int) -> Optional[Tensor]:
         """`guard` of a layer by itself, for each row of its table."""
-        return joined_auroc(self._guard[layer], self._n_held) if self._n_held else None
-
-    def configs(self, row: Sequence[int]) -> dict[str, LayerConfig]:
-        """The settings of one joint candidate, without the layers it leaves out."""
-        chosen = {t.name: t.points[k] for t, k in zip(self.tables, row)}
-        return {name: point for name, point in chosen.items() if point.weight > 0}
-
-    # -- the best --------------------------------------------------------------------------
+        return joined_auroc(self._held[layer], self._n_held) if self._n_held else None
 
     def evaluate(self, choice: np.ndarray, floor: float = float("inf")) -> np.ndarray:
         """Objectives of `choice` `[candidates, layers]`; -inf for what the guard excludes.
@@ -242,7 +222,7 @@ class JointCandidates:
             choice: the joint candidates.
             floor: the guard is not checked for candidates below this that are too low to keep.
         """
-        rows = torch.from_numpy(np.ascontiguousarray(choice, dtype=np.int64))
+        rows = torch.from_numpy(choice)
         values = self.measure(rows, self.objective).cpu().numpy()
         self.evaluated += len(choice)
         lowest = float(self.values[-1]) if len(self.values) == self._top else _NEVER
@@ -266,34 +246,23 @@ class JointCandidates:
         new[1:] = (choice[1:] != choice[:-1]).any(axis=1)
         self.choice, self.values = choice[new][: self._top], values[new][: self._top]
 
-    # -- sums --------------------------------------------------------------------------------
-
-    def _scores(self, tables: Sequence[Tensor], choice: Tensor) -> Tensor:
+    def _scores(self, layers: Sequence[Tensor], choice: Tensor) -> Tensor:
         """Sample scores `[candidates, samples]`; see `nac_openood.core.rule.combine`."""
-        choice = choice.to(self._device)
-        added = self._weighted(tables, choice, 0)
-        for layer in range(1, len(tables)):
-            added += self._weighted(tables, choice, layer)
+        choice = choice.to(layers[0].device)
+        by_layer = zip(layers, self.tables, self._weights, choice.t())
+        parts = (s.index_select(0, t.row[k]).mul_(w[k][:, None]) for s, t, w, k in by_layer)
         total = self._total(choice)
-        return added.div_(total.masked_fill(total <= 0, 1.0)[:, None])
-
-    def _weighted(self, tables: Sequence[Tensor], choice: Tensor, layer: int) -> Tensor:
-        picked = choice[:, layer]
-        scores = tables[layer].index_select(0, self._rows[layer][picked])
-        return scores.mul_(self._weights[layer][picked][:, None])
+        return reduce(Tensor.add_, parts).div_(total.masked_fill(total <= 0, 1.0)[:, None])
 
     def _total(self, choice: Tensor) -> Tensor:
         """Sums of weights, added in the order of `nac_openood.core.rule.combine`."""
-        total = self._weights[0][choice[:, 0]]
-        for layer, weights in enumerate(self._weights[1:], start=1):
-            total = total + weights[choice[:, layer]]
-        return total
+        return reduce(torch.add, (w[picked] for w, picked in zip(self._weights, choice.t())))
 
     def _map(self, work: Callable[[Tensor], Tensor], choice: Tensor) -> Tensor:
         """`work` on pieces of `choice`, in threads on a CPU; the same numbers in any case."""
-        pieces = choice.split(max(1, _PIECE // self._val[0].shape[1]))
+        pieces = choice.split(max(1, _PIECE // self.val[0].shape[1]))
         threads = torch.get_num_threads()
-        if threads == 1 or len(pieces) == 1 or self._device.type != "cpu":
+        if threads == 1 or len(pieces) == 1 or self.val[0].device.type != "cpu":
             return torch.cat([work(piece) for piece in pieces])
         with ThreadPoolExecutor(threads) as pool:
             return torch.cat(list(pool.map(work, pieces)))
