@@ -134,8 +134,8 @@ def test_many_blocks_and_pieces_change_nothing(monkeypatch):
     monkeypatch.setattr(Readings, "batches", lambda self, size=7: in_slices(self, size))
     assert search(**data, layers=SMALL, sweep=SWEEP, strategy="grid", top=50) == whole
     values = [candidate.objective for candidate in whole.ranking]
-    assert values == sorted(values, reverse=True) and len(values) == 50
-    assert len({str(c.layers) for c in whole.ranking}) == 50
+    assert values == sorted(values, reverse=True)
+    assert len({str(c.layers) for c in whole.ranking}) == len(values) == 50
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
