@@ -33,12 +33,6 @@ class Column:
     better: str = ""
     number: bool = True
 
-    @property
-    def full_title(self) -> str:
-        """All headings on one line: `Near-OOD FPR@95 (OOD found)`."""
-        title, _, note = self.title.partition("\n")
-        return f"{self.group} {title}{note and f' ({note})'}".lstrip()
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,7 +43,6 @@ class Cell:
         spread: shown smaller after the text, e.g. "± 0.10".
         value: what a page sorts by; None for the text itself.
         rank: 1, 2 and 3 are marked.
-        best: whether it is the best of its column.
         code: whether the text is shown as code.
     """
 
@@ -57,7 +50,6 @@ class Cell:
     spread: str = ""
     value: Optional[float] = None
     rank: Optional[int] = None
-    best: bool = False
     code: bool = False
 
     @classmethod
@@ -233,18 +225,14 @@ class Matrix(Figure):
     limits: tuple[float, float] = (0.0, 1.0)
 
 
-_FIGURES = {kind.type: kind for kind in (Lines, BarGroups, Densities, Matrix)}
-
-
 def figure_of(document: Mapping[str, Any]) -> Figure:
     """Make a figure from JSON values: its fields and its `type`.
 
     Raises:
         NACError: an entry is missing or wrong.
     """
-    fields = dict(document)
-    kind = str(fields.pop("type", None))
-    if kind not in _FIGURES:
-        raise NACError(f"there is no figure of type {kind!r}")
-    found: Figure = from_values(_FIGURES[kind], fields, "figures")
-    return found
+    for kind in (Lines, BarGroups, Densities, Matrix):
+        if document.get("type") == kind.type:
+            fields = {name: value for name, value in document.items() if name != "type"}
+            return from_values(kind, fields, "figures")
+    raise NACError(f"there is no figure of type {document.get('type')!r}")

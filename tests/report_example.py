@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from nac_openood.benchmark.run.results import (
-    FAR,
-    NEAR,
-    HardSample,
-    NetworkInfo,
-    Results,
-    Row,
-    SetInfo,
-    ood_metrics,
-)
+from nac_openood.benchmark.run import results as stored
+from nac_openood.benchmark.run.results import FAR, NEAR, NetworkInfo, Results, Row, SetInfo
 from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.detector.outcomes import Scores
 
@@ -36,8 +28,13 @@ METHODS = {
     "gen": ("GEN", 1.72, 1.14),
     "nac": ("NAC", 1.86, 3.4),
 }
-#: How many of them have results; the others failed or are absent.
-WORKED = len(METHODS) - 2
+ERROR = "RuntimeError: <script>alert('x')</script> & 3 > 2, out of memory"
+#: Those without results: status and error.
+WITHOUT = {
+    "gram": ("failed", ERROR),
+    "opengan": ("absent", "OpenGAN needs a trained GAN; none given."),
+}
+WORKED = len(METHODS) - len(WITHOUT)
 SETS = (
     SetInfo("cifar10", "id", 300), SetInfo("cifar100", "near", 240), SetInfo("tin", "near", 220),
     SetInfo("mnist", "far", 200), SetInfo("svhn", "far", 200), SetInfo("texture", "far", 180),
@@ -50,7 +47,6 @@ RUNS = (
 #: How much easier than the average each set is, for all methods and for NAC.
 EASE = {"cifar100": -0.25, "tin": -0.1, "mnist": 0.5, "svhn": 0.35, "texture": 0.2, "places365": 0}
 LAYERS = {"avgpool": 1.0, "layer3": 0.9, "layer2": 0.65, "layer1": 0.35}
-ERROR = "RuntimeError: <script>alert('x')</script> & 3 > 2, out of memory"
 
 
 def _scored(draw, method, info, role_shift, scale):
@@ -65,9 +61,8 @@ def _scored(draw, method, info, role_shift, scale):
             noise = draw.normal(0, 1.2 - share, info.images)
             layers[name] = (1 / (1 + np.exp(-latent * share - noise))).astype(np.float32)
         score = np.mean(list(layers.values()), axis=0)
-    return Scores(
-        score.astype(np.float32), prediction, np.broadcast_to(label, info.images).copy(), layers
-    )
+    labels = np.broadcast_to(label, info.images).copy()
+    return Scores(score.astype(np.float32), prediction, labels, layers)
 
 
 def _row(folder, sets, method, run, scores):
@@ -84,36 +79,33 @@ def _row(folder, sets, method, run, scores):
     inside = np.concatenate([scored[s.name].score for s in sets if s.role in ("id", "csid")])
     for role, group in (("near", NEAR), ("far", FAR)):
         names = [s.name for s in sets if s.role == role]
-        for name in names:
-            metrics[name] = {**ood_metrics(inside, scored[name].score), "ACC": 95.0}
+        own = [{**stored.ood_metrics(inside, scored[n].score), "ACC": 95.0} for n in names]
+        metrics.update(zip(names, own))
         if names:
-            own = [metrics[name] for name in names]
             metrics[group] = {k: float(np.mean([m[k] for m in own])) for k in own[0]}
     return Row(
         method, title, run, "nac_openood 0.1.0" if method == "nac" else "OpenOOD 1.5", "ok", None,
         metrics, setup_seconds=20 * ms, ms_per_image=ms + (0.05 if run == "s1" else 0),
-        peak_mb=100 + ms, shared_pass=ms < 2, **_settings(method),
+        peak_mb=100 + ms, shared_pass=ms < 2,
+        hyperparameters=_HYPERPARAMETERS.get(method, {}), search=_SEARCHES.get(method),
     )  # fmt: skip
 
 
-def _settings(method: str) -> dict[str, Any]:
-    if method == "knn":
-        return {"hyperparameters": {"K": 50}, "search": {"auroc": 0.9012, "points": 5}}
-    if method != "nac":
-        return {}
-    layers = {
-        name: {"n_bins": 50 * (i + 1), "full_count": 10 * i + 5, "steepness": 10.0**i, "weight": 1}
-        for i, name in enumerate(LAYERS)
-    }
-    search = {
+_LAYER = {"n_bins": 50, "full_count": 5, "steepness": 10.0, "weight": 1}
+_HYPERPARAMETERS = {
+    "knn": {"K": 50},
+    "nac": {"state": "sigmoid", "n_samples": 1000, "layers": dict.fromkeys(LAYERS, _LAYER)},
+}
+_SEARCHES = {
+    "knn": {"auroc": 0.9012, "points": 5},
+    "nac": {
         "strategy": "layerwise", "objective": "auroc", "auroc": 0.9134, "fpr95": 0.34,
         "fpr95_in": 0.27, "guard": 0.512, "guard_threshold": 0.05, "points": 792, "seconds": 7.3,
-    }  # fmt: skip
-    hyperparameters = {"state": "sigmoid", "n_samples": 1000, "layers": layers}
-    return {"hyperparameters": hyperparameters, "search": search}
+    },
+}  # fmt: skip
 
 
-def _gallery(folder: Path) -> tuple[HardSample, ...]:
+def _gallery(folder: Path) -> tuple[stored.HardSample, ...]:
     draw, found = np.random.default_rng(7), []
     (folder / "gallery").mkdir(parents=True, exist_ok=True)
     x, y = np.meshgrid(np.linspace(0, 1, 32), np.linspace(0, 1, 32))
@@ -126,36 +118,21 @@ def _gallery(folder: Path) -> tuple[HardSample, ...]:
         values = draw.uniform(0, 0.4, 4) if i < 6 else draw.uniform(0.6, 1, 4)
         layers = dict(zip(LAYERS, map(float, values)))
         name = f"{dataset}/<img src=x>&{i}.png" if i == 0 else f"{dataset}/{i:05d}.png"
-        found.append(HardSample(kind, dataset, name, float(values.mean()), layers, file))
+        found.append(stored.HardSample(kind, dataset, name, float(values.mean()), layers, file))
     return tuple(found)
 
 
-def _without(runs, method, title, status, error):
-    return [Row(method, title, run.name, "OpenOOD 1.5", status, error) for run in runs]
-
-
 def build(
-    folder,
-    change=lambda results: results,
-    *,
-    sets=SETS,
-    methods=tuple(METHODS),
-    runs=RUNS,
-    scores=True,
+    folder, change=lambda results: results, *, sets=SETS, methods=METHODS, runs=RUNS, scores=True
 ):
     """Write a results folder; `change` is applied before it is saved."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        _row(folder, sets, method, run.name, scores)
-        for method in methods
-        if method not in ("gram", "opengan")
-        for run in runs
-    ]
-    if "gram" in methods:
-        rows += _without(runs, "gram", "Gram", "failed", ERROR)
-    if "opengan" in methods:
-        absent = "OpenGAN needs a trained GAN; none given."
-        rows += _without(runs, "opengan", "OpenGAN", "absent", absent)
+    rows = []
+    for method, run in product(methods, runs):
+        if method in WITHOUT:
+            rows.append(Row(method, METHODS[method][0], run.name, "OpenOOD 1.5", *WITHOUT[method]))
+        else:
+            rows.append(_row(folder, sets, method, run.name, scores))
     paper = {
         "method": "nac", "dataset": "nearood", "metric": "AUROC", "measured": 84.1,
         "measured_std": 0.2, "published": 84.6, "published_std": 0.03, "difference": -0.5,

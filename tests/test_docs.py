@@ -33,19 +33,13 @@ def names(tmp_path_factory):
     return names
 
 
-def test_own_model_runs_from_top_to_bottom(names):
+def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(names):
     assert names["scores"].shape == names["trusted"].shape == (50,)
     assert names["trusted"].dtype == torch.bool
     assert names["det"].threshold_ is not None and names["found"].best.auroc > 0.5
     assert set(names["result"].by_layer) == {"avgpool", "layer3", "layer2", "layer1"}
-
-
-def test_its_ten_lines_are_ten_at_most():
     code = PAGE.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-
-
-def test_its_errors_are_the_real_ones(names):
     told = re.findall(r"^\| `([^|]+?)` \|", PAGE, re.MULTILINE)
     assert len(told) == len(names["messages"])
     for text, message in zip(told, names["messages"]):
@@ -79,9 +73,8 @@ def test_the_examples_of_compare_run(compared, tmp_path, monkeypatch):
     with_pytorch_ood = partial(nac_openood.compare, backend="pytorch-ood")
     monkeypatch.setattr(nac_openood, "compare", with_pytorch_ood)
     monkeypatch.setattr(table, "METHODS", dict(table.METHODS))
-    Path("nac.yml").write_text(
-        "postprocessor: {postprocessor_args: {n_samples: 60, layers: {avgpool: {n_bins: 50}}}}"
-    )
+    arguments = "{n_samples: 60, layers: {avgpool: {n_bins: 50}}}"
+    Path("nac.yml").write_text(f"postprocessor: {{postprocessor_args: {arguments}}}")
     for block in blocks((DOCS / "compare.md").read_text(encoding="utf-8")):
         exec(compile(block, "compare.md", "exec"), compared)
     rows = compared["results"].rows
@@ -93,7 +86,10 @@ def test_the_examples_of_compare_run(compared, tmp_path, monkeypatch):
     assert [(row.title, row.status) for row in own.rows] == [("Norm", "ok")]
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target

@@ -16,15 +16,12 @@ from nac_openood.cli import build_parser
 from nac_openood.core.layer_config import STATES
 from nac_openood.detector.config import read_config
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "scripts").glob("table_*.sh"))
+FOLDER = Path(__file__).parents[1] / "scripts"
+SCRIPTS = sorted(FOLDER.glob("table_*.sh"))
 PARSER, _ = build_parser()
 
 #: Writes its arguments to a file, one a line, an empty line behind each call.
 STANDIN = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$CALLS"\necho >> "$CALLS"\n'
-
-
-def number(script: Path) -> int:
-    return int(script.stem.split("_")[1])
 
 
 def calls(script: Path, folder: Path) -> list[list[str]]:
@@ -45,7 +42,8 @@ def calls(script: Path, folder: Path) -> list[list[str]]:
 
 
 def test_every_table_has_one_driver() -> None:
-    assert sorted(map(number, SCRIPTS)) == [int(name.split()[1]) for name in tables()]
+    numbers = [int(script.stem.split("_")[1]) for script in SCRIPTS]
+    assert sorted(numbers) == [int(name.split()[1]) for name in tables()]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)
@@ -66,18 +64,12 @@ def test_driver_runs_and_its_options_are_known(script: Path, tmp_path: Path) -> 
         PARSER.parse_args(call)  # leaves with exit code 2 on an unknown option
 
 
-def runs_of(name: str, tmp_path: Path) -> list[list[str]]:
-    return calls(next(s for s in SCRIPTS if s.stem == name), tmp_path)
-
-
 def test_layers_are_added_one_by_one_on_all_benchmarks(tmp_path: Path) -> None:
-    made = runs_of("table_4_layers", tmp_path)
-    words = [" ".join(call) for call in made]
-    assert len(made) == 12
-    layers = [re.search(r"--layers ([\w ]+) --against", w).group(1) for w in words]  # type: ignore
-    assert layers[:4] == [
-        "avgpool", "avgpool layer3", "avgpool layer3 layer2", "avgpool layer3 layer2 layer1",
-    ]  # fmt: skip
+    words = [" ".join(call) for call in calls(FOLDER / "table_4_layers.sh", tmp_path)]
+    assert len(words) == 12
+    found = [re.search(r"--layers ([\w ]+) --against", w).group(1) for w in words]  # type: ignore
+    layers = ["avgpool", "layer3", "layer2", "layer1"]
+    assert found[:4] == [" ".join(layers[:depth]) for depth in (1, 2, 3, 4)]
     assert "default/s0 ./results/cifar10_resnet18_32x32" in words[0]  # every checkpoint
     assert "--id-data imagenet" in words[11]
 
@@ -86,7 +78,7 @@ def test_ablations_try_the_rows_of_their_tables(tmp_path: Path) -> None:
     def configs(name: str) -> list[Any]:
         folder = tmp_path / name
         folder.mkdir()
-        runs_of(name, folder)
+        calls(FOLDER / f"{name}.sh", folder)
         found = (folder / "results" / "_".join(name.split("_")[:2])).glob("*.yml")
         return [(c, c.layers["avgpool"]) for c in map(read_config, found)]
 

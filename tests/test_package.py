@@ -1,10 +1,8 @@
-"""The rooms: which way imports point, what an import drags in, what a wheel holds."""
+"""The rooms: which way imports point, and what an import drags in."""
 
 import ast
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -40,10 +38,7 @@ def room(path):
 
 
 def level(name):
-    for number, names in enumerate(LEVELS):
-        if name in names:
-            return number
-    raise AssertionError(f"{name} has no level in LEVELS: give it one")
+    return next(number for number, names in enumerate(LEVELS) if name in names)
 
 
 def imports(path):
@@ -77,11 +72,9 @@ def violations(files):
                     yield f"{here}: {path.name} imports {parts[0]}"
                 continue
             other = parts[1] if len(parts) > 1 else here
-            if other == here or level(other) < level(here) or other[0].isupper():
-                continue
-            if (here, other) in LAZY and not at_top:
-                continue
-            yield f"{here}: {path.name} imports {other}"
+            fine = other == here or level(other) < level(here) or other[0].isupper()
+            if not fine and (at_top or (here, other) not in LAZY):
+                yield f"{here}: {path.name} imports {other}"
 
 
 def modules():
@@ -130,14 +123,8 @@ sys.meta_path.insert(0, Block())
 
 
 def test_the_package_imports_without_openood():
-    assert run(BLOCKED + "import nac_openood").returncode == 0
-
-
-def test_and_that_test_can_fail():
     assert "openood was imported" in run(BLOCKED + "import openood").stderr
-
-
-def test_asking_for_the_postprocessor_without_openood_says_what_to_do():
+    assert run(BLOCKED + "import nac_openood").returncode == 0
     done = run(BLOCKED + "import nac_openood; nac_openood.NACPostprocessor")
     assert "NACPostprocessor needs OpenOOD" in done.stderr
     assert "nac-openood doctor" in done.stderr
@@ -162,18 +149,13 @@ def public_names(body):
             yield from public_names([*node.body, *node.orelse])
 
 
-def defined_twice(files):
-    """`name: module, module` of every public name that two modules define."""
+def test_a_name_has_one_meaning():
     homes = {}
-    for path in files:
+    for path in modules():
         for name in set(public_names(ast.parse(path.read_text()).body)):
             if not name.startswith("_") and name not in SHARED_NAMES:
                 homes.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
-    return [f"{name}: {', '.join(where)}" for name, where in homes.items() if len(where) > 1]
-
-
-def test_a_name_has_one_meaning():
-    assert not defined_twice(modules())
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_only_the_cli_prints():
@@ -181,46 +163,3 @@ def test_only_the_cli_prints():
         if room(path) != "cli":
             calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
             assert not [c for c in calls if getattr(c.func, "id", "") == "print"], path
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    source = tmp_path_factory.mktemp("source") / "src"
-    ignore = shutil.ignore_patterns(
-        ".venv", ".git", "*.egg-info", "build", ".*cache", ".hypothesis", "__pycache__", "artifacts"
-    )
-    shutil.copytree(ROOT, source, ignore=ignore)
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, source],
-        check=True,
-        capture_output=True,
-    )
-    return next(out.glob("*.whl"))
-
-
-def test_the_wheel_works_on_its_own(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        archive.extractall(tmp_path)
-    for config in (ROOT / "configs" / "postprocessors").glob("*.yml"):
-        assert f"nac_openood/configs/postprocessors/{config.name}" in names
-    for table in (PACKAGE / "benchmark" / "paper" / "tables").glob("*.yml"):
-        assert f"nac_openood/benchmark/paper/tables/{table.name}" in names
-    packaged = {n for n in names if n.endswith(".py")}
-    assert packaged == {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*.py")}
-    assert {"nac_openood/py.typed", "nac_openood/__init__.pyi"} <= set(names)
-    for room_of_assets in ("report", "serving"):
-        for asset in (PACKAGE / room_of_assets / "assets").iterdir():
-            assert f"nac_openood/{room_of_assets}/assets/{asset.name}" in names
-    code = (
-        "import nac_openood, nac_openood.detector.config as p; print(nac_openood.__file__);"
-        "print(len(p.preset('cifar10', 'resnet').layers));"
-        "from nac_openood.benchmark.paper import published; print(len(published.tables()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    where = str(tmp_path / "nac_openood" / "__init__.py")
-    assert done.stdout.split() == [where, "4", "26"], done.stderr

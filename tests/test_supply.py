@@ -23,29 +23,26 @@ ROOT = Path(__file__).parents[1]
 IMPORTED = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "PIL"}
 
 
-def settings():
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(ROOT / "setup.cfg")
-    return parser
-
-
 def requirements(text):
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return {r.name: r for r in (Requirement(line) for line in lines if line)}
 
 
+@pytest.fixture(scope="module")
 def runtime():
-    return requirements(settings()["options"]["install_requires"])
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    return requirements(parser["options"]["install_requires"])
 
 
 # -- bounds --------------------------------------------------------------------------------
 
 
-def test_bounds():
+def test_bounds(runtime):
     """The oldest versions are pinned, the next major version is refused, what is installed fits."""
     oldest = requirements((ROOT / "constraints" / "oldest.txt").read_text())
-    assert oldest.keys() == runtime().keys()
-    for name, requirement in runtime().items():
+    assert oldest.keys() == runtime.keys()
+    for name, requirement in runtime.items():
         by_operator = {s.operator: s.version for s in requirement.specifier}
         (pinned,) = oldest[name].specifier
         assert pinned.operator == "==" and Version(by_operator[">="]) == Version(pinned.version)
@@ -56,7 +53,7 @@ def test_bounds():
         assert requirement.specifier.contains(installed, prereleases=True), name
 
 
-def test_what_every_user_imports_is_declared():
+def test_what_every_user_imports_is_declared(runtime):
     """At the top of a module, that is, without an extra."""
     found = set()
     for path in (ROOT / "nac_openood").rglob("*.py"):
@@ -65,7 +62,7 @@ def test_what_every_user_imports_is_declared():
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add(str(node.module).split(".")[0])
-    known = {IMPORTED.get(name, name) for name in runtime()}
+    known = {IMPORTED.get(name, name) for name in runtime}
     extra = {"fastapi", "fastapi_offline", "h11", "starlette", "pydantic", "uvicorn", "lightning"}
     extra |= {"matplotlib", "openood", "prometheus_client", "pyarrow", "pytorch_ood", "ray"}
     own = {"nac_openood", *sys.stdlib_module_names}
@@ -88,30 +85,46 @@ def built(tmp_path_factory):
     if subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).returncode:
         pytest.skip("not in a git repository: there is no commit to build")
     out = tmp_path_factory.mktemp("dist")
-    script = ROOT / "scripts" / "build_wheel.py"
-    command = [sys.executable, script, "--out", out]
+    command = [sys.executable, ROOT / "scripts" / "build_wheel.py", "--out", out]
     done = subprocess.run(command, capture_output=True, text=True, cwd=out)
     assert done.returncode == 0, done.stderr
-    return out, done.stdout
-
-
-def test_two_builds_give_the_same_bytes(built):
-    out, told = built
-    sums = {Path(line.split()[1]).name: line.split()[0] for line in told.splitlines()}
+    sums = {Path(line.split()[1]).name: line.split()[0] for line in done.stdout.splitlines()}
     assert sorted(Path(name).suffix for name in sums) == [".gz", ".whl"]
     for name, digest in sums.items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    return out
+
+
+def test_the_wheel_works_on_its_own(built, tmp_path):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path)
+    listed = ["git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD"]
+    committed = subprocess.check_output(listed, text=True).splitlines()
+    expected = {name for name in committed if name.startswith("nac_openood/")}
+    expected |= {f"nac_openood/{n}" for n in committed if n.startswith("configs/postprocessors/")}
+    assert {name for name in names if not name.startswith("nac_openood-")} == expected
+    code = (
+        "import nac_openood, nac_openood.detector.config as p; print(nac_openood.__file__);"
+        "print(len(p.preset('cifar10', 'resnet').layers));"
+        "from nac_openood.benchmark.paper import published; print(len(published.tables()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    where = str(tmp_path / "nac_openood" / "__init__.py")
+    assert done.stdout.split() == [where, "4", "26"], done.stderr
 
 
 def test_nothing_in_them_tells_who_built_them_or_when(built):
-    out, _ = built
     epoch = int(subprocess.check_output(["git", "-C", ROOT, "log", "-1", "--format=%ct"]))
-    with tarfile.open(next(out.glob("*.tar.gz"))) as sdist:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         members = sdist.getmembers()
     assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", epoch)}
     assert {m.mode for m in members} <= {0o644, 0o755}
     assert any(m.name.endswith("configs/postprocessors/nac.yml") for m in members)
-    with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         assert len({entry.date_time for entry in wheel.infolist()}) == 1
         assert {entry.external_attr >> 16 & 0o777 for entry in wheel.infolist()} <= {0o644, 0o664}
 
@@ -130,17 +143,6 @@ def threshold(detector: NACDetector) -> Optional[float]:
 """
 
 
-@pytest.fixture(scope="module")
-def installed(built, tmp_path_factory):
-    """A Python with the wheel and nothing else in it."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, with_pip=False, symlinks=True)
-    site = next(folder.glob("lib/python*/site-packages"))
-    with zipfile.ZipFile(next(built[0].glob("*.whl"))) as wheel:
-        wheel.extractall(site)
-    return folder / "bin" / "python", site
-
-
 def checked(python, folder, text):
     """What mypy says about a user's file."""
     pytest.importorskip("mypy")
@@ -154,8 +156,11 @@ def checked(python, folder, text):
     return done.stdout
 
 
-def test_users_get_types(installed, tmp_path):
-    python, site = installed
+def test_users_get_types(built, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)  # the wheel and nothing else
+    python, site = tmp_path / "venv/bin/python", next(tmp_path.glob("venv/lib/*/site-packages"))
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(site)
     assert "Success: no issues found" in checked(python, tmp_path, USER)
     wrong = checked(python, tmp_path, USER.replace("tpr=0.9", 'tpr="0.9"'))
     assert 'incompatible type "str"; expected "float"' in wrong

@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Sequence
 
-from nac_openood import files
 from nac_openood.benchmark.run.results import Value
 from nac_openood.evaluation.ranking import AVERAGE, CRITERIA, RankedRun, RankedRuns
 from nac_openood.report import render
@@ -29,23 +28,24 @@ def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    return files.write_text(folder / "report.html", render.render_page(ranked_document(ranked)))
+    return render.write_html(folder, ranked_document(ranked))
 
 
 def ranked_csv(ranked: RankedRuns) -> str:
     """A line for each checkpoint of each run, with all digits."""
-    heads = "target trial checkpoint step coverage validation test oracle n_bins steepness "
-    lines: list[list[Any]] = [[*heads.split(), "full_count", "chosen_by"]]
+    records = []
     for run in ranked.runs:
         config = run.ranking.config
         criteria = [c for c in CRITERIA if c != "oracle" or run.ranking.has_test]
         chosen = {criterion: run.ranking.chosen(criterion).name for criterion in criteria}
         for each in run.ranking.checkpoints:
             by = " ".join(c for c, name in chosen.items() if name == each.name)
-            numbers = [each.step, each.coverage, each.val, each.test, each.oracle]
-            settings = [config.n_bins, config.steepness, config.full_count]
-            lines.append([run.target, run.trial, each.name, *numbers, *settings, by])
-    return render.csv_text(lines)
+            names = {"target": run.target, "trial": run.trial, "checkpoint": each.name}
+            scores = {"step": each.step, "coverage": each.coverage, "validation": each.val}
+            scores |= {"test": each.test, "oracle": each.oracle}
+            settings = {k: getattr(config, k) for k in ("n_bins", "steepness", "full_count")}
+            records.append({**names, **scores, **settings, "chosen_by": by})
+    return render.csv_text(records)
 
 
 def ranked_summary(ranked: RankedRuns) -> str:
@@ -61,11 +61,11 @@ def ranked_document(ranked: RankedRuns) -> render.Document:
     name = ranked.dataset.upper() if len(ranked.dataset) <= 4 else capital(ranked.dataset)
     many = sum(len(run.ranking.checkpoints) for run in ranked.runs)
     first = ranked.runs[0]
-    data = [
-        (f"{name} ({_ROLES.get(role, role)})", count(n, "sample"))
+    data = {
+        f"{domain} ({_ROLES.get(role, role)})": count(n, "sample")
         for role, domains in first.ranking.sizes.items()
-        for name, n in domains.items()
-    ]
+        for domain, n in domains.items()
+    }
     marked = "The dotted line marks the checkpoint that NAC-ME chooses."
     steps = Section("steps", "Over training", [Figures(list(map(_steps, ranked.runs)), marked)])
     tables = list(map(_checkpoints_table, ranked.runs))
@@ -79,11 +79,10 @@ def ranked_document(ranked: RankedRuns) -> render.Document:
         ranked.notes,
         [("", _tiles(ranked))] if ranked.has_test else [],
         topic="Model evaluation",
-        version=ranked.versions.get("nac_openood", ""),
         command=ranked.command,
         about={
             "Data" if len(ranked.runs) == 1 else f"Data of {first.name}": data,
-            "Versions": [*ranked.versions.items(), ("created", ranked.created)],
+            "Versions": {**ranked.versions, "created": ranked.created},
         },
     )
 
@@ -95,18 +94,16 @@ def ranking_verdict(ranked: RankedRuns) -> str:
         return f"NAC-ME chooses {', '.join(names)}, judged by training data alone."
     ours, validation = (ranked.rc(c, _target(ranked)).mean for c in ("nac-me", "validation"))
     best, other = (ranked.accuracy(c, _target(ranked)).mean for c in ("nac-me", "validation"))
-    sentences = ["The rank correlation is undefined for some runs; see the notes."]
+    text = "The rank correlation is undefined for some runs; see the notes."
     if ours is not None and validation is not None:
-        sentences = [
+        text = (
             f"Coverage has a rank correlation of {ours:.1f} with test accuracy, validation "
             f"accuracy one of {validation:.1f}."
-        ]
-    if best is not None and other is not None:
-        sentences.append(
-            f"On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
-            f"{best:.2f} %, those that validation accuracy chooses {other:.2f} %."
         )
-    return " ".join(sentences)
+    return (
+        f"{text} On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
+        f"{best:.2f} %, those that validation accuracy chooses {other:.2f} %."
+    )
 
 
 def _target(ranked: RankedRuns) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
-from nac_openood import files
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
@@ -33,15 +31,13 @@ def write_page(results: Results) -> Path:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    page = render.render_page(comparison_document(results))
-    return files.write_text(results.folder / "report.html", page)
+    return render.write_html(results.folder, comparison_document(results))
 
 
 def results_csv(results: Results) -> str:
     """`Results.table`: a line for each method, run and dataset."""
     table = results.table()
-    heads = [[str(fmt.metric(name)) for name in table[0]]] if table else []
-    return render.csv_text([*heads, *(list(line.values()) for line in table)])
+    return render.csv_text([{str(fmt.SHOWN.get(k, k)): v for k, v in row.items()} for row in table])
 
 
 def summary_table(results: Results) -> str:
@@ -49,8 +45,7 @@ def summary_table(results: Results) -> str:
     ranked = Ranked(results)
     table = _ranking_table(ranked)
     # there is no room for the last column, the implementations
-    rows = [row[:-1] for row in table.rows]
-    lines = render.text_table(replace(table, columns=table.columns[:-1], rows=rows))
+    lines = render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
     notes = [f"Note: {note}" for note in results.notes]
     for text in (*_metric_notes(ranked), verdict(ranked), *notes):
@@ -72,7 +67,6 @@ def comparison_document(results: Results) -> render.Document:
         list(_facts(ranked)),
         results.notes,
         [(title, own) for title, own in tiles if own],
-        version=results.versions.get("nac_openood", ""),
         command=results.command,
         about=_about(results),
     )
@@ -143,13 +137,11 @@ def _ranking(ranked: Ranked) -> Section:
         f"Percent{spread}. Methods are ordered by near-OOD AUROC, or by far-OOD AUROC if there is "
         "no near-OOD."
     )
-    partly = [
-        f"{m.title}: {len(m.worked)} of {len(m.rows)} runs succeeded ({m.error})"
-        for m in ranked.worked
-        if m.error
-    ]
-    blocks: list[Content] = [text, *_metric_notes(ranked), _ranking_table(ranked)]
-    return Section("ranking", "Ranking", [*blocks, [*_problems(ranked), *partly]])
+    problems = _problems(ranked)
+    for m in (m for m in ranked.worked if m.error):
+        problems.append(f"{m.title}: {len(m.worked)} of {len(m.rows)} runs succeeded ({m.error})")
+    blocks: list[Content] = [text, *_metric_notes(ranked), _ranking_table(ranked), problems]
+    return Section("ranking", "Ranking", blocks)
 
 
 def _problems(ranked: Ranked) -> list[str]:
@@ -166,8 +158,8 @@ def _ranking_table(ranked: Ranked) -> Table:
     shown = [(group, key) for group in ranked.groups for key in ranked.metrics]
     columns = [Column("#"), _NAME]
     for group, key in shown:
-        metric = fmt.SHOWN[key]
-        columns.append(Column(metric.heading, GROUP_NAMES[group], metric.better))
+        title, note, better, _ = fmt.SHOWN[key]
+        columns.append(Column(f"{title}\n{note}".rstrip(), GROUP_NAMES[group], better))
     columns += [Column("ms / image"), Column("Implementation", number=False)]
     rows: list[list[Entry]] = []
     for rank, m in enumerate(ranked.worked, 1):
@@ -279,26 +271,22 @@ def against_paper(ranked: Ranked) -> Section:
     rows = []
     for row in ranked.results.paper:
         m = methods.get(row["method"])
-        texts = [m.title if m else row["method"], fmt.set_title(row["dataset"])]
-        rows.append(([*texts, str(fmt.metric(row["metric"]))], row, m is not None and m.ours))
+        title, metric = m.title if m else row["method"], row["metric"]
+        texts = [title, fmt.set_title(row["dataset"]), str(fmt.SHOWN.get(metric, metric))]
+        rows.append((texts, row, m is not None and m.ours))
     return render.paper_section(("Method", "Dataset"), rows, "std")
 
 
-def _about(results: Results) -> dict[str, list[tuple[str, str]]]:
+def _about(results: Results) -> dict[str, Mapping[str, str]]:
     """The data, the checkpoints, versions and the machine."""
-    data, runs = [], []
+    data, runs = {}, {}
     for s in results.sets:
-        skipped = f", {s.skipped:,} skipped" if s.skipped else ""
         role = _ROLES.get(s.role, f"{s.role}-OOD")
-        text = f"{role}, {fmt.count(s.images, 'sample')}{skipped}"
-        data.append((fmt.set_title(s.name), text))
+        skipped = f", {s.skipped:,} skipped" if s.skipped else ""
+        data[fmt.set_title(s.name)] = f"{role}, {fmt.count(s.images, 'sample')}{skipped}"
     for r in results.runs:
         accuracy = "" if r.accuracy is None else f", {r.accuracy:.2f} % ID accuracy"
-        runs.append((r.name, r.checkpoint + accuracy))
-    machine = [(name, fmt.one_line(value)) for name, value in results.machine.items()]
-    return {
-        "Data": data,
-        "Checkpoints": runs,
-        "Versions": [(k, str(v)) for k, v in results.versions.items()],
-        "Machine": [*machine, ("created", results.created)],
-    }
+        runs[r.name] = r.checkpoint + accuracy
+    machine = {name: fmt.one_line(value) for name, value in results.machine.items()}
+    machine["created"] = results.created
+    return {"Data": data, "Checkpoints": runs, "Versions": results.versions, "Machine": machine}

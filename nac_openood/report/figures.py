@@ -179,10 +179,9 @@ def _lines(figure: Lines) -> Picture:
                 axis.fill_between(*zip(*spread), color=line.get_color(), alpha=0.15, lw=0)
         if figure.log_x:
             log_axis(axis)
-        if figure.mark is not None:
-            axis.axvline(figure.mark, **guide)
-        if figure.level is not None:
-            axis.axhline(figure.level, **guide)
+        for line, at in ((axis.axvline, figure.mark), (axis.axhline, figure.level)):
+            if at is not None:
+                line(at, **guide)
         if figure.diagonal:
             axis.plot([0, 100], [0, 100], **guide)
             axis.set(xlim=(0, 100), ylim=(0, 100))
@@ -206,18 +205,16 @@ def _bars(figure: BarGroups) -> Picture:
     def paint(canvas: Any) -> None:
         axis = canvas.subplots()
         thick = 0.66 if many == 1 else 0.8 / many
-        for number, series in enumerate(figure.names):
-            values = [row[number] for _, row in figure.rows]
-            color: Any = [OUR_COLOR if own else CALM for own in ours]
-            look = {"color": color if many == 1 else _COLORS[number % len(_COLORS)], "ecolor": INK}
-            spreads = [spread or 0 for spread in figure.spreads] or None
+        spreads = [spread or 0 for spread in figure.spreads] or None
+        values = np.array([row for _, row in figure.rows], float)  # None becomes NaN
+        for number, (series, own) in enumerate(zip(figure.names, values.T)):
+            colors = [OUR_COLOR if highlighted else CALM for highlighted in ours]
+            look = {"color": colors if many == 1 else _COLORS[number % len(_COLORS)], "ecolor": INK}
             at = np.arange(len(names)) + thick * (number + 0.5 - many / 2)
-            widths = [(origin if value is None else value) - origin for value in values]
+            widths = np.nan_to_num(own - origin)
             bars = axis.barh(at, widths, 0.94 * thick, origin, label=series, xerr=spreads, **look)
-            labels = ["" if value is None else f"{value:.3g}" for value in values]
-            axis.bar_label(bars, labels, padding=4)
-        shown = [v for _, values in figure.rows for v in values if v is not None]
-        low, high = min([origin, *shown]), max([figure.end, *shown])
+            axis.bar_label(bars, ["" if v != v else f"{v:.3g}" for v in own], padding=4)
+        low, high = np.nanmin([origin, *values.flat]), np.nanmax([figure.end, *values.flat])
         axis.set(xlim=(low, high if high > low else low + 1), ylim=(len(names) - 0.4, -0.6))
         axis.set_xlabel(figure.x_label)
         axis.set_yticks(range(len(names)), names)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Sequence
+from typing import Any, Sequence
 
 from nac_openood import files
 from nac_openood.analysis import KINDS
@@ -26,12 +27,8 @@ _ROLES = {
 
 def write_finding(found: Finding, folder: Path) -> list[Path]:
     """Write `<kind>.csv` and `<kind>.json`; neither needs matplotlib."""
-    names = list(dict.fromkeys(name for record in found.records for name in record))
-    lines = [[record.get(name) for name in names] for record in found.records]
-    return [
-        files.write_text(folder / f"{found.kind}.csv", render.csv_text([names, *lines])),
-        found.save(folder),
-    ]
+    table = files.write_text(folder / f"{found.kind}.csv", render.csv_text(found.records))
+    return [table, found.save(folder)]
 
 
 def write_figures(found: Finding, folder: Path) -> list[Path]:
@@ -40,14 +37,11 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    several = len(found.figures) > 1
-    return [
-        files.write_text(
-            folder / (f"{found.kind}-{figure.key}.svg" if several else f"{found.kind}.svg"),
-            svg_file(figure),
-        )
-        for figure in found.figures
-    ]
+    written = []
+    for figure in found.figures:
+        name = f"{found.kind}-{figure.key}" if len(found.figures) > 1 else found.kind
+        written.append(files.write_text(folder / f"{name}.svg", svg_file(figure)))
+    return written
 
 
 def write_analysis_page(folder: Path) -> Path:
@@ -58,21 +52,15 @@ def write_analysis_page(folder: Path) -> Path:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    found = {}
+    found: dict[Path, Any] = {}
     for path in (folder / f"{kind}.json" for kind in KINDS):
-        try:
-            read = Finding.load(path)
-        except FileError:  # missing or damaged: the kind can be run again
-            continue
-        if read.about is not None:
-            found[path] = read.about, read
+        with suppress(FileError):  # missing or damaged: the kind can be run again
+            found[path] = Finding.load(path)
     if not found:
         raise FileError(f"{folder} holds no findings of an analysis.")
-    newest, _ = found[max(found, key=lambda path: path.stat().st_mtime_ns)]
-    pairs = found.values()
-    same = [f for about, f in pairs if replace(about, command=newest.command) == newest]
-    page = render.render_page(analysis_document(same, newest))
-    return files.write_text(folder / "report.html", page)
+    newest = found[max(found, key=lambda path: path.stat().st_mtime_ns)].about
+    same = [f for f in found.values() if replace(f.about, command=newest.command) == newest]
+    return render.write_html(folder, analysis_document(same, newest))
 
 
 def finding_text(found: Finding) -> str:
@@ -101,12 +89,11 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         count(sum(role in ("near", "far") for role in about.roles.values()), "OOD dataset"),
         count(sum(about.samples[name] for name in about.roles), "test sample"),
     ]
-    samples = [(_ROLES.get(n, set_title(n)), count(k, "sample")) for n, k in about.samples.items()]
-    settings = [
-        (layer, settings_text({k: v for k, v in own.items() if k != "layout"}))
+    samples = {_ROLES.get(n, set_title(n)): count(k, "sample") for n, k in about.samples.items()}
+    settings = {
+        layer: settings_text({k: v for k, v in own.items() if k != "layout"})
         for layer, own in about.settings.items()
-    ]
-    versions = about.made_with["versions"]
+    }
     return render.Document(
         f"{set_title(about.id_name)}: analyses of NAC",
         about.arch,
@@ -115,7 +102,10 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         facts,
         notes,
         topic="Analysis of NAC",
-        version=versions["nac_openood"],
         command=about.command,
-        about={"Data": samples, "Settings of NAC": settings, "Versions": list(versions.items())},
+        about={
+            "Data": samples,
+            "Settings of NAC": settings,
+            "Versions": about.made_with["versions"],
+        },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 from nac_openood.benchmark.run.results import GROUP_WORDS
 from nac_openood.tables import NOTHING
@@ -45,11 +45,6 @@ class Metric(NamedTuple):
     def __str__(self) -> str:
         return f"{self.title} ({self.note})" if self.note else self.title
 
-    @property
-    def heading(self) -> str:
-        """The title of a column."""
-        return f"{self.title}\n{self.note}" if self.note else self.title
-
 
 #: The metrics of the tables and figures, in order.
 SHOWN = {
@@ -64,11 +59,6 @@ SHOWN = {
         "and NACDetector.calibrate)",
     ),
 }  # fmt: skip
-
-
-def metric(name: str) -> Metric:
-    """How to show a metric; by its name if no table has it."""
-    return SHOWN.get(name, Metric(name))
 
 
 def set_title(name: str) -> str:
@@ -93,15 +83,6 @@ def quantity(value: Optional[float]) -> str:
 def percent(fraction: float) -> str:
     """A fraction as percent."""
     return f"{100 * fraction:.2f} %"
-
-
-def alt_text(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[float]]]]]) -> str:
-    """A figure in words: `title. row: column 1.00, other column 2.00; next row: ...`."""
-    listed = [
-        f"{name}: " + ", ".join(f"{what} {value:.2f}" for what, value in pairs if value is not None)
-        for name, pairs in rows
-    ]
-    return f"{title}. {'; '.join(listed)}."
 
 
 def ordinal(rank: int) -> str:

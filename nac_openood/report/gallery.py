@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from nac_openood.__about__ import __version__
 from nac_openood.benchmark.run.results import HardSample, Results
 from nac_openood.report.formatting import count
 from nac_openood.report.methods import Ranked
@@ -93,5 +92,4 @@ def suspects_page(
         f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
     ]
     title, topic = "Most suspicious images", "nac-openood score"
-    page = Document(title, arch, verdict, sections, facts, topic=topic, version=__version__)
-    return render_page(page)
+    return render_page(Document(title, arch, verdict, sections, facts, topic=topic))

@@ -14,15 +14,15 @@ from nac_openood.tables import Cell, Column, Entry, Table
 
 #: The methods that this package implements; reports highlight them.
 OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)
-#: The numbers of a search: key, text, and how to write the number.
-_SEARCH: Sequence[tuple[str, str, Callable[[Any], str]]] = (
-    ("points", "{}", lambda n: fmt.count(n, "point")),
-    ("left_out", "{} left out that this data does not allow", lambda n: fmt.count(n, "point")),
-    ("seconds", "{} s", fmt.quantity),
-    ("auroc", "validation AUROC {}", fmt.percent),
-    ("fpr95", f"validation {fmt.metric('FPR@95')} {{}}", fmt.percent),
-    ("fpr95_in", f"validation {fmt.metric('FPR@95_IN')} {{}}", fmt.percent),
-)
+#: The numbers of a search as text.
+_SEARCH: Mapping[str, Callable[[Any], str]] = {
+    "points": lambda n: fmt.count(n, "point"),
+    "left_out": lambda n: f"{fmt.count(n, 'point')} left out that this data does not allow",
+    "seconds": lambda seconds: f"{fmt.quantity(seconds)} s",
+    "auroc": lambda auroc: f"validation AUROC {fmt.percent(auroc)}",
+    "fpr95": lambda fpr: f"validation {fmt.SHOWN['FPR@95']} {fmt.percent(fpr)}",
+    "fpr95_in": lambda fpr: f"validation {fmt.SHOWN['FPR@95_IN']} {fmt.percent(fpr)}",
+}
 
 
 class RankedMethod:
@@ -110,9 +110,8 @@ class Ranked:
         known = {key for m in found for key in m.values}
         self.groups = [group for group in (NEAR, FAR) if group in {d for d, _ in known}]
         self.ood_sets = [*results.names("near"), *results.names("far")]
-        self.metrics = {
-            k: shown for k, shown in fmt.SHOWN.items() if k in {name for _, name in known}
-        }
+        metrics = {name for _, name in known}
+        self.metrics = {key: shown for key, shown in fmt.SHOWN.items() if key in metrics}
 
 
 def hyperparameters(ranked: Ranked) -> Section:
@@ -142,27 +141,21 @@ def hyperparameters(ranked: Ranked) -> Section:
 
 
 def _ours(row: Row) -> Iterator[Content]:
-    """Nested settings become tables, the others a line."""
-    nested: dict[str, Mapping[str, Any]] = {}
-    flat: dict[str, Any] = {}
-    for name, value in row.hyperparameters.items():
-        entries = value.values() if isinstance(value, Mapping) else []
-        is_table = entries and all(isinstance(entry, Mapping) for entry in entries)
-        (nested if is_table else flat)[name] = value
-    search, advice = row.search or {}, row.advice or {}
-    texts = [_search(search), _guard(search)]
-    texts += [f"settings: {fmt.settings_text(flat)}"] if flat else []
+    """The settings of layers are a table, the others a line."""
+    settings, advice = dict(row.hyperparameters), row.advice or {}
+    layers = settings.pop("layers", {})
+    texts = [_search(row.search)]
+    texts += [f"settings: {fmt.settings_text(settings)}"] if settings else []
     aurocs = [f"{name} {fmt.percent(value)}" for name, value in (advice.get("auroc") or {}).items()]
     texts += [f"AUROC on {advice['against']}: {', '.join(aurocs)}"] if aurocs else []
     texts += [*advice.get("warnings", []), *advice.get("notes", [])]
-    yield from (f"{fmt.capital(text)}." for text in texts if text)
-    for name, entries in nested.items():
-        keys = list(dict.fromkeys(k for entry in entries.values() for k in entry))
-        columns = [Column(fmt.capital(name.rstrip("s")), number=False), *map(Column, keys)]
-        rows = [
-            [key, *(fmt.one_line(entry[k]) if k in entry else None for k in keys)]
-            for key, entry in entries.items()
-        ]
+    yield from (f"{fmt.capital(text)}." for text in texts)
+    if layers:
+        keys = list(dict.fromkeys(key for own in layers.values() for key in own))
+        columns = [Column("Layer", number=False), *map(Column, keys)]
+        rows = []
+        for name, own in layers.items():
+            rows.append([name, *(fmt.one_line(own[k]) if k in own else None for k in keys)])
         yield Table("", columns, rows)
 
 
@@ -170,19 +163,13 @@ def _search(search: Optional[Mapping[str, Any]]) -> str:
     """The outcome of a search on one line, e.g. `grid search, 5 points, validation AUROC 91 %`."""
     if not search:
         return "not searched"
-    known = [row for row in _SEARCH if search.get(row[0]) is not None]
-    texts = [text.format(form(search[key])) for key, text, form in known]
-    return ", ".join([f"{search.get('strategy', '')} search".strip(), *texts])
-
-
-def _guard(search: Mapping[str, Any]) -> str:
-    """What the overfitting guard measured; empty if it did not."""
+    texts = [f"{search.get('strategy', '')} search".strip()]
+    texts += [show(search[key]) for key, show in _SEARCH.items() if search.get(key) is not None]
     auroc, limit = search.get("guard"), search.get("guard_threshold")
-    if auroc is None:
-        return ""
-    data = "held-out training against validation data"
-    text = f"overfitting guard: AUROC of {data} {fmt.percent(auroc)}"
-    if limit is None:
-        return text
-    side = "within" if abs(auroc - 0.5) <= limit else "outside"
-    return f"{text}, {side} 50 \u00b1 {100 * limit:g} %"
+    if auroc is not None and limit is not None:
+        side = "within" if abs(auroc - 0.5) <= limit else "outside"
+        texts.append(
+            "overfitting guard: AUROC of held-out training against validation data "
+            f"{fmt.percent(auroc)}, {side} 50 \u00b1 {100 * limit:g} %"
+        )
+    return ", ".join(texts)

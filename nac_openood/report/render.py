@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import dataclass, field
 from html import escape
 from itertools import count, groupby, product
 from math import isfinite
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nac_openood import files
+from nac_openood.__about__ import __version__
 from nac_openood.report.figures import Picture, picture_of, svg
 from nac_openood.report.formatting import ordinal, set_title
 from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table
@@ -66,7 +68,6 @@ class Document:
         notes: what a reader should know before reading the numbers.
         tiles: a title and tiles for each method to show at the top.
         topic: a line above the title.
-        version: version of this package.
         command: the command that makes the report again.
         about: names and values by heading: data, versions and so on.
     """
@@ -79,9 +80,8 @@ class Document:
     notes: Sequence[str] = ()
     tiles: Sequence[tuple[str, Sequence[Tile]]] = ()
     topic: str = "Out-of-distribution detection"
-    version: str = ""
     command: str = ""
-    about: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    about: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def paper_section(
@@ -135,7 +135,8 @@ def render_page(content: Document) -> str:
         groups=_groups,
     )
     sections = [section for section in content.sections if section.blocks]
-    return templates.get_template("page.html").render(document=content, sections=sections)
+    page = templates.get_template("page.html")
+    return page.render(document=content, sections=sections, version=__version__)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -155,8 +156,8 @@ def render_markdown(content: Document) -> str:
     for section in content.sections:
         parts += _markdown(section, "##")
     about: list[Content] = [
-        Section("", title, [[f"{name}: {value}" for name, value in pairs]])
-        for title, pairs in content.about.items()
+        Section("", title, [[f"{name}: {value}" for name, value in own.items()]])
+        for title, own in content.about.items()
     ]
     if content.command:
         parts.append(f"## Command to reproduce it\n\n```\n{content.command}\n```")
@@ -181,13 +182,15 @@ def _markdown(block: Content, level: str = "###") -> Iterator[str]:
 
 
 def _markdown_table(table: Table) -> str:
-    lines = [[_escaped(column.full_title) for column in table.columns]]
+    # a note below a heading stands in parentheses
+    heads = [f"{c.group} " + re.sub(r"\n(.*)", r" (\1)", c.title) for c in table.columns]
+    lines = [[_escaped(head) for head in heads]]
     lines.append(["---:" if column.number else "---" for column in table.columns])
     for number, row in enumerate(table.rows):
-        cells = [Cell.of(entry) for entry in row]
-        bold = [cell.best for cell in cells]
-        bold[table.name_column] |= number in table.ours
-        lines.append([f"**{_escaped(c)}**" if b else _escaped(c) for c, b in zip(cells, bold)])
+        cells = [_escaped(Cell.of(entry)) for entry in row]
+        if number in table.ours:
+            cells[table.name_column] = f"**{cells[table.name_column]}**"
+        lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -196,12 +199,12 @@ def _escaped(value: object) -> str:
     return escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
 
 
-def text_table(table: Table) -> list[str]:
-    """A table as lines of at most 100 columns.
+def text_table(table: Table, most: Optional[int] = None) -> list[str]:
+    """A table as lines of at most 100 characters, with the first `most` columns at most.
 
     Standard deviations, then the last columns, are left out where there is no room for them.
     """
-    for shown, spreads in product(range(len(table.columns), 1, -1), _SPREADS):
+    for shown, spreads in product(range(most or len(table.columns), 1, -1), _SPREADS):
         lines = _aligned(table, shown, spreads)
         if max(map(len, lines)) <= _WIDTH:
             break
@@ -231,8 +234,8 @@ def shortened(text: str, width: int = _WIDTH) -> str:
     return line if len(line) <= width else line[: width - 1] + "\u2026"
 
 
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Lines of texts and numbers as CSV, with an empty cell for `None`, NaN and infinity."""
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV, with an empty cell for `None`, NaN, infinity and what a record lacks."""
 
     def entry(value: Any) -> Any:
         if isinstance(value, bool):
@@ -240,13 +243,23 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
         return None if isinstance(value, float) and not isfinite(value) else value
 
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([entry(v) for v in line] for line in lines)
+    names = dict.fromkeys(name for record in records for name in record)
+    lines = csv.DictWriter(out, list(names), lineterminator="\n")
+    lines.writeheader()
+    lines.writerows({name: entry(record[name]) for name in record} for record in records)
     return out.getvalue()
 
 
+def write_html(folder: Path, content: Document) -> Path:
+    """Write `report.html` into a folder.
+
+    Raises:
+        NACError: if matplotlib is not installed.
+    """
+    return files.write_text(folder / "report.html", render_page(content))
+
+
 def write_results(folder: Path, csv_content: str, content: Document) -> list[Path]:
-    """Write `results.csv` and `results.md` into a folder."""
-    return [
-        files.write_text(folder / "results.csv", csv_content),
-        files.write_text(folder / "results.md", render_markdown(content)),
-    ]
+    """Write `results.csv` and `results.md` into a folder; neither needs matplotlib."""
+    texts = {"results.csv": csv_content, "results.md": render_markdown(content)}
+    return [files.write_text(folder / name, text) for name, text in texts.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite, nan
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked, RankedMethod
 from nac_openood.report.render import Content, Figures, Section
-from nac_openood.tables import BarGroups, Cell, Column, Density, Entry, Series
+from nac_openood.tables import BarGroups, Column, Density, Series
 
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
-_AGAIN = "the scores are missing or damaged. Run the comparison again to make them."
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,7 @@ def _best(ranked: Ranked, others: int, *more: str) -> list[RunScores]:
     return [sample for sample in found if sample is not None]
 
 
-def _by_dataset(
-    ranked: Ranked, scored: Sequence[RunScores], draw: Callable[..., Any], text: str
-) -> list[Content]:
+def _by_dataset(ranked: Ranked, scored: list[RunScores], draw: Any, text: str) -> list[Content]:
     """A figure for each OOD dataset, of the methods with scores of it."""
     sets = {name: [s for s in scored if name in s.outside] for name in ranked.ood_sets}
     runs = dict.fromkeys(sample.row.run for sample in scored)
@@ -156,19 +153,12 @@ def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def layers_section(ranked: Ranked) -> Section:
-    """AUROC and mean scores of each layer of our methods; empty without scores by layer."""
+    """AUROC of each layer of our methods; empty without scores by layer."""
     blocks: list[Content] = []
     for m in (m for m in ranked.methods if m.ours):
         sample = run_scores(ranked.results, m)
-        aurocs = {} if sample is None else layer_aurocs(sample)
-        if sample is not None and len(aurocs) > 1:
+        if sample is not None and len(aurocs := layer_aurocs(sample)) > 1:
             blocks.append(Section("", m.title, list(_layer_blocks(ranked, sample, aurocs))))
-        elif sample is None and any(
-            ranked.results.scores(row.run, m.method, name)
-            for row in m.rows
-            for name in ranked.ood_sets
-        ):
-            blocks.append(f"{m.title}, ID data: {_AGAIN}")
     return Section("layers", "What each layer contributes", blocks)
 
 
@@ -187,33 +177,16 @@ def _layer_blocks(
     read = {*sample.inside, *sample.outside}
     lacking = [fmt.set_title(s.name) for s in ranked.results.sets if s.name not in read]
     if lacking:
-        yield f"Without {', '.join(lacking)}: {_AGAIN}"
+        again = "the scores are missing or damaged. Run the comparison again to make them."
+        yield f"Without {', '.join(lacking)}: {again}"
     title = "AUROC of each layer alone and of all layers together"
     names = list(aurocs[COMBINED])
     rows = [(fmt.set_title(n), [own.get(n) for own in aurocs.values()]) for n in names]
     yield Figures([BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)])
-    best = {n: max(own.get(n, 0) for own in aurocs.values()) for n in names}
-    lines: list[list[Entry]] = []
-    for layer, own in aurocs.items():
-        cells = {n: Cell(f"{v:.2f}", value=v, best=v == best[n]) for n, v in own.items()}
-        lines.append([layer, *map(cells.get, names)])
+    lines = [[layer, *map(own.get, names)] for layer, own in aurocs.items()]
     columns = [Column("Layer", number=False)]
     columns += [Column(fmt.set_title(n), better="higher") for n in names]
     yield tables.Table("AUROC of each layer, %", columns, lines, [list(aurocs).index(COMBINED)])
-    text = "In-distribution samples should score higher than OOD samples."
-    charts = [_layer_means(ranked.results.id_name, sample, layer) for layer in means]
-    yield Section("", "Mean score of each layer", [Figures(charts, text)])
-
-
-def _layer_means(id_name: str, sample: RunScores, layer: str) -> BarGroups:
-    """The mean score of a layer on ID data and on every OOD dataset."""
-    titles = {n: fmt.set_title(n) for n in (*sample.inside, *sample.outside)}
-    first = next(iter(sample.inside))
-    titles[first] = f"{fmt.set_title(id_name)} (ID)"
-    scored = {titles[n]: finite(s, layer) for n, s in {**sample.inside, **sample.outside}.items()}
-    rows = [(title, [float(values.mean())]) for title, values in scored.items() if values.size]
-    ours = [titles[n] for n in sample.inside]
-    return BarGroups(layer, layer, "mean score", [layer], rows, end=0, ours=ours, width=240)
 
 
 def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
