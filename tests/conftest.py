@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,8 @@ gc.disable()
 
 #: Files that take long start first, so that no test process is left with one at the end.
 LONG = (
-    "ray_data",
-    *("bench", "plugin", "demo", "integral", "export_networks", "launch", "baselines", "compat"),
-    *("distributed", "compare", "report", "notebook", "fuzz", "fit_score"),
+    *("ray_data", "bench", "plugin", "demo", "integral", "export_networks", "launch"),
+    *("baselines", "compat", "distributed", "compare", "report", "notebook", "fuzz", "fit_score"),
     *("search_cli", "interrupted_writes", "compare_cli", "pytorch_ood", "threads", "export"),
     *("tutorials", "report_page"),
 )
@@ -59,8 +59,8 @@ BENCH_EVERY = int(os.environ.get("NAC_BENCH_EVERY", "1"))
 
 
 def bench_folder():
-    named = os.environ.get("NAC_BENCH")
-    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "bench"
+    beside = Path(__file__).parents[2] / "shared" / "bench"
+    folder = Path(os.environ.get("NAC_BENCH") or beside)
     return folder if (folder / "expected.json").is_file() else None
 
 
@@ -123,9 +123,8 @@ def authors(bench):
     """The authors' results for the test images that the lists have: see `BENCH_EVERY`."""
     expected = json.loads((bench[0] / "expected.json").read_text())
     if BENCH_EVERY > 1:
+        del expected["accuracy"], expected["metrics"]  # of all images
         expected["scores"] = {n: s[::BENCH_EVERY] for n, s in expected["scores"].items()}
-        for name in ("accuracy", "metrics"):  # of all images
-            del expected[name]
     return expected
 
 
@@ -137,10 +136,8 @@ def bench_readings(bench, shared):
     from nac_openood.detector.readings import Readings
 
     def readings(name):
-        def fill(out):
-            minibench.read_list(*bench, name, out / "readings.safetensors")
-
-        return Readings.load(shared(f"bench_{name}", fill) / "readings.safetensors")
+        fill = partial(minibench.read_list, *bench, name)
+        return Readings.load(shared(f"bench_{name}", fill) / minibench.READINGS)
 
     return readings
 
@@ -250,8 +247,7 @@ def small_net():
 
 @pytest.fixture
 def images():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(24, 3, 9, 9, generator=generator)
+    return torch.randn(24, 3, 9, 9, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture

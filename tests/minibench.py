@@ -13,6 +13,7 @@ from nac_openood.sources.sets import BENCHMARKS
 
 CIFAR10 = BENCHMARKS["cifar10"]
 CHECKPOINT = "checkpoints/cifar10_resnet18_32x32_base/s0/best.ckpt"
+READINGS = "readings.safetensors"
 LAYERS = ("avgpool", "layer4", "layer3", "layer2", "layer1")
 #: The images of the training list that the authors fit NAC on, and those that they do not.
 FITTING, OTHERS = "fitting", "others"
@@ -48,16 +49,11 @@ def trained(folder):
     return load_checkpoint(CifarResNet18(), folder / CHECKPOINT)
 
 
-def read_list(folder, root, name, path):
+def read_list(folder, root, name, out):
     """Write the readings of a whole list, in its order, of the layers in `LAYERS`."""
     net, batches = trained(folder), loader(root, name)
     layers = {layer: find_layer(net, layer) for layer in LAYERS}
     plan = PassPlan(net, next(iter(batches))["data"])
-    gradients = GRADIENTS.get(name, LAYERS)
-    Readings.save_parts(
-        path,
-        (
-            Readings.of_pass(read(net, b["data"], layers, plan, gradients=gradients), b["label"])
-            for b in batches
-        ),
-    )
+    given = {"gradients": GRADIENTS.get(name, LAYERS)}
+    passes = ((read(net, b["data"], layers, plan, **given), b["label"]) for b in batches)
+    Readings.save_parts(out / READINGS, (Readings.of_pass(*each) for each in passes))

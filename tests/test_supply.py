@@ -65,6 +65,7 @@ def test_what_every_user_imports_is_declared(runtime):
     known = {IMPORTED.get(name, name) for name in runtime}
     extra = {"fastapi", "fastapi_offline", "h11", "starlette", "pydantic", "uvicorn", "lightning"}
     extra |= {"matplotlib", "openood", "prometheus_client", "pyarrow", "pytorch_ood", "ray"}
+    extra |= {"python_multipart"}
     own = {"nac_openood", *sys.stdlib_module_names}
     assert not found - known - own - extra
 

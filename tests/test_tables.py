@@ -38,11 +38,9 @@ def tables():
     x_in, y_in = x[y < CLASSES][inside], y[y < CLASSES][inside]
     parts = {"train": slice(0, 700), "val": slice(700, 950), "test": slice(950, None)}
     found = {name: TensorDataset(x_in[rows], y_in[rows]) for name, rows in parts.items()}
-    new = x[y >= CLASSES]
     noise = torch.randn(x_in[950:].shape, generator=torch.Generator().manual_seed(0))
-    unknown = torch.full((len(new),), -1)
-    found["new"] = TensorDataset(new, unknown)
-    found["shifted"] = TensorDataset(x_in[950:] + 0.4 * noise, torch.full((len(noise),), -1))
+    for name, rows in {"new": x[y >= CLASSES], "shifted": x_in[950:] + 0.4 * noise}.items():
+        found[name] = TensorDataset(rows, torch.full((len(rows),), -1))
     return found
 
 
@@ -93,9 +91,7 @@ def test_a_comparison_of_dict_inputs_equals_that_of_tensors(net, tables, tmp_pat
         return {(r.method, n): m["AUROC"] for r in results.rows for n, m in r.metrics.items()}
 
     def by_name(table):
-        return [
-            {columns: x, "labels": int(y), "name": f"row {i}"} for i, (x, y) in enumerate(table)
-        ]
+        return [{columns: x, "labels": int(y), "name": "a row"} for x, y in table]
 
     plain = compared(lambda table: table, "plain")
     named = compared(by_name, "named")

@@ -85,11 +85,7 @@ class Document:
 
 
 def paper_section(
-    heads: tuple[str, str],
-    rows: Sequence[tuple[Sequence[str], Mapping[str, Any], bool]],
-    spread: str,
-    *texts: str,
-    undefined: Optional[str] = None,
+    heads: Sequence[str], rows: Sequence[Any], spread: str, *texts: str, undefined: Entry = None
 ) -> Section:
     """The section that compares measured with published numbers.
 

@@ -19,6 +19,8 @@ from nac_openood.tables import BarGroups, Column, Density, Series
 
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
+#: AUROC in percent by layer (or `COMBINED`) and OOD dataset.
+Aurocs = dict[str, dict[str, float]]
 _CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
 
 
@@ -162,9 +164,7 @@ def layers_section(ranked: Ranked) -> Section:
     return Section("layers", "What each layer contributes", blocks)
 
 
-def _layer_blocks(
-    ranked: Ranked, sample: RunScores, aurocs: Mapping[str, Mapping[str, float]]
-) -> Iterator[Content]:
+def _layer_blocks(ranked: Ranked, sample: RunScores, aurocs: Aurocs) -> Iterator[Content]:
     means = {layer: float(np.mean(list(own.values()))) for layer, own in aurocs.items()}
     together = means.pop(COMBINED)
     name, alone = max(means.items(), key=lambda pair: pair[1])
@@ -189,10 +189,10 @@ def _layer_blocks(
     yield tables.Table("AUROC of each layer, %", columns, lines, [list(aurocs).index(COMBINED)])
 
 
-def layer_aurocs(sample: RunScores) -> dict[str, dict[str, float]]:
-    """Layer (and `COMBINED`) -> OOD dataset -> AUROC in percent; empty without scores by layer."""
+def layer_aurocs(sample: RunScores) -> Aurocs:
+    """The AUROC of each layer alone and of all together; empty without scores by layer."""
     layers = list(next(iter(sample.inside.values())).by_layer)
-    found: dict[str, dict[str, float]] = {}
+    found: Aurocs = {}
     for layer in (*layers, None) if layers else ():
         inside = sample.id_scores(layer)
         for dataset, scored in sample.outside.items():
