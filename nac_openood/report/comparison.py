@@ -94,9 +94,9 @@ def _rank_text(ranked: Ranked, m: RankedMethod, group: str) -> str:
     gap = ""
     if others:
         best = max(others, key=lambda other: other.auroc(group))
-        points = m.auroc(group) - best.auroc(group)
-        side = "ahead of" if points >= 0 else "behind"
-        gap = f", {abs(points):.2f} points {side} {best.title}"
+        points = round(m.auroc(group) - best.auroc(group), 2)
+        side = f"{abs(points):.2f} points {'ahead of' if points > 0 else 'behind'}"
+        gap = f", {side if points else 'level with'} {best.title}"
     rank = m.ranks[group]
     tied = "tied for " if any(other.ranks[group] == rank for other in others) else ""
     text = f"{tied}{fmt.ordinal(rank)} of {len(others) + 1} on {GROUP_WORDS[group]}"
