@@ -208,8 +208,8 @@ def test_damaged_settings_and_tensors_are_refused():
         with pytest.raises(NACError, match=f"{name} must be at most"):
             NACPlus.restore({**rule.settings(), name: value}, tensors)
     for name, message in {
-        "layer/a/counts": "layer 'a': the counts do not add up",
-        "layer/b/moments/high": "layer 'b': the moments are of another number of samples",
+        "layer/a/counts": "the counts do not add up",
+        "layer/b/moments/high": "the moments are of another number of samples",
     }.items():
         with pytest.raises(NACError, match=message):
             NACPlus.restore(rule.settings(), {**tensors, name: tensors[name] * 2})
