@@ -129,16 +129,12 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--methods", "mps"], "unknown method 'mps'"),
         (["--against", "paper"], "the paper has no results for cifar10 with resnet_embedded"),
         (["--checkpoint", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
-        (["--near", "mnist"], "got mnist. Name a folder differently"),
-        (["--fsood", "--far", "cifar10c=."], "got cifar10c. Name a folder differently"),
-        (
-            ["--far", "texturs"],
-            "test_tin, train_cifar10, val_cifar10, val_tin. For a folder of images",
-        ),
-        (["--near", "a="], "expected NAME or NAME=FOLDER"),
+        (["--near", "mnist"], "got mnist"),
+        (["--fsood", "--far", "cifar10c=."], "got cifar10c"),
+        (["--far", "texturs"], "test_tin, train_cifar10, val_cifar10, val_tin."),
+        (["--near", "a="], "for a folder of images write NAME=FOLDER"),
         (["--far", "mine=nowhere"], "there is no folder nowhere"),
         (["--data-root", "nowhere"], "Expected OpenOOD's layout"),
-        (["--batch-size", "0"], "--batch-size must be at least 1"),
         (["--nac-config", "nowhere.yml"], "nowhere.yml"),
         (["--arch", "resnet18_32x32"], "does not fit CifarResNet18"),
         (["--device", "nonsense"], "--device: cannot use 'nonsense'"),
@@ -154,7 +150,7 @@ def test_bad_options_say_what_to_do(place, tmp_path, capsys, change, message):
 
 
 def test_published_weights_by_name(tmp_path, monkeypatch):
-    with pytest.raises(NACError, match=r"one of \['torchvision:IMAGENET1K_V1'\]"):
+    with pytest.raises(NACError, match=r"one of \['torchvision:IMAGENET1K_V1'"):
         network_of("squeezenet1_1", 1000, "torchvision:IMAGENET1K_V9")
     with pytest.raises(NACError, match="there are no published weights of 'resnet_embedded'"):
         network_of(ARCH, 1000, "torchvision:IMAGENET1K_V1")

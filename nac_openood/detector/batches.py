@@ -14,13 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset
-from tqdm.auto import tqdm
 
 from nac_openood.core.layer_config import whole_number
 from nac_openood.distributed import from_main, is_main, map_shared, world
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import LABELS, as_inputs, describe_value, rows, sample_count
 from nac_openood.network.probe import count_classes
+
+with warnings.catch_warnings():
+    # in a notebook without ipywidgets tqdm warns, and then draws its bars as text, which is fine
+    warnings.filterwarnings("ignore", "IProgress not found")
+    from tqdm.auto import tqdm
 
 _R = TypeVar("_R")
 #: A function that shows a line about the progress, e.g. `print`.
