@@ -42,23 +42,22 @@ _NO_CODE = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 #: The most that each figure may be: what was reached. The goal is 16,000 lines each of code and of
-#: tests, 35 files for `score`, 70 for `compare`, and 30 and 15 for the plugin's `setup` and
-#: `inference`.
+#: tests.
 LIMITS: dict[str, int] = {
-    "code lines": 19_900,
-    "files": 169,
-    "record types": 136,
-    "modules below 120 lines with one importer": 20,
-    "code lines of tests": 18_620,
+    "code lines": 16_540,
+    "files": 130,
+    "record types": 108,
+    "modules below 120 lines with one importer": 12,
+    "code lines of tests": 16_320,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
-    "nac-openood score": 41,
-    "nac-openood compare": 81,
-    "plugin: setup with search": 37,
-    "plugin: inference": 17,
-    "NACDetector.fit": 18,
-    "NACDetector.score": 12,
+    "nac-openood score": 35,
+    "nac-openood compare": 61,
+    "plugin: setup with search": 26,
+    "plugin: inference": 14,
+    "NACDetector.fit": 13,
+    "NACDetector.score": 11,
 }
 
 
@@ -113,8 +112,9 @@ def _imported(nodes: list[Any]) -> Iterator[str]:
 
 
 def modules(package: Path) -> list[Module]:
-    """All modules below a folder."""
-    return [Module(path, package) for path in sorted(package.rglob("*.py"))]
+    """All modules below a folder, and the stub with the public names."""
+    paths = [*package.rglob("*.py"), *package.rglob("*.pyi")]
+    return [Module(path, package) for path in sorted(paths)]
 
 
 def sizes(package: Path = PACKAGE, tests: Path = TESTS) -> dict[str, float]:

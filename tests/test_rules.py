@@ -121,7 +121,7 @@ def test_merged_shards_are_one_fit(mean_rule, small_net, images, labels):
         merged.merge(NACDetector(small_net, ["avgpool"]).fit(whole))
 
 
-def test_only_a_detector_of_the_same_network_is_merged(small_net, images):
+def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
     det = NACDetector(small_net, ["avgpool"]).fit([images])
     before = det.score(images)
     net = copy.deepcopy(small_net)
@@ -129,6 +129,8 @@ def test_only_a_detector_of_the_same_network_is_merged(small_net, images):
     net.fc.bias.data += 1
     with pytest.raises(NACError, match="of another network: .* other weights"):
         det.merge(twin)
+    with pytest.raises(NACError, match="with itself: its samples would count twice"):
+        det.merge(det)
     assert torch.equal(det.score(images), before)
     net.fc.bias.data.copy_(small_net.fc.bias.data)
     assert det.merge(twin).fit_summary_.n_samples == 2 * len(images)

@@ -216,6 +216,8 @@ class NACDetector:
         Both must have the same network, rule, layers and settings. The order of shards does not
         matter. The detector must be calibrated again.
         """
+        if other is self:
+            raise NACError("cannot merge a detector with itself: its samples would count twice.")
         rule, other_rule = self._fitted(), other._fitted()
         if (other.rule, other.autocast) != (self.rule, self.autocast):
             raise NACError(
