@@ -131,9 +131,9 @@ def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys, monke
     results = Results.load(tmp_path)
     absent = {r.method: r.error for r in results.rows if r.status == "absent"}
     assert set(absent) == {"opengan", "rankfeat", "mds_ensemble"}
-    assert "needs feature maps" in absent["rankfeat"]
+    assert "reads feature maps" in absent["rankfeat"]
     assert all(r.status == "ok" for r in results.rows if r.method not in absent)
-    assert "is absent: rankfeat needs" in capsys.readouterr().out
+    assert "is absent: rankfeat reads" in capsys.readouterr().out
     assert results.arch == "vit_embedded"
 
 
