@@ -197,7 +197,7 @@ def _changes(
     used, n = data.settings[layer], data.fitting.fit.n_samples
     values: Sequence[float] = PARAMETERS[parameter].values
     if parameter == "steepness":
-        if layer != data.layers[0]:  # its readings have another scale
+        if layer != data.layers[0]:  # other layers have another scale
             values = [used.steepness * factor for factor in _FACTORS]
         for value in sorted({*(options.steepness or values), used.steepness}):
             yield value, replace(used, steepness=value)

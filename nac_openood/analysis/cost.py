@@ -39,7 +39,7 @@ _PAPER = {"GEN": "gen none", "VIM": "vim none", "SHE": "she none",
 
 
 class Runner(NamedTuple):
-    """A method, the number of samples it is set up on (None if it is not), and how it is run."""
+    """A method, on how many samples it is set up (None if on none), and how to run it."""
 
     name: str
     samples: Optional[int]
@@ -179,7 +179,7 @@ class _Features:
 
 
 def _trial(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
-    """Time and memory of setting up and scoring once; of setting up None if there is nothing to."""
+    """Time and memory of setting up and scoring once; None for a setup that does not exist."""
     found: dict[str, Any] = {"setup_samples": runner.samples}
     for name, run in (("setup", runner.set_up), ("inference", partial(runner.score, test))):
         # memory freed by an earlier method may still belong to the process, and hide the peak

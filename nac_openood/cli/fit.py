@@ -81,7 +81,7 @@ def fit_command(args: argparse.Namespace) -> int:
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
     n_samples = args.n_samples or max(_SAMPLES, _PER_CLASS * n_classes)
     n_samples = None if n_samples >= sizes["train"] else n_samples
-    # what `load_fitted` reads
+    # `load_fitted` reads these
     detector.classes_ = classes_of(sets.train)
     detector.notes_.update(arch=args.arch, n_classes=str(n_classes))
     if transform is not None:

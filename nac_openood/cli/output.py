@@ -40,7 +40,7 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
         option = action.option_strings[-1]
         if value is None or (action.nargs == 0 and value == str(action.const)):
             return option
-        if action.nargs == 0 or value in ("None", "True", "False"):  # cannot be typed
+        if action.nargs == 0 or value in ("None", "True", "False"):  # no value of an option
             return match[0]
         words = re.sub(r"[\[\](),'\"]", "", value)
         return f"{option} {words}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 #: The rules by name: the title in tables and figures, and the class, or "module:class" of a rule
-#: that is imported when it is first used. Others are added by `nac_openood.register_rule`. Here,
-#: because importing this package does not import torch, and the command line lists the rules.
+#: that is imported when it is first used. Others are added by `nac_openood.register_rule`. They are
+#: listed here because the command line shows them, and importing this file does not import torch.
 RULES: dict[str, tuple[str, Any]] = {
     "nac": ("NAC", "nac_openood.core.coverage:Coverage"),
     "nac_plus": ("NAC+", "nac_openood.core.plus:NACPlus"),

@@ -167,8 +167,8 @@ def saturation(histogram: Histogram, config: LayerConfig) -> Optional[tuple[str,
         config: the settings.
 
     Returns:
-        The reason, "steep", "flat", "bins" (too few) or "empty", and the share of ID samples that
-        at least get the same score. Unless the reason is "steep", OOD samples get it, too.
+        The reason, "steep", "flat", "bins" (too few) or "empty", and a lower bound of the share
+        of ID samples that get the same score. OOD samples get it, too, unless it is "steep".
     """
     n = histogram.n_samples
     if n < _MIN_SAMPLES or config.weight == 0:

@@ -148,7 +148,7 @@ class Histogram:
         return self.counts.shape[0]
 
     def check(self, name: str) -> None:
-        """Raise unless the counts of a file, called `name`, have each neuron once per sample."""
+        """Raise unless the counts, called `name`, hold one state per neuron and sample."""
         counts, n = self.counts, self.n_samples
         complete = counts.shape[0] > 0 and counts.shape[1] == self.width(self.n_bins)
         if not complete or bool((counts < 0).any()) or bool((counts.sum(dim=1) != n).any()):

@@ -173,7 +173,7 @@ def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int
     if steepness < _SMALLEST:
         raise NACError(f"steepness must be above 0, got {steepness}: every state would be 0.5.")
     object.__setattr__(config, "steepness", steepness)
-    LayoutConfig(config.layout)  # checks it
+    LayoutConfig(config.layout)  # checks the layout
 
 
 def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str = "key") -> None:

@@ -33,9 +33,9 @@ _CLIP = 1e-12
 #: How many of the largest probabilities GEN uses, and the exponent, which is below 1 so that small
 #: ones count. Both are the authors' values.
 _TOP, _GAMMA = 100, 0.1
-#: Every tenth sample can be held out ...
+#: Every tenth sample is a candidate for being held out.
 _EVERY = 10
-#: ... but no more than this.
+#: At most this many are held out.
 MAX_SAMPLES = 1000
 #: Names of the tensors in a file: the activations of each layer, the logits and the indices.
 _ACTIVATION, _LOGITS, _INDEX = "held/activation/", "held/logits", "held/number"
@@ -265,16 +265,16 @@ def gen(logits: Tensor) -> Tensor:
 class HeldOut:
     """A few training samples that NAC+ is not fitted on, to calibrate on without other data.
 
-    They are kept in the order of their indices in the training set, on which alone it depends which
-    samples are held out, so shards and batches may be merged in any order:
+    Which samples are held out depends only on their indices in the training set, and they are kept
+    in that order, so shards and batches may be merged in any order:
 
     - A sample is a candidate if its index ends in 9, that is, every tenth one is.
     - At most `MAX_SAMPLES` candidates are held out: those whose index has the smallest hash. Of a
       larger training set this is a uniform choice; of a small one, all candidates are held out.
 
-    Candidates that are not, or no longer, held out are counted like any other sample, and all of
-    them as soon as there is calibration data. Samples with the same index, from shards that both
-    began at 0, are ordered by their readings.
+    Candidates that are not held out, or no longer, are counted like any other sample. As soon as
+    there is calibration data, so are all candidates. Samples with the same index, from shards that
+    both began at 0, are ordered by their readings.
 
     Attributes:
         tensors: their readings and indices, for a file; empty if there are none.

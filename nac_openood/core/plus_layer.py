@@ -279,7 +279,7 @@ class Moments:
         """Add activations `[batch, neurons]`, on their device; NaN counts as zero."""
         x = double(values).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
         x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
-        # three digits of 15 bits; the last one has the sign
+        # three digits of 15 bits, the highest with the sign
         whole, base = (x / _STEP).round(), 2.0**_DIGIT
         third = (whole / base**2).floor()
         rest = whole - third * base**2

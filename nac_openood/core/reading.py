@@ -143,16 +143,17 @@ def _flat(tensor: Tensor) -> Tensor:
     return _sum(tensor.flatten(1).unsqueeze(-1), (-1,))
 
 
-#: By the layout of a layer's output. Of class and last token, the head uses no other.
+#: How to pool a layer's output, by its layout. With a class token or a last token, the head uses
+#: only that one.
 LAYOUTS: Mapping[str, Pool] = {
     "flat": _flat,  # [B, N], also [B, N, 1, 1] and the like
-    "maps": lambda x: _sum(x, tuple(range(2, x.ndim))),  # [B, C, H, W], or 1 or 3 dimensions
+    "maps": lambda x: _sum(x, tuple(range(2, x.ndim))),  # [B, C, H, W], [B, C, L] etc.
     "maps_last": lambda x: _sum(x, tuple(range(1, x.ndim - 1))),  # [B, H, W, C], as in Swin
     "tokens": lambda x: _sum(x, (1,)),  # [B, T, D]
     "class_token": lambda x: _flat(x[:, 0]),
     "last_token": lambda x: _flat(x[:, -1]),  # as in GPT-2
 }
-#: How many dimensions outputs may have; 3 for the layouts of tokens.
+#: How many dimensions an output of each layout may have; layouts of tokens always have 3.
 _DIMS = {"flat": tuple(range(1, 9)), "maps": (3, 4, 5), "maps_last": (3, 4, 5)}
 _BY_DIMS = {2: "flat", 3: "tokens", 4: "maps", 5: "maps"}
 

@@ -193,7 +193,7 @@ def _read_mnist(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _coarse(gray: np.ndarray) -> np.ndarray:
-    """The smallest square around all ink, which is centered in it, averaged to 8x8."""
+    """The ink, centered in the smallest square that holds all of it, averaged to 8x8."""
     image = Image.fromarray(gray)
     ink = image.crop(image.getbbox())
     side = max(ink.size)
@@ -269,7 +269,7 @@ def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
                 for index, path in enumerate(data.names):
                     (new / images / path).parent.mkdir(parents=True, exist_ok=True)
                     data.picture(index).save(new / images / f"{path}.png")
-            # without the list of training images, which is removed first, there is no benchmark
+            # removed first: without the list of training images a half-written copy is no benchmark
             (root / lists / f"train_{NAME}.txt").unlink(missing_ok=True)
             for part in (images, lists):
                 shutil.rmtree(root / part, ignore_errors=True)

@@ -133,7 +133,7 @@ def _shares(
 
 def _textured(pixels: np.ndarray) -> np.ndarray:
     """The absolute difference of each digit and a piece of a photograph, as in MNIST-M."""
-    photo: Any = embedded.photograph("sklearn", "images/china.jpg")  # is always installed
+    photo: Any = embedded.photograph("sklearn", "images/china.jpg")  # comes with scikit-learn
     pieces = embedded.patches(photo, stride=16)
     chosen = np.random.RandomState(0).randint(len(pieces), size=len(pixels))
     return np.abs(pixels.astype(np.int16) - pieces[chosen]).astype(np.uint8)

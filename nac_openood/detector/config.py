@@ -124,7 +124,7 @@ class NACConfig:
         swept = _mapping("postprocessor_sweep", root.get("postprocessor_sweep"))
         settings = {n: kind.layer_settings.from_dict(values) for n, values in layers.items()}
         sweep = {n: kind.layer_settings.renamed(v, "sweep setting") for n, v in swept.items()}
-        check_sweep(settings, sweep)  # also of layers that are not used
+        check_sweep(settings, sweep)  # checks layers that are not used, too
         return cls(
             {str(name): settings[str(name)] for name in used},
             n_samples=args.get("n_samples", args.get("valid_num", 1000)),
@@ -160,7 +160,7 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise NACError(f"expected a mapping under '{name}:', got {value!r}.")
-    return {str(key): inner for key, inner in value.items()}  # a layer may be called 1
+    return {str(key): inner for key, inner in value.items()}  # YAML reads a layer '1' as a number
 
 
 def checked_switch(name: str, value: Any) -> bool:

@@ -65,7 +65,7 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         "classes": list(detector.classes_),
     }
     with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
-        detector.prepare(x)  # finds layouts
+        detector.prepare(x)  # finds the layouts of layers
         program = DetectorProgram(detector, alpha=alpha, portable=suffix == ".onnx")
         p_value = detector.judge(x).p_value
         logits = program(x)["logits"]  # fills the rule's caches outside of the trace

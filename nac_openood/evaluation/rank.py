@@ -176,7 +176,7 @@ def networks_of(
 def _origins(
     checkpoints: Sequence[Checkpoint], network: MakeNetwork, samples: SamplesByRole, **settings: Any
 ) -> list[dict[str, Any]]:
-    """Load and check every checkpoint before anything is written; what each is read with."""
+    """Load and check every checkpoint before anything is written; return what each is read with."""
     fingerprints = []
     for one in checkpoints:
         net = network(one)

@@ -202,7 +202,7 @@ class Structure:
         if len(runs) < 2:
             return _quarters(blocks if is_chain else _most_frequent_kind(blocks)), None
         if len(runs) == 2 and not is_chain:
-            # stages without branches between the stem and the first block
+            # add stages without branches, which lie between the stem and the first block
             known = (self.nodes[self.products[0]].value.size, blocks[0].size)
             links = self._links(modules, min(block.call.nodes.start for block in blocks) - 1)
             before = _grouped(links, Size.same_resolution)
@@ -226,7 +226,7 @@ class Structure:
         if not ends:
             return None
         end = max(ends, key=lambda value: value.node)
-        # of one that returns a tuple, the next module with a tensor like the one in it is read
+        # if it returns a tuple, read the next module that returns one tensor of the same shape
         alike = [c for c in self.readable if c.outputs[0].shape == end.shape]
         later = (c for c in alike if c.outputs[0].node >= end.node)
         reader = call if call.readable else next(later, None)
@@ -272,7 +272,7 @@ class Structure:
 
 
 def _way(nodes: Sequence[Node], source: int, sink: int) -> dict[int, bool]:
-    """The nodes on paths between two, in order: whether all paths pass through each."""
+    """The nodes on paths from `source` to `sink`, in order, and whether every path uses them."""
     reached = {source}
     for node in range(source + 1, sink + 1):
         if not reached.isdisjoint(nodes[node].parents):

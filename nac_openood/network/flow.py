@@ -228,8 +228,8 @@ def foldable(net: nn.Module, x: Inputs) -> list[tuple[Any, Any, set[nn.Module]]]
         x: one sample, as a batch.
 
     Returns:
-        Convolutions whose output goes into a BatchNorm and nowhere else: the convolution, the
-        BatchNorm, and all modules that return that output or take it, these two among them.
+        An entry for each convolution whose output goes into a BatchNorm and nowhere else: the
+        convolution, the BatchNorm, and all modules that return or take that output, including both.
     """
     recorded, found = record(net, x), []
     calls = [call for call in recorded.calls if "forward" not in vars(call.module)]

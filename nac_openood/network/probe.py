@@ -157,7 +157,7 @@ class PassPlan:
 
 
 def _modules_and_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Any]]:
-    """What can be folded depends on: modules, and `forward`s set on them."""
+    """What folding depends on: the modules, and any `forward` that was set on one of them."""
     return [(module, vars(module).get("forward")) for module in modules]
 
 
@@ -166,7 +166,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _convolve_and_normalize(conv: Any, norm: Any, input: Tensor) -> Tensor:
-    # at every call: hooks and functional_call may exchange the weights
+    # computed at every call, because hooks and functional_call may exchange the weights
     statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
     weight, bias = fuse_conv_bn_weights(conv.weight.detach(), conv.bias, *statistics)
     return conv._conv_forward(input, weight, bias)

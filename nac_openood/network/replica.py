@@ -80,7 +80,7 @@ class ReplicaCache:
     def take(self, net: nn.Module, read: Iterable[nn.Module], adapt: Optional[Adapt]) -> Replica:
         """A replica of `net`, adapted to the modules that are read; made if none is free."""
         state = [*map(id, read), *_identities(net.modules())]
-        with suppress(IndexError):  # none is left
+        with suppress(IndexError):  # raised when no replica is left
             while True:
                 replica = self._free.pop()
                 if replica.original == state:

@@ -73,7 +73,7 @@ class NACPostprocessor(BasePostprocessor):
         self._layers: dict[str, Any] = {}  # the settings in use, perhaps after a search
         self._rule: Optional[Rule] = None
         self._network: dict[str, str] = {}
-        # for OpenOOD's own sweep: all readings, and the loaders of those that are validation data
+        # for OpenOOD's own sweep: all readings, and loaders of validation data with theirs
         self._cache: Optional[tuple[ReadingSet, Sequence[tuple[Any, Readings]]]] = None
         self._detector: Optional[NACDetector] = None
 
@@ -147,7 +147,7 @@ class NACPostprocessor(BasePostprocessor):
     def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
         """Predictions, confidences and labels of a dataset."""
         for loader, readings in self._cache[1] if self._cache else ():
-            if loader is data_loader:  # perhaps shuffled, so labels are those of the readings
+            if loader is data_loader:  # it may shuffle, so the labels come from the readings
                 score = self._fitted().score(readings)
                 return readings.prediction.numpy(), score.numpy(), readings.label.numpy()
         detector = self._detector_on(net)
@@ -212,7 +212,7 @@ class NACPostprocessor(BasePostprocessor):
     # -- pickles: small, without the network ------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._cache is not None:  # which is not pickled
+        if self._cache is not None:  # fit now: the cache is not pickled
             self._fitted()
         state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
@@ -251,7 +251,7 @@ def settings_in(document: Mapping[str, Any]) -> Optional[NACConfig]:
         value not in (None, {}) for key, value in root.items() if key not in ("name", "APS_mode")
     ):
         return NACConfig.from_dict({"postprocessor": root})
-    rule_named(str(root.get("name") or "nac"))  # raises if there is none
+    rule_named(str(root.get("name") or "nac"))  # raises if there is no such rule
     return None
 
 

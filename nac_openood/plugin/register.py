@@ -191,7 +191,7 @@ def _as_python_would(path: Path, args: Sequence[str], undo: ExitStack) -> None:
     undo.callback(operator.setitem, sys.path, slice(None), list(sys.path))
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.resolve().parent))
-    # the path before its resolved form: OpenOOD's scripts look for data relative to the former
+    # the path as given comes first: OpenOOD's scripts look for data relative to it
     for root in (*path.parents, *path.resolve().parents):
         if (root / "openood" / "__init__.py").is_file():
             # last, as OpenOOD's scripts do it themselves: an installed OpenOOD takes precedence

@@ -123,7 +123,7 @@ def _tiles(ranked: RankedRuns) -> list[render.Tile]:
 
 
 def _metrics(ranked: RankedRuns) -> list[tuple[str, Any, list[str]]]:
-    """The metrics of the table, and the criteria that have them: no RC with oneself."""
+    """The metrics of the table, and the criteria that have them: the oracle has no RC."""
     known = [criterion for criterion in CRITERIA if criterion != "oracle"]
     return [("RC", ranked.rc, known), ("ACC", ranked.accuracy, list(CRITERIA))]
 

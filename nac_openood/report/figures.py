@@ -196,7 +196,7 @@ def _lines(figure: Lines) -> Picture:
 
 
 def _bars(figure: BarGroups) -> Picture:
-    """With several bars in a row, colors tell them apart; else ours are highlighted."""
+    """Bars; several in a row are told apart by colors, and of single ones ours are highlighted."""
     many, origin = len(figure.names), figure.origin
     names = [name for name, _ in figure.rows]
     ours = [name in figure.ours for name in names]

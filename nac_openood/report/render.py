@@ -22,7 +22,8 @@ from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
-#: By what is better, in which columns to show standard deviations: in fewer if there is no room.
+#: Columns (by which values are better in them) that show standard deviations: the first choice, and
+#: what is tried next if there is no room.
 _SPREADS = (("higher", "lower", ""), ("higher",), ())
 
 

@@ -258,7 +258,7 @@ def _landscape(joint: JointCandidates) -> Iterator[Candidate]:
 
 
 def _rows(first: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
-    """The rows of columns of numbers, None in a column that is None."""
+    """The rows of columns of numbers; a column that is None has None in every row."""
     return zip(*([None] * len(first) if c is None else c.tolist() for c in (first, *others)))
 
 

@@ -171,7 +171,7 @@ class Batcher:
     def _timed(self, batch: list[_Waiting]) -> list[Any]:
         start = time.perf_counter()
         found = self._work(torch.stack([entry.item for entry in batch]))
-        if len(found) != len(batch):  # or some callers would wait forever
+        if len(found) != len(batch):  # otherwise some callers would wait forever
             raise RuntimeError(f"{len(found)} results for {len(batch)} images")
         self._observe(len(batch), time.perf_counter() - start)
         return found

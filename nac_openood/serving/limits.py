@@ -83,7 +83,7 @@ class Rates:
     def charge(self, client: str, images: int) -> None:
         """Take images from the client's bucket, which may become negative."""
         left = self._left(client) - images
-        self._buckets.pop(client, None)  # to the end
+        self._buckets.pop(client, None)  # so that it is added at the end
         self._buckets[client] = left, self._clock()
         if len(self._buckets) > _MAX_CLIENTS:
             del self._buckets[next(iter(self._buckets))]

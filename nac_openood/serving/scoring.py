@@ -1,4 +1,4 @@
-"""Answers a request: reads the body, decodes the images, and waits for their predictions."""
+"""Answers a request: reads the body, decodes the images, waits for their predictions; metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, AsyncGenerator, Callable, Coroutine, Iterable, Tuple
 
 import prometheus_client as prometheus
-import python_multipart as python_multipart  # which starlette imports when a form arrives
+import python_multipart as python_multipart  # starlette imports it when a form arrives
 from fastapi import HTTPException, Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect

@@ -137,7 +137,7 @@ def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, l
     if is_text and not takes_text(transform):
         raise NACError(f"{path} holds texts, but the network takes images: expected paths.")
     for number, line in lines:
-        if None in line or None in line.values():  # too many or too few
+        if None in line or None in line.values():  # too many entries, or too few
             raise NACError(f"{path}, line {number}: expected {len(names)} entries; quote commas.")
         if not all(line[name].strip() for name in columns):
             raise NACError(f"{path}, line {number}: {' or '.join(columns)} is empty.")

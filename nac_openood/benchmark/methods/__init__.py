@@ -1,1 +1,1 @@
-"""OOD detection methods: one table, and a folder for each library that implements them."""
+"""OOD detection methods: one table, and a file for each library that implements them."""

@@ -29,7 +29,8 @@ from nac_openood.network.replica import run
 _CHUNK = 2**26
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
-#: Computes outlier scores, and what makes it of hyperparameters; see `PytorchOODScorer`.
+#: A function that computes outlier scores, and one that returns it for some hyperparameters; see
+#: `PytorchOODScorer`.
 Outliers = Callable[..., Any]
 FittedMethod = Callable[..., Outliers]
 
@@ -54,13 +55,13 @@ def detectors() -> Any:
 
 
 class PytorchOODScorer(BatchScorer):
-    """A method by the function `fit_NAME` of this file, with defaults and sweep of its row.
+    """A method whose function `fit_NAME` is in this file, with the defaults and sweep of its row.
 
-    `fit_NAME(inputs)` returns a function of the hyperparameters, which returns the function that
+    `fit_NAME(inputs)` returns a function that takes hyperparameters and returns the function that
     computes outlier scores `[batch]` (higher = more out-of-distribution):
 
-    * for a method on features, of features `[batch, D]` and logits `[batch, classes]`;
-    * for a method on the network, of a batch; it returns outlier scores and logits.
+    * a method on features takes features `[batch, D]` and logits `[batch, classes]`;
+    * a method on the network takes a batch, and returns outlier scores and logits.
 
     Raises:
         Absent: pytorch-ood is not installed.

@@ -15,7 +15,7 @@ def typical_rate(measured: Sequence[tuple[int, float]]) -> float:
     """The median of seconds per sample, so that a few disturbed measurements do not matter.
 
     Args:
-        measured: samples and seconds of each measurement, which counts by its samples.
+        measured: samples and seconds of each measurement, weighted by its number of samples.
     """
     rates = [seconds / samples for samples, seconds in measured]
     of_each = np.repeat(rates, [samples for samples, _ in measured])
