@@ -1,1 +1,1 @@
-"""NAC inside OpenOOD: the only room that imports it."""
+"""NAC inside OpenOOD, and how OpenOOD is found, patched and run."""
