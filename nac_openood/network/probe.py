@@ -44,7 +44,9 @@ def classify(net: nn.Module, x: Any) -> Tensor:
 
 def count_classes(net: nn.Module, x: Any) -> int:
     """The number of classes of a network, found by running it on the first sample of a batch."""
-    return classify(net, inputs.rows(inputs.as_inputs(x), slice(1))).shape[1]
+    with inputs.explained(x):  # an error describes the whole batch
+        first = inputs.rows(inputs.prepare(unwrap(net), x), slice(1))
+        return logits_of(replica.run_without_grad(net, first), first).shape[1]
 
 
 def read(
