@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.inputs import Inputs, call, mapped
@@ -239,6 +240,11 @@ def _blank(module: nn.Module) -> nn.Module:
 def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
+    if any(map(is_lazy, state["_parameters"].values())):  # a replica would draw weights of its own
+        raise ProbeError(
+            f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
+            "once on a batch, which initializes them."
+        )
     shared = True
     for name, value in state.items():
         if name in ("_modules", "_parameters"):
