@@ -240,7 +240,8 @@ def _blank(module: nn.Module) -> nn.Module:
 def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
-    if any(map(is_lazy, state["_parameters"].values())):  # a replica would draw weights of its own
+    # a replica would draw weights of its own
+    if any(is_lazy(t) for kind in ("_parameters", "_buffers") for t in state[kind].values()):
         raise ProbeError(
             f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
             "once on a batch, which initializes them."
