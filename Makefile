@@ -9,8 +9,8 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 
 # what `make test-oldest` runs: the arithmetic, networks, detectors, search, files and commands
 OLDEST := histogram coverage plus plus_detector pvalues metrics rules \
-	integral portable config layers probe plan replica gradients head padding \
-	inputs auto_layers one_logit networks archives detector fit_score store readings verdicts slips data contract \
+	integral portable config layers probe plan replica head padding \
+	inputs auto_layers one_logit networks archives detector fit_score store readings slips data contract \
 	gpu search recipe surrogate advice search_cli cli files imglist transforms sets own_sets report
 
 .PHONY: demo test test-all test-oldest lint types format docs bench gpu wheel audit clean help

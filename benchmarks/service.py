@@ -65,7 +65,7 @@ class PlainJudge(Judge):
 
 def network(arch: str) -> nn.Module:
     torch.manual_seed(0)
-    return trained(arch, progress=False) if arch in EPOCHS else build(arch, N_CLASSES)
+    return trained(arch) if arch in EPOCHS else build(arch, N_CLASSES)
 
 
 def fit(arch: str, file: Path) -> None:

@@ -92,8 +92,8 @@ def joined() -> Iterator[World]:
         dist.init_process_group(backend)
         # not when the block ends: a second group at the same address might fail to connect
         atexit.register(dist.destroy_process_group)
-    together = available and dist.is_initialized()
-    here = World(dist.get_rank(), dist.get_world_size()) if together else World()
+    initialized = available and dist.is_initialized()
+    here = World(dist.get_rank(), dist.get_world_size()) if initialized else World()
     with _set_world(here):
         yield here
 
@@ -146,11 +146,6 @@ def ordered_shards(shards: Iterable[ShardResult]) -> list[ShardResult]:
     return found
 
 
-def single_process() -> ContextManager[None]:
-    """Let one of the processes run a block without waiting for the others."""
-    return _set_world(World())
-
-
 @contextmanager
 def _set_world(here: World) -> Iterator[None]:
     global _world
@@ -194,12 +189,11 @@ def all_gather(step: str, value: Any, error: Exception | None = None) -> list[An
         ) from lost
     failed = [f"{why} (process {n})" for n, (_, _, why) in enumerate(found) if why is not None]
     steps = [step for step, _, _ in found]
+    if len(set(steps)) > 1:
+        failed.append(f"the processes are out of step: they are at {steps}.")
     if failed:
         _shared = error or NACError(failed[0])
         raise _shared from None
-    if len(set(steps)) > 1:
-        _shared = NACError(f"the processes are out of step: they are at {steps}.")
-        raise _shared
     return [value for _, value, _ in found]
 
 
@@ -219,9 +213,6 @@ def _attempt(work: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
 @contextmanager
 def synchronized(step: str) -> Iterator[None]:
     """Make an error in the block an error of all processes, so that none waits for another."""
-    if not _world.connected:
-        yield
-        return
     try:
         yield
     except Exception as error:

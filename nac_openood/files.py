@@ -30,15 +30,22 @@ PathLike = Union[str, "os.PathLike[str]"]
 CHECKSUM = "sha256"
 
 
+@contextmanager
+def file_errors(what: str) -> Iterator[None]:
+    """Say what could not be done to a file if the operating system refuses, e.g. "read a.txt"."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot {what}: {why_unreadable(error)}.") from error
+
+
 # -- writing -------------------------------------------------------------------------------
 
 
 def make_folder(folder: PathLike) -> Path:
     """Create a folder with its parents, unless it exists."""
-    try:
+    with file_errors(f"create the folder {folder}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot create the folder {folder}: {error.strerror}.") from error
     return Path(folder)
 
 
@@ -76,26 +83,22 @@ def replacing(path: PathLike) -> Iterator[Path]:
         # named before it is created, so that an interrupt at any time can remove it
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            if target.exists():  # a private file stays private from its first byte
-                temporary.touch()
-                shutil.copymode(target, temporary)
-            yield temporary
-            temporary.replace(target)
-        except BaseException as error:
+            with file_errors(f"write {target}"):
+                if target.exists():  # a private file stays private from its first byte
+                    temporary.touch()
+                    shutil.copymode(target, temporary)
+                yield temporary
+                temporary.replace(target)
+        finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise FileError(f"cannot write {target}: {why_unreadable(error)}.") from error
-            raise
 
 
 def remove(path: Path) -> None:
     """Remove a file if it exists; only the first of several processes does so."""
-    try:
+    with file_errors(f"remove {path}"):
         if is_main():
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot remove {path}: {error.strerror}.") from error
 
 
 def write_text(path: PathLike, text: str) -> Path:
@@ -164,18 +167,14 @@ def locked(folder: PathLike) -> Iterator[None]:
 
 def entries(folder: PathLike) -> list[Path]:
     """The contents of a folder, sorted."""
-    try:
+    with file_errors(f"read the folder {folder}"):
         return sorted(Path(folder).iterdir())
-    except OSError as error:
-        raise FileError(f"cannot read the folder {folder}: {why_unreadable(error)}.") from error
 
 
 def read_text(path: PathLike, what: str = "") -> str:
     """The UTF-8 text in a file; an error calls it `what`, by default its path."""
-    try:
+    with file_errors(f"read {what or path}"):
         return Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise NACError(f"cannot read {what or path}: {why_unreadable(error)}.") from error
 
 
 def read_json(path: PathLike) -> Any:
@@ -241,22 +240,6 @@ def read_document(
     except NACError as error:
         message = f"{path} is damaged ({why_unreadable(error)}). {again}."
     raise FileError(message)
-
-
-@contextmanager
-def damage(path: PathLike, again: str) -> Iterator[None]:
-    """Report errors about the content of a file as damage to it.
-
-    Args:
-        path: of the file.
-        again: what to do, e.g. "Fit again".
-    """
-    try:
-        yield
-    except FileError:
-        raise
-    except Exception as error:  # a file that was edited may lack or hold anything
-        raise FileError(f"{path} is damaged: {why_unreadable(error)}. {again}.") from error
 
 
 def newer_format(path: PathLike, found: int, known: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 import numpy as np
 import pyarrow as pa
@@ -31,19 +31,6 @@ _FIELDS = pa.schema(
     [(name, pa.string() if isinstance(value, str) else pa.float64())
      for name, value in Prediction("").fields().items()]
 )  # fmt: skip
-
-
-class _Rows(NamedTuple):
-    """How the rows of a block become batches for a network."""
-
-    column: str
-    name: Optional[str]
-    batch_size: int
-
-    def parts(self, block: _Columns) -> Iterator[_Columns]:
-        """The block in slices of the batch size."""
-        for start in range(0, len(block[self.column]), self.batch_size):
-            yield {key: column[start : start + self.batch_size] for key, column in block.items()}
 
 
 def fit_dataset(
@@ -70,8 +57,7 @@ def fit_dataset(
         workers: largest number of actors.
         options: of `ray.data.Dataset.map_batches`, e.g. `num_gpus=1`.
     """
-    rows = _Rows(column, label, batch_size)
-    states = _mapped(dataset, _Fit, (load, rows), workers, options)
+    states = _mapped(dataset, _Fit, (load, column, batch_size, label), workers, options)
     made = load().detector
     fitted: Optional[NACDetector] = None
     for state in states.iter_rows():
@@ -116,8 +102,8 @@ def score_dataset(
     checked_alpha(alpha)
     if unreadable not in ("raise", "null"):
         raise NACError(f"`unreadable` must be 'raise' or 'null', got {unreadable!r}.")
-    rows = _Rows(column, path, batch_size)
-    return _mapped(dataset, _Score, (load, rows, alpha, unreadable), workers, options)
+    arguments = (load, column, batch_size, path, alpha, unreadable == "null")
+    return _mapped(dataset, _Score, arguments, workers, options)
 
 
 def _mapped(
@@ -131,19 +117,38 @@ def _mapped(
     )  # fmt: skip
 
 
-class _Fit:
-    """An actor that fits a detector on each block."""
+class _Actor:
+    """Works on blocks of rows, in batches for a network."""
 
-    def __init__(self, load: Load, rows: _Rows) -> None:
-        self._pipeline, self._rows = load(), rows
+    def __init__(self, load: Load, column: str, batch_size: int, *options: Any) -> None:
+        self.pipeline, self.column, self.batch_size = load(), column, batch_size
+        self.options = options
+
+    def batches(self, block: _Columns) -> Iterator[_Columns]:
+        """The block in slices of the batch size."""
+        for start in range(0, len(block[self.column]), self.batch_size):
+            yield {key: column[start : start + self.batch_size] for key, column in block.items()}
+
+    def input(self, value: Any) -> Any:
+        """The input of the network for one row."""
+        if isinstance(value, bytes):
+            value = rgb_image(io.BytesIO(value))
+        elif isinstance(value, np.ndarray):
+            value = value.copy()  # Ray's arrays are read-only
+            if value.dtype == np.uint8 and value.ndim in (2, 3):
+                value = Image.fromarray(value).convert("RGB")
+        return self.pipeline.transform(value)
+
+
+class _Fit(_Actor):
+    """Fits a detector on each block."""
 
     def __call__(self, block: _Columns) -> dict[str, list[Any]]:
-        detector, label = self._pipeline.detector, self._rows.name
+        detector, (label,) = self.pipeline.detector, self.options
         detector.rule_ = detector.fit_summary_ = None
-        for part in self._rows.parts(block):
-            inputs = [_input(value, self._pipeline) for value in part[self._rows.column]]
-            x = stacked(inputs)
-            detector.partial_fit(x if label is None else (x, part[label].copy()))
+        for batch in self.batches(block):
+            x = stacked(list(map(self.input, batch[self.column])))
+            detector.partial_fit(x if label is None else (x, batch[label].copy()))
         if detector.rule_ is None:  # an empty block
             return {"detector": []}
         with tempfile.TemporaryDirectory() as folder:
@@ -159,41 +164,27 @@ def _from_bytes(content: bytes, made: NACDetector) -> NACDetector:
         return NACDetector.load(path, made.net, fast=made.fast)
 
 
-class _Score:
-    """An actor that scores blocks."""
-
-    def __init__(self, load: Load, rows: _Rows, alpha: float, unreadable: str) -> None:
-        self._pipeline, self._rows = load(), rows
-        self._alpha, self._unreadable = alpha, unreadable
+class _Score(_Actor):
+    """Scores blocks."""
 
     def __call__(self, block: _Columns) -> pa.Table:
-        rows = [row for part in self._rows.parts(block) for row in self._predictions(part)]
+        rows = [row for batch in self.batches(block) for row in self.predictions(batch)]
         return pa.Table.from_pylist(rows, schema=_FIELDS)
 
-    def _predictions(self, part: _Columns) -> Iterator[dict[str, Any]]:
+    def predictions(self, batch: _Columns) -> Iterator[dict[str, Any]]:
+        """The rows of the result; those that cannot be read come first."""
+        path, alpha, leave_empty = self.options
         names, inputs = [], []
-        for name, value in zip(part[str(self._rows.name)].tolist(), part[self._rows.column]):
+        for name, value in zip(map(str, batch[path].tolist()), batch[self.column]):
             try:
-                inputs.append(_input(value, self._pipeline))
-                names.append(str(name))
+                inputs.append(self.input(value))
+                names.append(name)
             except ImageError as error:
-                if self._unreadable == "raise":
+                if not leave_empty:
                     raise NACError(
                         f"cannot read {name} ({error}). Replace it, or pass `unreadable='null'`."
                     ) from error
-                yield {"path": str(name)}
+                yield {"path": name}
         if inputs:
-            x = stacked(inputs)
-            for row in judge_batch(self._pipeline, x, names, alpha=self._alpha):
+            for row in judge_batch(self.pipeline, stacked(inputs), names, alpha=alpha):
                 yield row.fields()
-
-
-def _input(value: Any, pipeline: Pipeline) -> Any:
-    """The input of the network for one row."""
-    if isinstance(value, bytes):
-        return pipeline.transform(rgb_image(io.BytesIO(value)))
-    if isinstance(value, np.ndarray):
-        value = value.copy()  # Ray's arrays are read-only
-        if value.dtype == np.uint8 and value.ndim in (2, 3):
-            return pipeline.transform(Image.fromarray(value).convert("RGB"))
-    return pipeline.transform(value)

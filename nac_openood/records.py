@@ -11,8 +11,7 @@ import dataclasses
 import math
 import reprlib
 from functools import cache
-from typing import Any, Hashable, Mapping, Type, TypeVar, Union, get_args, get_origin
-from typing import get_type_hints as type_hints
+from typing import Any, Hashable, Mapping, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -28,7 +27,7 @@ _SCALARS = {
 }
 
 
-def from_values(kind: Type[_T], value: Any, where: str = "", **fields: Any) -> _T:
+def from_values(kind: type[_T], value: Any, where: str = "", **fields: Any) -> _T:
     """Make an object of class `kind` from a JSON object.
 
     Args:
@@ -93,18 +92,16 @@ def checked(hint: Any, value: Any, where: str) -> Any:
 @cache
 def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """The type hints of all fields, and the names of those without a default."""
-    hints = type_hints(kind)
+    hints, absent = get_type_hints(kind), dataclasses.MISSING
     if not dataclasses.is_dataclass(kind):
         return hints, [name for name in hints if name not in kind._field_defaults]
-    absent = dataclasses.MISSING
     own = [field for field in dataclasses.fields(kind) if field.init]
     required = [f.name for f in own if f.default is absent and f.default_factory is absent]
     return {f.name: hints[f.name] for f in own}, required
 
 
 def _wrong(where: str, expected: str, value: Any) -> NACError:
-    where = where or "the document"
-    return NACError(f"'{where}' must be {expected}, got {reprlib.repr(value)}")
+    return NACError(f"'{where or 'the document'}' must be {expected}, got {reprlib.repr(value)}")
 
 
 class _Loader(yaml.SafeLoader):

@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
-
-from nac_openood.errors import NACError
-from nac_openood.records import from_values
 
 #: Shown where nothing was measured.
 NOTHING = "\u2013"
@@ -25,13 +22,18 @@ class Column:
         title: the heading; what follows a line break is shown smaller.
         group: a heading above the title that neighboring columns share.
         better: "higher" or "lower"; empty where neither is better.
-        number: whether the column holds numbers. The first column that does not names the rows.
+        number: whether the column holds numbers. The first column of text names the rows.
     """
 
     title: str
     group: str = ""
     better: str = ""
     number: bool = True
+
+
+def text_columns(*titles: str) -> list[Column]:
+    """Headings of columns of text."""
+    return [Column(title, number=False) for title in titles]
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,6 @@ NamedRow = tuple[str, Sequence[Optional[float]]]
 class Figure:
     """What is drawn; `key` is its name in files, unique in a finding."""
 
-    type: ClassVar[str]
     key: str
     title: str
 
@@ -150,7 +151,6 @@ class Lines(Figure):
     With `diagonal`, both axes go from 0 to 100 and the line of equal values is drawn.
     """
 
-    type = "lines"
     x_label: str
     y_label: str
     series: Sequence[Series]
@@ -158,6 +158,7 @@ class Lines(Figure):
     mark: Optional[float] = None
     diagonal: bool = False
     level: Optional[float] = None
+    type: str = "lines"
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,6 @@ class BarGroups(Figure):
     `spreads` are standard deviations, one per row; `width` is in CSS pixels.
     """
 
-    type = "bars"
     x_label: str
     names: Sequence[str]
     rows: Sequence[NamedRow]
@@ -177,6 +177,22 @@ class BarGroups(Figure):
     ours: Sequence[str] = ()
     spreads: Sequence[Optional[float]] = field(default_factory=list)
     width: float = 420.0
+    type: str = "bars"
+
+
+def metric_key(metric: str) -> str:
+    """The name of a metric in file names: "auroc" or "fpr95"."""
+    return metric.lower().replace("@", "")
+
+
+def metric_bars(
+    metric: str, title: str, names: Sequence[str], rows: Sequence[NamedRow],
+    ours: Sequence[str] = (), **options: Any,
+) -> BarGroups:  # fmt: skip
+    """Bars of AUROC from chance on, or of FPR@95 from 0 on, in percent."""
+    hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
+    label = f"{metric}, % ({hint})"
+    return BarGroups(metric_key(metric), title, label, names, rows, origin, ours=ours, **options)
 
 
 @dataclass(frozen=True)
@@ -206,33 +222,24 @@ class Density:
 class Densities(Figure):
     """A grid of distributions, ID against OOD: rows of (title, a panel per column)."""
 
-    type = "densities"
     x_label: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Density]]]
     inside: str = "ID"
     outside: str = "OOD"
     ours: Sequence[str] = field(default_factory=list)
+    type: str = "densities"
 
 
 @dataclass(frozen=True)
 class Matrix(Figure):
     """Numbers in colored squares: each row has a name and a value for every column, or None."""
 
-    type = "matrix"
     columns: Sequence[str]
     rows: Sequence[NamedRow]
     limits: tuple[float, float] = (0.0, 1.0)
+    type: str = "matrix"
 
 
-def figure_of(document: Mapping[str, Any]) -> Figure:
-    """Make a figure from JSON values: its fields and its `type`.
-
-    Raises:
-        NACError: an entry is missing or wrong.
-    """
-    for kind in (Lines, BarGroups, Densities, Matrix):
-        if document.get("type") == kind.type:
-            fields = {name: value for name, value in document.items() if name != "type"}
-            return from_values(kind, fields, "figures")
-    raise NACError(f"there is no figure of type {document.get('type')!r}")
+#: Every kind of figure; files tell them apart by their fields.
+AnyFigure = Union[Lines, BarGroups, Densities, Matrix]

@@ -11,34 +11,25 @@ import json
 import platform
 import shutil
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Mapping
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.distributed import is_main
-from nac_openood.errors import FileError, why_unreadable
-from nac_openood.files import CHECKSUM, PathLike, check_target, digest_of, newer_format, replacing
+from nac_openood.errors import FileError
+from nac_openood.files import PathLike, file_errors
 
 #: Names of dtypes in the safetensors format.
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_DTYPES = {torch.bfloat16: "BF16", torch.uint8: "U8", torch.bool: "BOOL"}
+_DTYPES |= {getattr(torch, f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)}
+_DTYPES |= {getattr(torch, f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)}
 
 
 def write_tensors(
@@ -61,14 +52,11 @@ def read_tensors(
         FileError: the file is missing, damaged, of another kind or of a newer version.
     """
     try:
-        Path(path).open("rb").close()  # safetensors calls a file missing that may not be read
-        with safe_open(str(path), framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise FileError(f"there is no file {path}.") from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {why_unreadable(error)}.") from error
+        with file_errors(f"read {path}"):
+            Path(path).open("rb").close()  # safetensors calls a file missing that may not be read
+            with safe_open(str(path), framework="pt") as opened:
+                metadata = opened.metadata() or {}
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise FileError(f"{path} is damaged or not a safetensors file ({error}).") from error
     found = metadata.get("kind")
@@ -76,25 +64,23 @@ def read_tensors(
         raise FileError(f"{path} holds {found or 'something unknown'}, expected {kind}.")
     format_version = metadata.get("version", "")
     if format_version.isdecimal() and int(format_version) > version:
-        raise FileError(newer_format(path, int(format_version), version))
-    checksum = metadata.pop(CHECKSUM, None)
+        raise FileError(files.newer_format(path, int(format_version), version))
+    checksum = metadata.pop(files.CHECKSUM, None)
     early = checksum is None and set(metadata) == {"kind", "version", "about"}
     digests = {} if early else {name: _digest(tensor) for name, tensor in tensors.items()}
-    if not early and checksum != digest_of({"metadata": metadata, "tensors": digests}):
+    if not early and checksum != files.digest_of({"metadata": metadata, "tensors": digests}):
         raise FileError(f"{path} is damaged: its content does not match its checksum.")
     return tensors, json.loads(metadata["about"])
 
 
 def checksum_in(path: PathLike) -> str:
     """The checksum that a file of tensors holds; empty if it is missing, damaged, or has none."""
-    try:
-        with safe_open(str(path), framework="pt") as opened:
-            return (opened.metadata() or {}).get(CHECKSUM, "")
-    except (SafetensorError, OSError):
-        return ""
+    with suppress(SafetensorError, OSError), safe_open(str(path), framework="pt") as opened:
+        return (opened.metadata() or {}).get(files.CHECKSUM, "")
+    return ""
 
 
-class TensorWriter:
+class TensorWriter(AbstractContextManager["TensorWriter"]):
     """Writes tensors that grow by rows on disk.
 
     Until `finish` they are in unnamed temporary files beside `path`, so that the disk, not the
@@ -103,15 +89,12 @@ class TensorWriter:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        check_target(self.path)
+        files.check_target(self.path)
         self._files: dict[str, IO[bytes]] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._shapes: dict[str, list[int]] = {}
         self._hashes: dict[str, Any] = {}
         self._open = ExitStack()
-
-    def __enter__(self) -> TensorWriter:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(OSError):  # flushing to a full disk; the content is discarded anyway
@@ -121,11 +104,9 @@ class TensorWriter:
         """Append rows `[rows, ...]` to every tensor."""
         if not is_main():
             return
-        try:
+        with file_errors(f"write {self.path}"):
             for name, tensor in tensors.items():
                 self._append(name, tensor.detach().cpu())
-        except OSError as error:
-            raise FileError(f"cannot write {self.path}: {error}.") from error
 
     def _append(self, name: str, rows: Tensor) -> None:
         if name not in self._files:
@@ -151,14 +132,13 @@ class TensorWriter:
         for name in order:
             start, end = end, end + self._files[name].tell()
             dtype, shape = self._dtypes[name], self._shapes[name]
-            offsets = [start, end]
-            entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": offsets}
+            entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
             digests[name] = [str(dtype), shape, self._hashes[name].hexdigest()]
         metadata = {"kind": kind, "version": str(version), "about": json.dumps(about)}
-        metadata[CHECKSUM] = digest_of({"metadata": metadata, "tensors": digests})
+        metadata[files.CHECKSUM] = files.digest_of({"metadata": metadata, "tensors": digests})
         header = json.dumps({"__metadata__": metadata, **entries}).encode()
         header += b" " * (-len(header) % 8)
-        with replacing(self.path) as temporary, temporary.open("wb") as out:
+        with files.replacing(self.path) as temporary, temporary.open("wb") as out:
             out.write(len(header).to_bytes(8, "little") + header)
             for name in order:
                 self._files[name].seek(0)
@@ -181,11 +161,6 @@ def _digest(tensor: Tensor) -> list[Any]:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that numbers in files depend on."""
-    others = {name: version(name) for name in ("torchvision", "scikit-learn", "pillow")}
-    return {
-        "nac_openood": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        **others,
-    }
+    found = {"nac_openood": __version__, "python": platform.python_version()}
+    others = ("numpy", "torchvision", "scikit-learn", "pillow")
+    return {**found, "torch": torch.__version__, **{name: version(name) for name in others}}

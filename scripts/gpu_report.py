@@ -115,7 +115,7 @@ def networks(device: torch.device, quick: bool) -> dict[str, tuple[nn.Module, to
     small = 200 if device.type == "cuda" else 100
     large = 64 if device.type == "cuda" else 16
     if quick:
-        return {"ResNet-18, 8x8, batch 4": (CifarResNet18(), torch.randn(4, 3, 8, 8))}
+        return {"ResNet-18, 8x8, batch 16": (CifarResNet18(), torch.randn(16, 3, 8, 8))}
     return {
         f"ResNet-18, 32x32, batch {small}": (CifarResNet18(), torch.randn(small, 3, 32, 32)),
         f"ResNet-50, 224x224, batch {large}": (

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector, Readings, files
+from nac_openood.core.fusion import LOGITS, Fusion
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import NACPlus, distance_of
-from nac_openood.core.pvalues import LOGITS, Fusion, PValues
+from nac_openood.core.pvalues import PValues
 from nac_openood.detector.batches import balanced_indices
-from nac_openood.detector.outcomes import false_alarm_rates
+from nac_openood.detector.decisions import false_alarm_rates
 from nac_openood.report.figures import OOD_COLOR, OUR_COLOR, blank
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
@@ -62,7 +63,7 @@ class Measured:
         rule = NACPlus({name: LayoutConfig() for name in LAYERS})
         for part in (train if rows is None else train.rows(rows)).batches():
             rule.update(part)
-        rule.calibrate(map(rule.parts, readings["val_cifar10"].batches()))
+        self.pvalues = PValues(rule.calibrate(map(rule.parts, readings["val_cifar10"].batches())))
         self.calibration = rule.fusion().calibration
         self.parts = {name: _joined(rule, readings[name]) for name in TEST}
 
@@ -85,9 +86,8 @@ class Measured:
 
     def false_alarms(self) -> list[dict[str, float]]:
         """Measured on the ID test images."""
-        fusion = self.fused()
-        p = PValues(fusion.scores)(fusion.score(self.parts["cifar10"]))
-        return [alarms._asdict() for alarms in false_alarm_rates(p)]
+        p = self.pvalues(self.fused().score(self.parts["cifar10"]))
+        return [alarms._asdict() for alarms in false_alarm_rates(p, pvalues=self.pvalues)]
 
 
 def _joined(rule: NACPlus, readings: Readings) -> dict[str, Tensor]:

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
+from scipy.stats import sem
 from templates import rendered
 
 from nac_openood.benchmark.paper.published import PrintedValue, published_choice, table
-from nac_openood.evaluation.ranking import CRITERIA, standard_error
+from nac_openood.evaluation.ranking import CRITERIA
 
 Figures = Mapping[str, Any]
 
@@ -180,8 +181,8 @@ def _cell(values: Sequence[float], sign: str = "") -> str:
     """Mean and standard error, of one value the value alone."""
     if not values:
         return "-"
-    error = standard_error(values)
-    return f"{np.mean(values):{sign}.1f}" + ("" if error is None else f" ± {error:.1f}")
+    error = f" ± {sem(values):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):{sign}.1f}{error}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -28,9 +28,9 @@ from nac_openood.files import make_folder, write_text
 from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import (
-    DomainFolder,
     domain_classes,
     domain_folders,
+    read_domain,
     split_indices,
     split_seed,
 )
@@ -77,8 +77,8 @@ def read_domains(root: Path) -> dict[str, Domain]:
     classes = domain_classes(folders.values())
     found = {}
     for name, path in folders.items():
-        folder = DomainFolder(path, classes, _as_uint8)
-        pixels = torch.stack([image for image, _ in (folder[i] for i in range(len(folder)))])
+        folder = read_domain(path, classes, _as_uint8)
+        pixels = torch.stack([folder[i]["data"] for i in range(len(folder))])
         found[name] = Domain(pixels, torch.from_numpy(folder.labels))
     return found
 

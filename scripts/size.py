@@ -41,23 +41,25 @@ _NO_CODE = {
 }
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-#: The most that each figure may be: what was reached. The goal is 16,000 lines each of code and of
-#: tests.
+#: The most that each figure may be: what was reached, and what later features have added, in lines
+#: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
+#: inputs of networks that are noticed 370, later methods 220, errors of the service and the command
+#: line that tell more 160.
 LIMITS: dict[str, int] = {
-    "code lines": 16_545,
-    "files": 130,
-    "record types": 108,
+    "code lines": 17_430,
+    "files": 138,
+    "record types": 110,
     "modules below 120 lines with one importer": 12,
-    "code lines of tests": 16_325,
+    "code lines of tests": 16_860,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
     "nac-openood score": 35,
-    "nac-openood compare": 61,
+    "nac-openood compare": 67,
     "plugin: setup with search": 26,
-    "plugin: inference": 14,
-    "NACDetector.fit": 13,
-    "NACDetector.score": 11,
+    "plugin: inference": 15,
+    "NACDetector.fit": 17,
+    "NACDetector.score": 13,
 }
 
 

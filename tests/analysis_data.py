@@ -74,7 +74,7 @@ def even_sets() -> Datasets:
 
 def small_net(cache: Path) -> Any:
     """The embedded benchmark's ResNet."""
-    return trained(ARCH, cache=cache, progress=False)
+    return trained(ARCH, cache=cache)
 
 
 def prepared(net: Any, out: Path, **options: Any) -> AnalysisData:

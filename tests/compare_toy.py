@@ -1,7 +1,5 @@
 """A comparison of a few generated images: a small network, real methods, some that misbehave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable

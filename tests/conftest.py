@@ -13,6 +13,7 @@ from filelock import FileLock
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 # no deadline: a busy machine is not a failure; derandomize: the same examples every time
 settings.register_profile("nac", deadline=None, derandomize=True)
@@ -29,10 +30,10 @@ gc.disable()
 
 #: Files that take long start first, so that no test process is left with one at the end.
 LONG = (
-    *("ray_data", "bench", "plugin", "demo", "integral", "export_networks", "launch"),
+    *("ray_data", "bench", "plugin", "demo", "integral", "export", "launch"),
     *("baselines", "compat", "distributed", "compare", "report", "notebook", "fuzz", "fit_score"),
-    *("search_cli", "interrupted_writes", "compare_cli", "pytorch_ood", "threads", "export"),
-    *("tutorials", "report_page"),
+    *("search_cli", "interrupted_writes", "compare_cli", "pytorch_ood", "threads"),
+    *("docs", "report_page"),
 )
 #: Files that use what others have read, so that no test process waits for it.
 LAST = ("plus_bench",)
@@ -148,7 +149,7 @@ def embedded_cache(shared):
     from nac_openood.demo.trained import trained
 
     def train(cache):
-        trained("resnet_embedded", cache=cache, progress=False)
+        trained("resnet_embedded", cache=cache)
 
     return shared("embedded_cache", train)
 
@@ -159,6 +160,14 @@ def own_project(shared):
     from own_project import fill
 
     return shared("own_project", fill)
+
+
+@pytest.fixture(scope="session")
+def judge():
+    """A small detector behind the service."""
+    from service_toy import toy_judge
+
+    return toy_judge()
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +196,25 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def noise(n, seed=0, size=(3, 9, 9), scale=1.0, batch_size=32):
+    """A loader of random inputs with the labels 0, 1, 2, 3, 0, ..."""
+    x = torch.randn(n, *size, generator=torch.Generator().manual_seed(seed)) * scale
+    return DataLoader(TensorDataset(x, torch.arange(n) % 4), batch_size)
+
+
+def same_rule(one, other):
+    """Whether two fitted rules have the same numbers, to the bit."""
+    first, second = one.tensors(), other.tensors()
+    equal = (torch.equal(first[name].cpu(), second[name].cpu()) for name in first)
+    return first.keys() == second.keys() and all(equal)
+
+
+def same_fit(one, other):
+    """Whether two detectors have the same rule, of as many samples, and the same threshold."""
+    told = [(each.fit_summary_, each.threshold_) for each in (one, other)]
+    return same_rule(one.rule_, other.rule_) and told[0] == told[1]
 
 
 class HandNet(nn.Module):

@@ -4,8 +4,6 @@ Nothing but a `NACError` may be raised; nothing may be written outside of the fo
 no program started, no pickled class looked up; and it must end in time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@
 what all of its cases share, and returns the case; `TARGETS`, at the end, is the table of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib
@@ -40,7 +38,7 @@ from nac_openood.detector.config import read_config
 from nac_openood.errors import NACError
 from nac_openood.evaluation.ranking import RankedRun, RankedRuns
 from nac_openood.network.probe import classify
-from nac_openood.report.checkpoints import ranked_summary, write_ranked_page, write_ranked_tables
+from nac_openood.report.checkpoints import ranked_csv, ranked_document, ranked_summary
 from nac_openood.report.comparison import comparison_document, results_csv, summary_table
 from nac_openood.report.findings import write_analysis_page
 from nac_openood.report.render import render_markdown, render_page
@@ -356,7 +354,7 @@ def ranking(folder: Path) -> Case:
     expected = rank(folder / "out")
     whole = RankedRuns((RankedRun("c", 0, expected),), "own", "mlp", notes=("a",))
     whole.save(folder / "out")
-    write_ranked_page(whole, folder)  # matplotlib makes its caches
+    render_page(ranked_document(whole))  # matplotlib makes its caches
 
     def case(rng: Random, place: Path) -> Any:
         out = shutil.copytree(folder / "out", place / "out")
@@ -367,9 +365,9 @@ def ranking(folder: Path) -> Case:
             return judged(rank(out), expected, HEALED)
         runs = RankedRuns.load(out)
         ranked_summary(runs)
-        write_ranked_tables(runs, out)
+        ranked_csv(runs), render_markdown(ranked_document(runs))
         if rng.random() < 0.1:
-            write_ranked_page(runs, out)
+            render_page(ranked_document(runs))
         found = Ranking.load(out), runs.runs[0].ranking, runs.runs, runs.notes
         return judged(found, (expected, expected, whole.runs, whole.notes))
 

@@ -4,8 +4,6 @@ Python tells audit hooks of each file that is opened, renamed or removed before 
 that raises is a fault at exactly that step, in the real code and on the real file system.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -4,8 +4,6 @@ Each function takes a seeded `random.Random` and returns a changed copy; what it
 equal to what it was given.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from random import Random

@@ -15,8 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
-from nac_openood.errors import NACError
-from nac_openood.plugin.source import openood_tree
+from nac_openood.plugin.source import find_openood
 
 #: Marks of tests that run OpenOOD, which warns of itself and its dependencies.
 REAL_OPENOOD = [
@@ -41,22 +40,6 @@ LISTS = {
     "test_svhn": ("svhn", 10, False),
     "test_texture": ("texture", 10, False),
     "test_places365": ("places365", 10, False),
-}
-# The ImageNet benchmark: name of the list -> (folder, how many, whether in-distribution).
-IMAGENET_LISTS = {
-    "train_imagenet": ("images_largescale/imagenet_1k/train", 2, True),
-    "val_imagenet": ("images_largescale/imagenet_1k/val", 16, True),
-    "test_imagenet": ("images_largescale/imagenet_1k/test", 4, True),
-    "test_imagenet_v2": ("images_largescale/imagenet_v2", 1, True),
-    "test_imagenet_c": ("images_largescale/imagenet_c", 1, True),
-    "test_imagenet_r": ("images_largescale/imagenet_r", 1, True),
-    "test_imagenet_es": ("images_largescale/imagenet_es", 1, True),
-    "val_openimage_o": ("images_largescale/openimage_o/val", 2, False),
-    "test_openimage_o": ("images_largescale/openimage_o/test", 2, False),
-    "test_ssb_hard": ("images_largescale/ssb_hard", 2, False),
-    "test_ninco": ("images_largescale/ninco", 2, False),
-    "test_inaturalist": ("images_largescale/inaturalist", 2, False),
-    "test_textures": ("images_classic/texture", 2, False),
 }
 # OpenOOD's own knobs, small: sweeps of two points at most, neighbors and dimensions that fit
 # 100 training images.
@@ -89,15 +72,11 @@ BASELINES += ("gen",)
 def write_benchmark(root):
     """Write the CIFAR-10 benchmark below `root`, which is then a `data_root` for OpenOOD."""
     lists = {n: (f"images_classic/{folder}", *more) for n, (folder, *more) in LISTS.items()}
-    return _write_lists(root, "cifar10", lists)
+    return write_lists(root, "cifar10", lists)
 
 
-def write_imagenet(root):
-    """Write the ImageNet benchmark below `root`: a couple of images for each set."""
-    return _write_lists(root, "imagenet", IMAGENET_LISTS)
-
-
-def _write_lists(root, benchmark, lists):
+def write_lists(root, benchmark, lists):
+    """Write images and a benchmark's lists, given as `LISTS` below `images_classic` are."""
     rng = np.random.default_rng(0)
     folder_of_lists = root / "benchmark_imglist" / benchmark
     folder_of_lists.mkdir(parents=True)
@@ -185,10 +164,9 @@ def _stripes(rng):
 
 def need_openood(*, scripts=False):
     """The root of OpenOOD, put on `sys.path`; skips the test where there is none."""
-    try:
-        root = openood_tree()
-    except NACError as error:
-        pytest.skip(str(error))
+    root = find_openood()
+    if root is None:
+        pytest.skip("OpenOOD is not installed, and OPENOOD_SRC names no source tree of it")
     if scripts and not (root / "scripts" / "eval_ood.py").is_file():
         pytest.skip(f"OpenOOD in {root} has no scripts: point OPENOOD_SRC at a source tree")
     if str(root) not in sys.path:

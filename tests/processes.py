@@ -4,8 +4,6 @@ Importing torch, pytorch-ood and OpenOOD takes up to ten seconds. This file, run
 it once and then forks a process for each command: as fresh as a new one, and ready.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

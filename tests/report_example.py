@@ -1,7 +1,5 @@
 """A comparison that looks like a real one, made of seeded random scores."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -15,6 +15,7 @@ from torchvision import transforms
 from nac_openood import NACDetector
 from nac_openood.serving.app import listening_socket, server
 from nac_openood.serving.judge import Judge
+from nac_openood.serving.limits import Access, Limits
 from nac_openood.sources.fitted import Pipeline
 
 SIDE = 12
@@ -59,14 +60,14 @@ def with_transform(judge, transform, **options):
 def running(judge, limits=None, access=None):
     """The service on a real socket: (host, port) of it."""
     opened = listening_socket("127.0.0.1", 0)
-    serving = server(judge, limits=limits, access=access)
+    serving = server(judge, limits=limits or Limits(), access=access or Access())
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [opened]})
     thread.start()
     try:
         yield opened.getsockname()[:2], serving
     finally:
         serving.should_exit = True
-        thread.join(20)
+        thread.join(120)
         opened.close()
         assert not thread.is_alive()
 

@@ -3,12 +3,13 @@
 import json
 import warnings
 from collections import OrderedDict
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import minibench
 import openood_standin
 import pytest
 import torch
+from conftest import noise
 from report_example import RUNS, SETS, build
 from sklearn.neighbors import NearestNeighbors
 from torch import nn
@@ -51,11 +52,6 @@ def table(n, seed, size=4.0):
     return DataLoader(TensorDataset(values, label), batch_size=32)
 
 
-def pictures(n, seed):
-    images = torch.randn(n, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
-    return DataLoader(TensorDataset(images, torch.arange(n) % 4), batch_size=16)
-
-
 # -- how certain an AUROC is -------------------------------------------------------------------
 
 
@@ -63,8 +59,8 @@ def test_intervals_are_those_of_a_paired_bootstrap():
     draw = torch.Generator().manual_seed(0)
     n = 150
     common = torch.randn(2, n, generator=draw)
-    noise = torch.randn(2, 2, n, generator=draw)
-    scores = (common + 0.7 * noise).round(decimals=1)  # correlated, with ties
+    own = torch.randn(2, 2, n, generator=draw)
+    scores = (common + 0.7 * own).round(decimals=1)  # correlated, with ties
     inside, outside = scores[:, 0] + 0.8, scores[:, 1]
     aurocs, differences = auroc_intervals(inside, outside)
     values = [found.value for found in aurocs]
@@ -110,16 +106,16 @@ def test_only_layers_that_tell_nothing_are_reported(columns, config, why):
 def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
     layers = {"layer1": FLAT, "layer2": LayerConfig(n_bins=20)}
     with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e-09 .*: raise it, or"):
-        det = NACDetector(small_net, layers).fit(pictures(100, 0))
-    told = advise(det, pictures(40, 1)).warnings
+        det = NACDetector(small_net, layers).fit(noise(100, 0))
+    told = advise(det, noise(40, 1)).warnings
     better = float(told[0].partition("): about ")[2].split()[0])
     assert "layer1" in told[0]
     repaired = {**layers, "layer1": LayerConfig(steepness=better)}
-    fixed = NACDetector(small_net, repaired).fit(pictures(100, 0))
+    fixed = NACDetector(small_net, repaired).fit(noise(100, 0))
     assert "layer1" not in fixed.rule_.saturated(certain=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        NACDetector(small_net, "auto", rule="nac_plus").fit(pictures(100, 0))
+        NACDetector(small_net, "auto", rule="nac_plus").fit(noise(400, 0))
 
 
 @pytest.mark.parametrize(("size", "noticed"), [(0.0, True), (4.0, False)])
@@ -206,22 +202,24 @@ def test_noise_is_no_reason_to_warn(flat):
 
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
-    sample = next(iter(pictures(3, 9)))[0]
+    sample = next(iter(noise(3, 9)))[0]
     half = comparison.reader_for(
         NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample
-    )[0]
+    )
     assert half.autocast == torch.bfloat16
-    needed = comparison.reader_for(NACDetector(small_net, ["layer1"]), sample)[0]
+    needed = comparison.reader_for(NACDetector(small_net, ["layer1"]), sample)
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
-    train, inside, outside = pictures(120, 0), pictures(60, 1), pictures(50, 2)
+    train, inside, outside = noise(120, 0), noise(60, 1), noise(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))
     known = comparison.alternative_layers(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert from_values(comparison.AlternativeLayers, json.loads(json.dumps(asdict(known)))) == known
+    assert (
+        from_values(comparison.AlternativeLayers, json.loads(json.dumps(known._asdict()))) == known
+    )
     found = comparison.alternatives(fit, i, known)
-    plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
-    with pytest.warns(UserWarning, match="calibrated on 60 samples only"):
-        plus.calibrate(inside)
+    with pytest.warns(UserWarning, match="of which 12 are held out: too few"):
+        plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
+    plus.calibrate(inside)
     expected = torch.from_numpy(plus.score_loader(outside).score)
     assert torch.allclose(found["NAC+"](o), expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
@@ -236,22 +234,22 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
 
 
 def test_surrogates_are_named_and_nothing_is_changed(small_net):
-    det = NACDetector(small_net, ["layer2"]).fit(pictures(60, 0))
+    det = NACDetector(small_net, ["layer2"]).fit(noise(60, 0))
     state = torch.get_rng_state()
     weights = {k: v.clone() for k, v in small_net.state_dict().items()}
-    first, second = (advise(det, pictures(60, 1), train=pictures(60, 0)) for _ in range(2))
+    first, second = (advise(det, noise(60, 1), train=noise(60, 0)) for _ in range(2))
     assert first == second and first.against == comparison.SURROGATE and first.n_ood == 60
     assert "on surrogates, not real OOD data" in str(first)
     assert all("not real OOD data" in text for text in first.warnings if "AUROC" in text)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(v, weights[k]) for k, v in small_net.state_dict().items())
-    assert advise(det, pictures(60, 1), seed=1) != advise(det, pictures(60, 1))
+    assert advise(det, noise(60, 1), seed=1) != advise(det, noise(60, 1))
 
 
 def test_what_cannot_be_compared_is_noted(flat):
     advice = advise(flat, table(50, 1))
     assert not advice.table and advice.warnings[0].startswith("layer 'hidden'")
-    assert "only be made from square images, not from batches of shape [32, 4]" in advice.notes[0]
+    assert "only be made from square images, not from inputs of shape [3, 4]" in advice.notes[0]
     assert str(advice).count("\n") == 1
     few = advise(flat, table(10, 1), ood_val=table(50, 2))
     assert not few.table and "which needs 20 ID and 20 OOD samples" in few.notes[0]
@@ -267,9 +265,9 @@ def test_samples_that_overflow_are_left_out(flat):
     advice = advise(flat, inside, train=table(200, 0), ood_val=outside)
     assert len(advice.table) == 5
     assert all(0 <= found.value <= 1 for found in advice.table.values())
-    with pytest.raises(NotFittedError, match="call fit before you ask for advice"):
+    with pytest.raises(NotFittedError, match="not fitted: call fit first"):
         advise(NACDetector(TableNet(), ["hidden"]), table(50, 1))
-    with pytest.raises(NACError, match="ID validation loader yielded no batch"):
+    with pytest.raises(NACError, match="the loader yielded no batch"):
         advise(flat, [])
 
 

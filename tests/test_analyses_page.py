@@ -1,7 +1,5 @@
 """docs/analyses.md: made from docs/analyses.json, and complete."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Analyses: one pass over the network, numbers that tie out, findings as files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -27,7 +25,7 @@ from nac_openood.core.metrics import auroc
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
-from nac_openood.report.findings import write_analysis_page, write_finding
+from nac_openood.report.findings import finding_text, write_analysis_page, write_finding
 from nac_openood.tables import Column, Density, Table
 
 
@@ -100,6 +98,13 @@ def test_every_subset_of_few_layers_is_there(data):
     many = subsets([str(n) for n in range(10)])
     assert len(many) == 10 + 10 + 8  # singles, all but one, and the deepest 2 to 8 and 10
     assert many[-1] == tuple(map(str, range(10)))
+
+
+def test_different_rows_have_different_names_in_a_terminal():
+    names = ["avgpool+layer3+layer2", "avgpool+layer3+layer2+layer1"]
+    table = Table("", [Column("Layers", number=False), Column("AUROC")], [[n, 1.0] for n in names])
+    text = finding_text(Finding("layers", "T", "S.", [table]))
+    assert [line.split()[0] for line in text.splitlines()[3:]] == names
 
 
 # ---- one pass
@@ -290,7 +295,6 @@ def test_a_rule_of_others_does_not_get_the_scores_of_nac_plus(data):
 
 
 def test_msp_is_that_of_the_logits(data):
-    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
     found = finding(data, "near", methods=["msp", "nac", "nac_plus", "odin"], backend="pytorch-ood")
     inside, outside = (
         data.scored[name].logits.softmax(dim=1).max(dim=1).values.numpy()
@@ -306,7 +310,6 @@ def test_msp_is_that_of_the_logits(data):
 
 
 def test_baselines_are_those_of_compare(data, net, tmp_path):
-    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
     options = {"methods": ["knn", "react"], "backend": "pytorch-ood"}
     found = finding(data, "near", **options)
     row = compare(net, **vars(few_sets()), **options, out=tmp_path, progress=False)
@@ -384,7 +387,6 @@ def example():
 
 
 def test_csv_and_page(example, tmp_path):
-    pytest.importorskip("matplotlib")
     write_finding(example, tmp_path)
     assert (tmp_path / "calibration.csv").read_text() == "a,b,c\nx,1.25,\ny,,2\n"
     text = write_analysis_page(tmp_path).read_text()
@@ -396,7 +398,6 @@ def test_csv_and_page(example, tmp_path):
 def test_the_page_is_about_one_network(example, tmp_path):
     with pytest.raises(FileError, match="holds no findings"):
         write_analysis_page(tmp_path)
-    pytest.importorskip("matplotlib")
     other = replace(example.about, accuracy=1.0)
     old = replace(example, kind="params", sentence="Of another network.", about=other)
     write_finding(old, tmp_path)

@@ -24,13 +24,12 @@ def paths(layers):
 
 
 def chosen(found):
-    """`(head input, early stages, last stage)` as `path:layout`."""
+    """`(head input, early stages)` as `path:layout`."""
 
     def text(layer):
         return f"{layer.path}:{layer.layout}"
 
-    last = None if found.last is None else text(found.last)
-    return text(found.head_input), [text(layer) for layer in found.early], last
+    return text(found.head_input), [text(layer) for layer in found.early]
 
 
 # -- networks of the architecture table ------------------------------------------------------
@@ -47,10 +46,8 @@ def test_auto_agrees_with_the_table(name):
     table = table_layers(net)
     if "vit" in name or "deit" in name:  # three blocks: a quarter of them is the first
         assert [layer.alias for layer in found.early] == ["block0", "block1", "block2"]
-        assert found.last is None
     else:
         assert [layer.alias for layer in found.early] == ["layer1", "layer2", "layer3"]
-        assert found.last.alias == "layer4"
     assert found.deepest_first == tuple(layer for layer in table if layer.alias != "layer4")
 
 
@@ -85,9 +82,9 @@ def test_networks_with_stages_and_stacks_of_one_width(name):
     make, side, head_input, pattern, numbers = {**ZOO, **STACKS}[name]
     net, x = make(), torch.randn(2, 3, side, side)
     found = auto_layers(net, x)
-    early = [pattern.format(n) for n in numbers]
-    last = early.pop() if name in ZOO else None
-    assert chosen(found) == (head_input, early, last)
+    # the last stage of the zoo's networks is not an early one
+    early = [pattern.format(n) for n in (numbers[:-1] if name in ZOO else numbers)]
+    assert chosen(found) == (head_input, early)
     assert_readable(net, x, found)
 
 
@@ -110,10 +107,10 @@ def mlp(*widths):
 
 def test_tables():
     found = auto_layers(mlp(7, 64, 32, 16, 3), torch.randn(5, 7))
-    assert chosen(found) == ("5:flat", ["1:flat", "3:flat"], None)
+    assert chosen(found) == ("5:flat", ["1:flat", "3:flat"])
     # a stack: hidden layers 2, 4 and 6 of 8; the last of them is what the head is given
     found = auto_layers(mlp(7, *[16] * 8, 3), torch.randn(5, 7))
-    assert chosen(found) == ("15:flat", ["3:flat", "7:flat", "11:flat"], None)
+    assert chosen(found) == ("15:flat", ["3:flat", "7:flat", "11:flat"])
     # one hidden layer: there is nothing before the head's input
     found = auto_layers(mlp(7, 16, 3), torch.randn(5, 7))
     assert found.early == (found.head_input,) == (Layer("1", "1", "flat"),)
@@ -127,7 +124,7 @@ def test_plain_convolutions_with_a_deep_head():
     dense = [nn.Linear(32, 20), nn.ReLU(True), nn.Dropout(), nn.Linear(20, 20), nn.ReLU(True)]
     net = nn.Sequential(features, nn.Flatten(), *dense, nn.Linear(20, 5))
     found = auto_layers(net, torch.randn(2, 3, 32, 32))
-    assert chosen(found) == ("6:flat", ["0.1:maps", "0.4:maps", "0.7:maps"], "0.10:maps")
+    assert chosen(found) == ("6:flat", ["0.1:maps", "0.4:maps", "0.7:maps"])
 
 
 class Functional(nn.Module):
@@ -145,7 +142,7 @@ class Functional(nn.Module):
 
 def test_functions_between_modules():
     found = auto_layers(Functional(), torch.randn(2, 3, 32, 32))
-    assert chosen(found) == ("hidden:flat", ["one:maps"], "two:maps")
+    assert chosen(found) == ("hidden:flat", ["one:maps"])
 
 
 def signal_net(channels):
@@ -159,7 +156,7 @@ def signal_net(channels):
 @pytest.mark.parametrize("channels", [16, 40])  # as many as time steps, and not
 def test_signals_have_their_channels_first(channels):
     found = auto_layers(signal_net(channels), torch.randn(4, 2, 40))
-    assert chosen(found) == ("3:flat", ["0.2:maps", "1:maps"], "2:maps")
+    assert chosen(found) == ("3:flat", ["0.2:maps", "1:maps"])
 
 
 def test_text():
@@ -171,7 +168,7 @@ def test_text():
         auto_layers(net, {"input_ids": ids, "attention_mask": (ids != 0).long()}),
         auto_layers(net, ids),  # the mask is made inside
     ):
-        assert chosen(found) == ("encoder:tokens", blocks, None)
+        assert chosen(found) == ("encoder:tokens", blocks)
     assert_readable(net, ids, found)
 
 
@@ -206,14 +203,14 @@ class TupleNet(nn.Module):
 def test_a_block_that_returns_a_tuple_is_read_behind_it():
     found = auto_layers(TupleNet(), torch.randn(2, 6, 5))
     behind = [f"blocks.{k}.norm:tokens" for k in (2, 4, 6)]
-    assert chosen(found) == ("norm:class_token", behind, None)
+    assert chosen(found) == ("norm:class_token", behind)
 
 
 def test_conv_heads():
     body = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3, 2), nn.ReLU(), nn.Dropout()]
     net = nn.Sequential(*body, nn.Conv2d(12, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = auto_layers(net, torch.randn(2, 3, 16, 16))
-    assert chosen(found) == ("3:maps", ["1:maps"], None)  # the last stage is the head's input
+    assert chosen(found) == ("3:maps", ["1:maps"])  # the last stage is the head's input
 
 
 # -- wrappers, traces, errors ----------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from nac_openood import cli
 from nac_openood.cli import main
-from nac_openood.cli.output import in_options
+from nac_openood.cli.output import in_options, show
 
 PACKAGE = Path(cli.__file__).parents[1]
 #: What takes seconds to import, and what no help text needs.
@@ -55,11 +55,42 @@ def test_names_of_files_that_are_not_utf8(monkeypatch):
     assert streams[1].buffer.getvalue() == b"\xff.png"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "told"),
+    [
+        ("ascii", rb"\u0394 \xb1 \xe4"),
+        ("cp1252", b"\\u0394 \xb1 \xe4"),
+        ("utf-8", "\u0394 ± ä".encode()),
+    ],
+)
+def test_characters_that_stdout_has_no_code_for(monkeypatch, encoding, told):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "argv", ["nac-openood", "run"])
+    monkeypatch.setattr(cli, "main", lambda: show("\u0394 ± ä"))
+    cli.terminal()
+    assert stream.buffer.getvalue() == told + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("serve --detector d.nac --port 99999", "expected a whole number from 0 to 65535"),
+        ("search --guard high", "expected a number, 'auto' or 'none', got 'high'"),
+        ("search --budget-seconds nan", "expected a number above 0, got 'nan'"),
+    ],
+)
+def test_values_that_no_option_takes(words, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert told in capsys.readouterr().err
+
+
 def test_ctrl_c(monkeypatch, capsys, tmp_path):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nac_openood.demo.run_demo", interrupted)
+    monkeypatch.setattr("nac_openood.demo.trained.network_and_sets", interrupted)
     assert main(["demo", "--out", str(tmp_path)]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -112,7 +143,7 @@ def test_a_command_imports_only_its_own_module():
 
 
 def test_names_of_choices_are_those_of_the_tables():
-    from nac_openood.demo import NETWORKS
+    from nac_openood.demo.trained import NETWORKS
     from nac_openood.search import OBJECTIVES, STRATEGIES
 
     commands = cli.build_parser()[1]

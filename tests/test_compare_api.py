@@ -1,7 +1,5 @@
 """`nac_openood.compare` from Python: networks and datasets of any kind, results as tables."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -142,21 +140,38 @@ def chosen(data):
     return DataLoader(both, batch_size=7, sampler=SubsetRandomSampler(range(len(data))))
 
 
+def each(kind, data):
+    return {
+        name: {n: kind(d) for n, d in value.items()} if isinstance(value, dict) else kind(value)
+        for name, value in data.items()
+    }
+
+
 @pytest.mark.parametrize("kind", [list, Dicts, shuffled, chosen])
 def test_any_dataset_gives_the_same(data, kind):
     net = small_net(None)
     expected = run(net, data, batch_size=7)
-    changed = {
-        name: {n: kind(d) for n, d in value.items()} if isinstance(value, dict) else kind(value)
-        for name, value in data.items()
-    }
-    found = run(net, changed, batch_size=7)
+    found = run(net, each(kind, data), batch_size=7)
     assert aurocs(found) == aurocs(expected)
     assert [s.images for s in found.sets] == [30, 20, 20]
     score = [r.scores("SmallNet", "nac", "far away").score for r in (found, expected)]
     np.testing.assert_array_equal(*score)
 
 
+@pytest.mark.filterwarnings("ignore:the fitting set is uneven")
+def test_inputs_by_name_score_as_tensors_do(data):
+    def by_name(data):
+        return [{"features": s["data"], "labels": s["label"], "name": "row"} for s in Dicts(data)]
+
+    expected, found = (
+        run(small_net(None), given, ["msp", "knn", "nac"], backend="pytorch-ood")
+        for given in (data, each(by_name, data))
+    )
+    assert [(row.status, row.error) for row in found.rows] == [("ok", None)] * 3
+    assert aurocs(found) == aurocs(expected)
+
+
+@pytest.mark.filterwarnings("ignore:the outputs all lie between")
 def test_tables_and_signals_have_no_pictures():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))

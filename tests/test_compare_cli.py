@@ -1,21 +1,15 @@
 """`nac-openood compare` as people use it: options, exit codes, and a kill at any moment."""
 
-from __future__ import annotations
-
 import csv
-import dataclasses
-import json
-import os
 import signal
-import time
 import webbrowser
 from types import SimpleNamespace
 
 import pytest
 import torch
+from compare_toy import plain
 from openood_tiny import write_benchmark
-from PIL import Image
-from processes import Command, run
+from processes import run
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import compare, main
@@ -35,7 +29,6 @@ postprocessor:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with data/, two checkpoints s0 and s1, and NAC's settings."""
-    pytest.importorskip("pytorch_ood", reason="pytorch-ood is not installed")
     root = tmp_path_factory.mktemp("place")
     write_benchmark(root / "data")
     for seed in (0, 1):
@@ -56,17 +49,6 @@ def options(place, out, *methods):
     ]  # fmt: skip
 
 
-def plain(out):
-    """Tables, without times and memory."""
-    timed = {"setup_seconds": None, "ms_per_image": None, "peak_mb": None, "disturbed": None}
-    rows = []
-    for row in Results.load(out).rows:
-        entry = {**dataclasses.asdict(row), **timed}
-        entry["search"] = {k: v for k, v in (entry["search"] or {}).items() if k != "seconds"}
-        rows.append(entry)
-    return rows
-
-
 def test_a_table_of_two_runs(place, tmp_path, capsys):
     arguments = options(place, tmp_path / "out", "msp", "knn", "nac")
     arguments[arguments.index("--checkpoint") + 1] = str(place / "results")
@@ -80,20 +62,6 @@ def test_a_table_of_two_runs(place, tmp_path, capsys):
         lines = list(csv.DictReader(file))
     assert {line["run"] for line in lines} == {"s0", "s1"}
     assert "report.html" in {p.name for p in (tmp_path / "out").iterdir()}
-
-
-def test_images_of_ones_own(place, tmp_path):
-    own = tmp_path / "photos" / "deep"
-    own.mkdir(parents=True)
-    for i in range(5):
-        Image.new("RGB", (40, 30), (9 * i, 99, 9)).save(own / f"{i}.jpg")
-    (own / "notes.txt").write_text("no image")
-    arguments = options(place, tmp_path / "out", "msp", "nac")
-    arguments += ["--near", f"mine={tmp_path / 'photos'}", "--far", "mnist", "svhn"]
-    assert main(arguments) == 0
-    results = Results.load(tmp_path / "out")
-    assert results.names("near") == ["mine"] and results.names("far") == ["mnist", "svhn"]
-    assert next(s.images for s in results.sets if s.name == "mine") == 5
 
 
 def test_without_a_search_the_defaults_are_used(place, tmp_path):
@@ -170,31 +138,26 @@ def test_published_weights_by_name(tmp_path, monkeypatch):
 METHODS = ("msp", "knn", "react", "nac")
 
 
-def kill_after(place, out, files):
-    """Start, and kill without mercy as soon as so many results lie there; False if it was done."""
-    command = Command(options(place, out, *METHODS))
-    while command.poll() is None:
-        found = [p for p in out.glob("runs/*/*/*") if not p.name.startswith(".")]
-        if len(found) >= files:
-            os.kill(command.pid, signal.SIGKILL)
-            return command.wait().returncode == -signal.SIGKILL
-        time.sleep(0.002)
-    command.wait()
-    return False
+#: Kills the process without mercy at the n-th file that it opens, renames or removes in a folder.
+KILL = """
+import interruptions, pathlib, sys
+sys.fault = interruptions.fault(pathlib.Path({folder!r}), {step}, interruptions.kill)
+sys.fault.__enter__()
+"""
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = run(options(place, whole, *METHODS))
     assert done.returncode == 0, done.stderr
-    kills = [kill_after(place, killed, files) for files in (1, 15, 38)]
-    assert sum(kills) >= 2  # the last may come too late
+    for step in (2, 120, 250):
+        code = KILL.format(folder=str(killed), step=step)
+        done = run(options(place, killed, *METHODS), before=code)
+        assert done.returncode == -signal.SIGKILL, done.stderr
     done = run(options(place, killed, *METHODS))
     assert done.returncode == 0, done.stderr
     assert "done before" in done.stdout
-    assert plain(killed) == plain(whole)
-    kept = json.loads((killed / "results.json").read_text())
-    assert kept["sets"] == json.loads((whole / "results.json").read_text())["sets"]
+    assert plain(Results.load(killed)) == plain(Results.load(whole))
 
 
 def test_only_a_page_that_was_written_is_opened(monkeypatch, tmp_path):

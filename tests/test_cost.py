@@ -1,7 +1,5 @@
 """`analyze cost` on a small part of the embedded benchmark."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,8 +7,6 @@ import pytest
 from nac_openood.analysis.cost import FORWARD, cost, method_runners, workload
 from nac_openood.analysis.data import Options
 from nac_openood.benchmark.methods.table import Method
-
-pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood")
 
 OPTIONS = Options(
     progress=False, repeats=2, most_samples=40, backend="pytorch-ood", against="paper"

@@ -136,7 +136,7 @@ def test_unlabelled_data_sets_give_a_random_subset():
 def test_a_quota_is_the_first_of_each_class():
     data = torch.arange(6.0)[:, None]
     first = Batch(data, torch.tensor([0, 0, 0, 1, 0, 1]))
-    (taken,) = take_quota(iter([first, None]), 4, 2)  # the second is not asked for
+    (taken,) = take_quota(iter([first, None]), 5, 2)  # the second is not asked for
     assert taken.data.flatten().tolist() == [0, 1, 3, 5]
 
 

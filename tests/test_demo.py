@@ -1,6 +1,5 @@
 """`nac-openood demo`: whole, again, in part, stopped, and where something is missing."""
 
-import dataclasses
 import errno
 import os
 import shutil
@@ -8,20 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from analysis_data import some
 from compare_toy import plain
-from processes import run
 
 from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import main
-from nac_openood.demo import embedded
-from nac_openood.demo.trained import EPOCHS
 from nac_openood.errors import NACError
 from nac_openood.report import figures
 from nac_openood.tensor_files import TensorWriter
-
-pytest.importorskip("pytorch_ood", reason="the demo's baselines need pytorch-ood")
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 BASELINES = [name for name, method in METHODS.items() if PYTORCH_OOD in method.backends]
@@ -120,23 +113,6 @@ def test_the_quick_ones(copy, capsys):
     assert "ODIN" not in capsys.readouterr().out
 
 
-def test_a_transformer_lacks_maps_and_that_is_no_failure(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(EPOCHS, "vit_embedded", 10)
-    sets = embedded.embedded_sets()
-    few = {role: {n: some(s, 8) for n, s in vars(sets)[role].items()} for role in ("near", "far")}
-    few.update({role: some(vars(sets)[role], 2) for role in ("test", "ood_val")})
-    few_sets = dataclasses.replace(sets, **few)
-    monkeypatch.setattr(embedded, "embedded_sets", lambda say: few_sets)
-    assert tables(tmp_path, "--arch", "vit") == 0
-    results = Results.load(tmp_path)
-    absent = {r.method: r.error for r in results.rows if r.status == "absent"}
-    assert set(absent) == {"opengan", "rankfeat", "mds_ensemble"}
-    assert "reads feature maps" in absent["rankfeat"]
-    assert all(r.status == "ok" for r in results.rows if r.method not in absent)
-    assert "is absent: rankfeat reads" in capsys.readouterr().out
-    assert results.arch == "vit_embedded"
-
-
 @pytest.mark.openood
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::UserWarning")
@@ -145,78 +121,54 @@ def test_openoods_own_baselines(copy):
 
     need_openood()
     out, pytorch = copy
-    assert demo(out, base=("demo", "--backend", "openood")) == 0
+    assert tables(out, "--quick", base=("demo", "--backend", "openood")) == 0
     results = Results.load(out)
-    assert [r.status for r in results.rows if r.method != "opengan"] == ["ok"] * (len(METHODS) - 1)
+    quick = [method for method in METHODS if method not in SLOW]
+    assert [(r.method, r.status) for r in results.rows] == [(method, "ok") for method in quick]
     assert {r.implementation for r in results.rows[:5]} == {"OpenOOD 1.5"}
-    assert "best_DNet.ckpt" in next(r.error for r in results.rows if r.method == "opengan")
-    for method in ("msp", "ebo", "mls", "odin", "react", "gen"):  # where both do the same
+    for method in ("msp", "ebo", "mls", "react", "gen"):  # where both do the same
         first, second = (r.value(method, "farood", "AUROC").mean for r in (results, pytorch))
         assert first == pytest.approx(second, abs=0.05), method
 
 
-# ---- what cannot be written
+# ---- stopped by a full disk, or by Ctrl-C
 
 
-def test_a_full_disk_leaves_nothing_half_written(copy, whole, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "runs/resnet-s0/knn"),
+        (KeyboardInterrupt(), 130, "run the same command again to continue"),
+    ],
+    ids=["full disk", "ctrl-c"],
+)
+def test_what_stops_it_leaves_nothing_half_written(
+    copy, whole, capsys, monkeypatch, error, code, message
+):
     out, _ = copy
     for method in ("msp", "knn", NAC):
         shutil.rmtree(out / "runs" / "resnet-s0" / method)
     (out / "results.json").unlink()
     real, files = TensorWriter._append, set()
 
-    def full(writer, *rows):
+    def stop(writer, *rows):
         files.add(writer.path)
         if len(files) > 10:  # in the middle of knn
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error
         return real(writer, *rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TensorWriter, "_append", full)
-        assert demo(out) == 1
-    told = capsys.readouterr().err
-    assert "No space left on device" in told and str(out / "runs/resnet-s0/knn") in told
-    assert len(told.splitlines()) == 1 and no_leftovers(out)
+        patch.setattr(TensorWriter, "_append", stop)
+        assert demo(out) == code
+    told = capsys.readouterr()
+    assert message in told.err and str(out) in told.err
+    assert ("No space left on device" in told.err) == (code == 1)
+    assert ("#  Method" in told.out) == (code == 130), "what is finished is shown"
+    assert len(told.err.splitlines()) == 1 and no_leftovers(out)
     status = {r.method: r.status for r in Results.load(out).rows}
     assert status["msp"] == "ok" and status["knn"] == status[NAC] == "failed"
     assert tables(out) == 0
     assert found(out) == found(whole)
-
-
-# ---- Ctrl-C
-
-
-#: A real signal, where Python cannot drop it: it would, inside a finalizer.
-INTERRUPTED = """
-import os, signal
-from nac_openood.benchmark.methods.scorer import BatchScorer
-setup, calls = BatchScorer.setup, []
-def interrupted(*given, **options):
-    calls.append(None)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGINT)
-    return setup(*given, **options)
-BatchScorer.setup = interrupted
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
-def test_a_real_ctrl_c(whole, tmp_path):
-    out = tmp_path / "out"
-    done = run([*DEMO, "--quick", "--out", out], before=INTERRUPTED)
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr and "run the same command again" in done.stderr
-    assert "#  Method" in done.stdout and no_leftovers(out)
-    kept = cell_times(out)
-    again = run([*DEMO, "--quick", "--out", out])
-    assert again.returncode == 0, again.stderr
-    assert "done before" in again.stdout
-    assert kept and kept.items() <= cell_times(out).items()
-    rows, undisturbed = found(out)[0], found(whole)[0]
-    for at, row in rows.items():
-        assert row.status == "ok"
-        for name, line in undisturbed[at].metrics.items():
-            assert row.metrics[name] == pytest.approx(line), (at, name)
 
 
 # ---- what is not installed

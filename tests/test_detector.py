@@ -81,7 +81,7 @@ def test_decisions(detector, loader, images):
     assert detector.predict(images).dtype == torch.bool
     assert detector.predict(images[:1]).shape == (1,)
     detector.fit(loader)
-    with pytest.raises(NotFittedError, match="no threshold yet: call calibrate"):
+    with pytest.raises(NotFittedError, match="not calibrated: call calibrate"):
         detector.predict(images)
 
 
@@ -141,8 +141,12 @@ def test_a_failed_fit_keeps_the_earlier_one(detector, images):
 
 
 def test_uneven_classes_are_reported(small_net, images, labels):
-    with pytest.warns(UserWarning, match="1 of the network's 4 classes are missing"):
-        NACDetector(small_net, LAYERS).fit([(images[labels < 3], labels[labels < 3])])
+    few, told = (
+        [(images[labels < 3], labels[labels < 3])],
+        "1 of the network's 4 classes are missing",
+    )
+    with pytest.warns(UserWarning, match=f"{told} and 3 classes have fewer than 3 samples"):
+        NACDetector(small_net, LAYERS).fit(few, n_samples=9)
     keep = (labels < 3) | (torch.arange(24) < 4)
     with pytest.warns(UserWarning, match="1 classes have fewer than 2 samples"):
         NACDetector(small_net, LAYERS).fit([(images[keep], labels[keep])], n_samples=8)

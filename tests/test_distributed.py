@@ -1,7 +1,5 @@
 """Several processes give what one process gives, to the bit, and end together."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -10,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from jobs import run_code, run_job, start_job
+from own_project import DATA, NETWORK
 from processes import run
 from safetensors.torch import load_file
 
 SIZES = (2, 5)
-NETWORK = ("--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu")
-DATA = ("--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val")
 WHOLE = (*DATA, "--test", "birds/test")
 
 

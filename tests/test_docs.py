@@ -1,18 +1,22 @@
-"""The code in the docs runs as it stands, and what they say about errors is so."""
+"""The code in the docs runs as it stands, and what they say about results and errors is so."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torchvision
+from conftest import noise
+from test_monitor import lightnings_own
 from torch.utils.data import TensorDataset
 
 import nac_openood
+from nac_openood import NACDetector
 from nac_openood.benchmark.methods import table
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = (DOCS / "own_model.md").read_text(encoding="utf-8")
 
 
 def blocks(page):
@@ -21,68 +25,135 @@ def blocks(page):
         yield "\n" * page[: match.start(1)].count("\n") + match.group(1)
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory):
-    pytest.importorskip("timm", reason="the page shows a timm model")
-    names = {"__name__": "own_model"}
-    with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng(devices=[]):
-        patch.chdir(tmp_path_factory.mktemp("own_model"))
+def run_page(page, section="", **names):
+    """Run the Python blocks of a page in docs/, or of one of its sections.
+
+    Returns:
+        `names` and those that the page has defined.
+    """
+    text = (DOCS / page).read_text(encoding="utf-8")
+    if section:
+        before, _, rest = text.partition(f"\n## {section}\n")
+        text = "\n" * (before.count("\n") + 2) + rest.partition("\n## ")[0]
+    names["__name__"] = page
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for block in blocks(PAGE):
-            exec(compile(block, str(DOCS / "own_model.md"), "exec"), names)
+        for block in blocks(text):
+            exec(compile(block, str(DOCS / page), "exec"), names)
     return names
 
 
-def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(names):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(here):
+    names = run_page("own_model.md")
     assert names["scores"].shape == names["trusted"].shape == (50,)
     assert names["trusted"].dtype == torch.bool
     assert names["det"].threshold_ is not None and names["found"].best.auroc > 0.5
     assert set(names["result"].by_layer) == {"avgpool", "layer3", "layer2", "layer1"}
-    code = PAGE.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
+    page = (DOCS / "own_model.md").read_text(encoding="utf-8")
+    code = page.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    told = re.findall(r"^\| `([^|]+?)` \|", PAGE, re.MULTILINE)
+    told = re.findall(r"^\| `([^|]+?)` \|", page, re.MULTILINE)
     assert len(told) == len(names["messages"])
     for text, message in zip(told, names["messages"]):
         assert text in message
 
 
-@pytest.fixture(scope="module")
-def compared():
-    """What the examples of `nac_openood.compare` take for granted."""
-    pytest.importorskip("pytorch_ood", reason="the examples run its baselines")
-    torchvision = pytest.importorskip("torchvision")
+@lightnings_own
+def test_interfaces(here):
+    names = run_page("interfaces.md")
+    assert list(names["outliers"].predict(names["new"])[5:]) == [-1] * 5
+    assert names["found"]["AUROC"] > 0.9 and names["outlier_scores"].shape == (5,)
+    assert names["detector"].calibrated_ and names["auroc"] > 0.9
 
+
+def test_guarantees(small_net, here, capsys):
+    det = NACDetector(small_net, "auto", rule="nac_plus").fit(noise(200))
+    stream = [x for x, _ in noise(64, 2)]
+    names = run_page("guarantees.md", det=det, val_loader=noise(400, 1), stream=stream)
+    assert sum(names["rates"]) / len(names["rates"]) <= 0.05 and not names["monitor"].alarm
+    assert "At most a share of 0.05 of new in-distribution samples" in capsys.readouterr().out
+
+
+def test_export(here):
+    names = run_page("export.md")
+    outputs = names["outputs"]
+    assert set(outputs) == {"logits", "score", "p_value", "decision"}
+    assert outputs["score"].numpy() == pytest.approx(names["score"], abs=1e-4)
+    assert names["about"]["classes"] == list("abcdefghij") and names["about"]["alpha"] == 0.05
+
+
+def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here):
+    names = run_page("nac_me.md")
+    assert names["ranking"].chosen().name in names["networks"]
+    assert (here / "ranking" / "ranking.json").is_file() and (here / "best.pt").is_file()
+    assert names["monitor"].history
+    page = (DOCS / "nac_me.md").read_text(encoding="utf-8")
+    measured = json.loads((DOCS.parent / "benchmarks" / "nac_me.json").read_text())
+    told = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
+    assert {k.replace(" x ", "x"): float(v) for k, v in told.items()} == {
+        title: pytest.approx(ratio, abs=0.005) for title, ratio in measured["passes"].items()
+    }
+    assert max(measured["passes"].values()) <= 1.5
+    seconds = float(re.search(r"24 settings for PACS take ([\d.]+) seconds", page)[1])
+    assert seconds == pytest.approx(measured["search_seconds"]["24 settings"], abs=0.05)
+
+
+def test_the_tutorial_on_images(here):
+    names = run_page("tutorials/images.md")
+    assert names["verdicts"].out().tolist() == [False, True, True]
+    ours, msp = names["aurocs"]["photographs"]
+    assert ours > 0.999 and msp < 0.95  # "NAC+ finds all of them"
+    ours, msp = names["aurocs"]["8 and 9"]
+    assert ours == pytest.approx(msp, abs=0.05)  # "about as good as MSP"
+    assert (here / "digits.safetensors").is_file()
+
+
+def test_the_tutorial_on_tables(here):
+    names = run_page("tutorials/tables.md")
+    assert list(names["det"].layers) == ["1", "3"] and names["accuracy"] > 0.9
+    good, units, shifted, small = names["rejected"].values()
+    assert good[0] < 0.13
+    for ours, msp in (units, shifted):
+        assert ours == 1 and msp < good[1] < 0.2  # MSP is more confident in them than in good rows
+    assert small[0] < 0.2
+
+
+def test_the_tutorial_on_texts(here):
+    names = run_page("tutorials/text.md")
+    assert list(names["det"].layers) == ["blocks.0", "blocks.1"] and names["accuracy"] > 0.6
+    assert 0.5 < names["ours"] < 0.9 and 0.5 < names["theirs"] < 0.9  # "neither is good"
+
+
+@pytest.mark.filterwarnings("ignore:the fitting set is uneven")
+def test_the_examples_of_compare_run(here, monkeypatch):
     def dataset(n, shift):
         draw = torch.Generator().manual_seed(n)
         images = torch.randn(n, 3, 32, 32, generator=draw) + shift
         return TensorDataset(images, torch.arange(n) % 10)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = torchvision.models.resnet18(weights=None, num_classes=10)
+    # what the examples take for granted
     sizes = {"train_set": 60, "val_set": 41, "test_set": 42, "tin": 31, "svhn": 32, "cifar100": 33}
-    outside = ("tin", "svhn", "cifar100")
-    return {"net": net, **{name: dataset(n, name in outside) for name, n in sizes.items()}}
-
-
-@pytest.mark.filterwarnings("ignore:the fitting set is uneven")
-def test_the_examples_of_compare_run(compared, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="the examples write a page")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    given = {name: dataset(n, name in ("tin", "svhn", "cifar100")) for name, n in sizes.items()}
+    given["net"] = torchvision.models.resnet18(num_classes=10)
+    monkeypatch.setattr("tempfile.tempdir", str(here))
     with_pytorch_ood = partial(nac_openood.compare, backend="pytorch-ood")
     monkeypatch.setattr(nac_openood, "compare", with_pytorch_ood)
     monkeypatch.setattr(table, "METHODS", dict(table.METHODS))
     arguments = "{n_samples: 60, layers: {avgpool: {n_bins: 50}}}"
     Path("nac.yml").write_text(f"postprocessor: {{postprocessor_args: {arguments}}}")
-    for block in blocks((DOCS / "compare.md").read_text(encoding="utf-8")):
-        exec(compile(block, "compare.md", "exec"), compared)
-    rows = compared["results"].rows
+    rows = run_page("compare.md", **given)["results"].rows
     assert {row.method: row.status for row in rows} == {"msp": "ok", "knn": "ok", "nac": "ok"}
     sets = {"train": "train_set", "id_val": "val_set", "test": "test_set"}
-    data = {role: compared[name] for role, name in sets.items()}
-    far = {"svhn": compared["svhn"]}
-    own = nac_openood.compare(compared["net"], **data, far=far, search=False, methods=["norm"])
+    data = {role: given[name] for role, name in sets.items()}
+    far = {"svhn": given["svhn"]}
+    own = nac_openood.compare(given["net"], **data, far=far, search=False, methods=["norm"])
     assert [(row.title, row.status) for row in own.rows] == [("Norm", "ok")]
 
 

@@ -6,10 +6,10 @@ from PIL import Image
 
 from nac_openood.errors import NACError
 from nac_openood.sources.readers import (
-    DomainFolder,
     domain_classes,
     domain_folders,
     domainbed_transform,
+    read_domain,
     split_indices,
     split_seed,
 )
@@ -40,12 +40,12 @@ def test_domains_and_classes_are_sorted(root):
 
 
 def test_a_domain_yields_images_and_labels_sorted_by_class(root):
-    images = DomainFolder(root / "photo", transform=domainbed_transform(16))
+    images = read_domain(root / "photo", transform=domainbed_transform(16))
     assert images.classes == ("cat", "dog")
     assert images.labels.tolist() == [0, 0, 0, 1, 1]
     assert images.names == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png"]
-    image, label = images[3]
-    assert image.shape == (3, 16, 16) and label == 1
+    image = images[3]["data"]
+    assert image.shape == (3, 16, 16) and images[3]["label"] == 1
     # red is 50 of 255, normalized as for ImageNet
     assert image[0].unique().item() == pytest.approx((50 / 255 - 0.485) / 0.229, abs=1e-6)
     assert images.picture(0).getpixel((0, 0)) == (200, 0, 0)
@@ -57,7 +57,7 @@ def test_a_domain_yields_images_and_labels_sorted_by_class(root):
 def test_a_class_name_that_continues_another_does_not_mix_them(tmp_path):
     for label in ("dog", "dog-house", "dog house"):
         write(tmp_path, "photo", label)
-    images = DomainFolder(tmp_path / "photo")
+    images = read_domain(tmp_path / "photo")
     assert images.classes == ("dog", "dog house", "dog-house")
     assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert images.names[2].startswith("dog house/")
@@ -68,7 +68,7 @@ def test_a_class_name_that_continues_another_does_not_mix_them(tmp_path):
     [
         ("loose", None, "are not in class folders"),
         ("single", None, "one class only, dog"),
-        ("single", ("cat", "dog"), "no images of class cat, which another domain has"),
+        ("single", ("cat", "dog"), "no images of class cat, which another has"),
         ("photo", ("cat", "dog", "horse"), "no images of class horse"),
         ("photo", ("dog",), "has samples of class cat, which is not one of the 1"),
     ],
@@ -78,7 +78,7 @@ def test_bad_domains_are_refused(root, domain, classes, told):
     (root / "loose").mkdir()
     Image.new("RGB", (4, 4)).save(root / "loose" / "1.png")
     with pytest.raises(NACError, match=told):
-        DomainFolder(root / domain, classes)
+        read_domain(root / domain, classes)
 
 
 def test_a_root_without_domains_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """`scripts/table_*.sh`: each runs, with stand-ins for the commands it drives."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

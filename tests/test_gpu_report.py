@@ -47,20 +47,6 @@ def test_without_a_gpu_it_says_so():
         gpu_report.main([])
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--device", "foo"], "--device: cannot use 'foo'"),
-        (["--device", "cuda:99"], "--device: cannot use 'cuda:99'"),
-        (["--device", "cpu", "--openood", "nowhere"], "--openood: there is no folder nowhere"),
-    ],
-)
-def test_what_is_not_there_is_refused(given, told, capsys):
-    with pytest.raises(SystemExit):
-        gpu_report.main(given)
-    assert told in capsys.readouterr().err
-
-
 def test_results_stand_beside_the_papers(tmp_path):
     build(tmp_path / "results" / "table_1" / "cifar10", methods=("knn", "nac"), scores=False)
     sections = gpu_report.table_sections("Table 1", tmp_path, "")

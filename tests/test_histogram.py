@@ -124,3 +124,11 @@ def test_batches_and_order_do_not_matter(fit, cut, random):
 def test_states_of_another_layer_are_refused():
     with pytest.raises(NACError, match=r"expected states of shape \[batch, 3\], got \[5, 4\]"):
         Histogram.empty(3, 50, CPU).update(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("counts", [[[-1, 3]], [[1, 2]], [[2, 0, 0]], []])
+def test_counts_of_another_number_of_samples_are_refused(counts):
+    wrong = torch.tensor(counts, dtype=torch.int32).reshape(len(counts), -1 if counts else 2)
+    with pytest.raises(NACError, match="the counts do not add up to 2 samples"):
+        Histogram(wrong, n_bins=4, n_samples=2).check("counts")
+    Histogram(torch.tensor([[2, 0]], dtype=torch.int32), n_bins=4, n_samples=2).check("counts")

@@ -11,7 +11,7 @@ from nac_openood import NACError
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import listed_images
-from nac_openood.sources.samples import problems
+from nac_openood.sources.samples import problem_of
 from nac_openood.sources.sets import BENCHMARKS, benchmark_named
 from nac_openood.sources.transforms import chosen_transform
 
@@ -49,7 +49,7 @@ def test_bad_lists(tmp_path, content, message):
 
 def test_sixteen_bits_are_refused_and_not_cut_off(tmp_path):
     Image.new("I;16", (8, 8), 3000).save(tmp_path / "deep.png")
-    assert "more than 8 bits" in problems([tmp_path / "deep.png"])[0]
+    assert "more than 8 bits" in problem_of(tmp_path / "deep.png")
 
 
 @pytest.mark.parametrize("format", ["EPS", "PSD"])
@@ -63,7 +63,7 @@ def test_formats_that_pillow_reads_unsafely(tmp_path, monkeypatch, format):
         path.write_bytes(head + bytes(4 + 4 + 4 + 2 + 3 * 8 * 8))
     with Image.open(path) as image:
         assert image.format == format
-    assert problems([path]) == ["not an image"]
+    assert problem_of(path) == "not an image"
 
 
 # ---- transforms
@@ -86,7 +86,6 @@ def test_torchvision_networks_bring_their_transform_on_imagenet():
 
 
 def test_timm_networks_see_imagenet_as_they_were_trained():
-    pytest.importorskip("timm")
     own = transform_for("timm:vit_base_patch16_224.augreg_in1k", "imagenet")
     gray = Image.new("RGB", (300, 400), (128, 128, 128))
     torch.testing.assert_close(own(gray), torch.full((3, 224, 224), (128 / 255 - 0.5) / 0.5))

@@ -26,10 +26,11 @@ from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
 from nac_openood.evaluation.monitor import CoverageMonitor
 from nac_openood.evaluation.ranking import RankedRun, RankedRuns, Ranking
-from nac_openood.report.checkpoints import write_ranked_tables
+from nac_openood.report.checkpoints import ranked_csv, ranked_document
 from nac_openood.report.comparison import write_tables
 from nac_openood.report.figures import draw_landscape
 from nac_openood.report.findings import write_finding
+from nac_openood.report.render import write_results
 from nac_openood.search.recipe import ReadingSet
 from nac_openood.search.run import search, write_config, write_report
 from nac_openood.sources.sets import Datasets
@@ -100,7 +101,9 @@ WRITERS = {
     "results": lambda folder, n: results(folder, n).save(),
     "tables": lambda folder, n: write_tables(results(folder, n)),
     "runs": lambda folder, n: runs(n).save(folder),
-    "tables of runs": lambda folder, n: write_ranked_tables(runs(n), folder),
+    "tables of runs": lambda folder, n: write_results(
+        folder, ranked_csv(runs(n)), ranked_document(runs(n))
+    ),
     "finding": lambda folder, n: write_finding(
         replace(Finding.load(OLD / "analyze/layers.json"), title=f"T{n}"), folder
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from openood_tiny import cifar10_tree, need_openood, tree_with_data, write_imagenet
+from openood_tiny import cifar10_tree
 from processes import run
 
 from nac_openood.errors import NACError
@@ -208,16 +208,3 @@ def test_main_runs_a_pipeline(tree, name):
     done = nac_openood(tree, "main.py", "--config", *configs, *options)
     assert "Accuracy 100.00%" in done.stdout
     assert list((tree / "results").glob(f"cifar10_*{name}_0/s0/ood/ood.csv"))
-
-
-@pytest.mark.openood
-def test_nac_through_eval_ood_imagenet(tmp_path):
-    tree = tree_with_data(need_openood(scripts=True), tmp_path, write_imagenet(tmp_path / "data"))
-    torch.manual_seed(0)
-    from openood.networks.resnet50 import ResNet50
-
-    (tree / "results").mkdir()
-    torch.save(ResNet50().state_dict(), tree / "results" / "best.ckpt")
-    args = ("--ckpt-path", "results/best.ckpt", "--postprocessor", "nac", "--save-csv")
-    nac_openood(tree, "scripts/eval_ood_imagenet.py", *args)
-    assert set(table(tree / "results" / "ood" / "nac.csv")) >= {"nearood", "ninco", "farood"}

@@ -20,25 +20,26 @@ def tv_vit():
     return TV.VisionTransformer(64, 16, 3, 2, 24, 48, num_classes=5)
 
 
-# name -> (network, row, input side, layer widths deepest first)
+# name -> (network, family and deepest layer of its row, input side, layer widths deepest first)
 NETWORKS = {
-    "resnet18": (lambda: TV.resnet18(), "ResNet (torchvision, OpenOOD)", 64, [512, 512, 256, 128, 64]),
-    "vit": (tv_vit, "ViT (torchvision, OpenOOD)", 64, [24, 24, 24, 24]),
-    "swin_t": (lambda: TV.swin_t(), "Swin (torchvision, OpenOOD)", 64, [768, 768, 384, 192, 96]),
-    "regnet_y_400mf": (lambda: TV.regnet_y_400mf(), "RegNet (torchvision, OpenOOD)", 64, [440, 440, 208, 104, 48]),
-    "convnext_tiny": (lambda: TV.convnext_tiny(), "ConvNeXt (torchvision)", 64, [768, 768, 384, 192, 96]),
-    "densenet121": (lambda: TV.densenet121(), "DenseNet (torchvision, timm)", 64, [1024, 1024, 1024, 512, 256]),
-    "timm_resnet18": (lambda: TIMM("resnet18"), "ResNet (timm)", 64, [512, 512, 256, 128, 64]),
-    "timm_vit": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
-    "timm_vit_avg": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, global_pool="avg", **SMALL_VIT), "ViT, DeiT (timm)", 64, [24] * 4),
-    "timm_deit_dist": (lambda: TIMM("deit_tiny_distilled_patch16_224", img_size=64, **SMALL_VIT), "DeiT, distilled (timm)", 64, [24] * 4),
-    "timm_swin": (lambda: TIMM("swin_tiny_patch4_window7_224"), "Swin (timm)", 224, [768, 768, 384, 192, 96]),
-    "timm_convnext": (lambda: TIMM("convnext_atto"), "ConvNeXt (timm)", 64, [320, 320, 160, 80, 40]),
+    "resnet18": (lambda: TV.resnet18(), ("resnet", "avgpool"), 64, [512, 512, 256, 128, 64]),
+    "vit": (tv_vit, ("vit", "encoder.ln"), 64, [24, 24, 24, 24]),
+    "swin_t": (lambda: TV.swin_t(), ("swin", "avgpool"), 64, [768, 768, 384, 192, 96]),
+    "regnet_y_400mf": (lambda: TV.regnet_y_400mf(), ("regnet", "avgpool"), 64, [440, 440, 208, 104, 48]),
+    "convnext_tiny": (lambda: TV.convnext_tiny(), ("convnext", "avgpool"), 64, [768, 768, 384, 192, 96]),
+    "densenet121": (lambda: TV.densenet121(), ("densenet", "features.norm5"), 64, [1024, 1024, 1024, 512, 256]),
+    "timm_resnet18": (lambda: TIMM("resnet18"), ("resnet", "global_pool"), 64, [512, 512, 256, 128, 64]),
+    "timm_vit": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, **SMALL_VIT), ("vit", "fc_norm"), 64, [24] * 4),
+    "timm_vit_avg": (lambda: TIMM("vit_tiny_patch16_224", img_size=64, global_pool="avg", **SMALL_VIT), ("vit", "fc_norm"), 64, [24] * 4),
+    "timm_deit_dist": (lambda: TIMM("deit_tiny_distilled_patch16_224", img_size=64, **SMALL_VIT), ("vit", "norm"), 64, [24] * 4),
+    "timm_swin": (lambda: TIMM("swin_tiny_patch4_window7_224"), ("swin", "head.global_pool"), 224, [768, 768, 384, 192, 96]),
+    "timm_convnext": (lambda: TIMM("convnext_atto"), ("convnext", "head.global_pool"), 64, [320, 320, 160, 80, 40]),
 }  # fmt: skip
 
 
 def test_every_row_of_the_table_has_a_network_here():
-    assert {row for _, row, _, _ in NETWORKS.values()} == {a.name for a in ARCHITECTURES}
+    rows = {(row.family, row.layers[0].path) for row in ARCHITECTURES}
+    assert {row for _, row, _, _ in NETWORKS.values()} == rows and len(rows) == len(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -49,7 +50,8 @@ def test_the_table_reads_real_networks(name):
     for parameter in net.parameters():  # some heads start at zero, and so would every gradient
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
-    assert recognize(net)[0].name == row
+    found = recognize(net)[0]
+    assert (found.family, found.layers[0].path) == row
     layers = {layer.alias: layer for layer in table_layers(net)}
     probed = read(net, torch.randn(2, 3, side, side), layers)
     assert [r.activation.shape[1] for r in probed.values()] == widths

@@ -61,13 +61,13 @@ def test_a_process_may_lock_a_folder_again_also_in_another_thread(tmp_path):
     def other():
         with locked(tmp_path / ".." / tmp_path.name):
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
 
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
     thread = threading.Thread(target=other)
     thread.start()
-    inside.wait(10)
+    assert inside.wait(60)
     with locked(tmp_path):
         leave.set()
         thread.join()

@@ -1,14 +1,12 @@
 """`--shard` and `nac-openood merge`: jobs that ran on their own give what one job gives."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from own_project import copied
+from own_project import DATA, NETWORK, copied
 from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector
@@ -19,8 +17,6 @@ from nac_openood.distributed import as_shard
 from nac_openood.errors import NACError
 from nac_openood.files import write_document
 
-NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
-DATA = ["--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val"]
 FIT = ["fit", *NETWORK, *DATA, "--test", "birds/test", "--batch-size", "25"]
 RULES = ("nac", "nac_plus")
 
@@ -114,7 +110,7 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
 def test_the_option_must_make_sense(here, capsys, text):
     with pytest.raises(SystemExit):
         main([*FIT, f"--shard={text}"])
-    assert "expected I/N with 1 <= I <= N" in capsys.readouterr().err
+    assert "expected I/N with I from 1 to N" in capsys.readouterr().err
 
 
 def test_there_must_be_a_batch_for_each_shard(here, capsys):
@@ -200,6 +196,8 @@ def test_comparisons_become_one(here, capsys):
     for given, told in (
         (["one", "two", "--out", "one"], "one is one of the comparisons to merge"),
         (["one", "two"], "expected --out"),
+        (["one", "birds", "--out", "three"], "there is no birds/results.json"),
+        (["one", "two", "--out", "net.pt"], "cannot create the folder net.pt"),
     ):
         assert main(["merge", *given]) == 1
         assert told in capsys.readouterr().err

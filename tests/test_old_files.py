@@ -4,10 +4,11 @@ import csv
 import io
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
+from conftest import same_fit
 
 from nac_openood import NACDetector, Ranking, Readings, read_config
 from nac_openood.analysis.finding import Finding
@@ -34,15 +35,20 @@ def assert_same(found, expected):
     """Equal but for the last digits, which differ between processors."""
     assert [r["path"] for r in found] == [r["path"] for r in expected]
     assert [r["decision"] for r in found] == [r["decision"] for r in expected]
-    for name in ("confidence", "score", "p_value"):
+    for name in ("confidence", "score"):
         wanted = pytest.approx([float(r[name]) for r in expected], rel=1e-5)
         assert [float(r[name]) for r in found] == wanted
+    # p-values had a tail: of unusual images they were smaller than any rank can be
+    wanted = pytest.approx([float(r["p_value"]) for r in expected], abs=0.05)
+    assert [float(r["p_value"]) for r in found] == wanted
 
 
 @pytest.mark.parametrize("name", ["nac", "plus"])
 def test_detectors_score_as_they_did(old, name, capsys):
     network = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
-    assert main(["score", "--detector", f"{name}.nac", *network, "images"]) == 0
+    approximate = pytest.warns(UserWarning, match="its p-values hold only approximately")
+    with approximate if name == "plus" else nullcontext():
+        assert main(["score", "--detector", f"{name}.nac", *network, "images"]) == 0
     assert_same(rows(capsys.readouterr().out), rows(Path(f"{name}.csv").read_text()))
 
 
@@ -53,17 +59,16 @@ def test_a_detector_without_calibration_and_stored_readings(old):
     assert scores.tolist() == json.loads(Path("nac_readings.json").read_text())
     again = NACDetector(net, ["middle", "pool"])
     again.fit_readings(Readings.load("readings/fit.safetensors"))
-    counts, old_counts = again.rule_.tensors(), detector.rule_.tensors()
-    assert counts.keys() == old_counts.keys()
-    assert all(torch.equal(counts[name], old_counts[name]) for name in counts)
-    assert again.fit_summary_ == detector.fit_summary_
+    assert same_fit(again, detector)
 
 
 def test_shards_of_fit_and_score_merge(old, capsys):
     assert main(["merge", "fit_part1", "fit_part2", "--out", "merged.nac"]) == 0
     net = load_checkpoint(build("net.py:make", 4), "net.pt")
-    merged, whole = NACDetector.load("merged.nac", net), NACDetector.load("plus.nac", net)
-    assert merged.threshold_ == pytest.approx(whole.threshold_)
+    merged = NACDetector.load("merged.nac", net)
+    with pytest.warns(UserWarning, match="Calibrate again for guaranteed ones"):
+        whole = NACDetector.load("plus.nac", net)
+    assert whole.guarantee().startswith("No guarantee") and "At most" in merged.guarantee()
     assert merged.fit_summary_ == whole.fit_summary_
     capsys.readouterr()
     assert main(["merge", "score_part1.csv", "score_part2.csv"]) == 0
@@ -87,5 +92,5 @@ def test_a_ranking_and_findings(old):
     assert Ranking.load("rank").order()[-1].name == "step_0"
     found = Finding.load(Path("analyze/layers.json"))
     assert found.kind == "layers" and len(found.tables) == 2
-    assert Finding.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert Finding.load(found.save(Path("analyze"))) == found
     assert {f.type for f in Finding.load(Path("analyze/calibration.json")).figures} == {"lines"}

@@ -56,11 +56,14 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--arch", "net.py:make"], "expected either --id-data or --train"),
-        ([*NETWORK, *DATA, "--id-data", "cifar10"], "expected either --id-data or --train"),
-        ([*NETWORK, *DATA, "--fsood"], "--fsood goes with --id-data only"),
-        ([*NETWORK, "--id-data", "cifar10", "--val", "x"], "--val goes with --train only"),
-        ([*NETWORK, *DATA, "--image-size", "32"], "--image-size and --transform exclude each"),
+        (["--arch", "net.py:make"], "expected either --train (your images) or --id-data"),
+        (
+            [*NETWORK, *DATA, "--id-data", "cifar10"],
+            "expected either --train (your images) or --id-data",
+        ),
+        ([*NETWORK, *DATA, "--fsood"], "--fsood cannot be used with --train"),
+        ([*NETWORK, "--id-data", "cifar10", "--val", "x"], "--val cannot be used with --id-data"),
+        ([*NETWORK, *DATA, "--image-size", "32"], "expected --image-size or --transform, got both"),
         ([*NETWORK[:4], *DATA], "no transform is known for net.py:make: pass --transform, a"),
         ([*NETWORK, *DATA, "--arch", "net.py:broken"], "--arch: your code net.py:broken failed"),
         ([*NETWORK, "--train", "stripes"], "are not in class folders"),

@@ -38,6 +38,10 @@ def test_folders(birds):
     assert sets.train.labels.tolist() == sorted(sets.train.labels.tolist())
     alone = own_sets(birds / "train", transform=TRANSFORM, needs_test=False)
     assert alone.test is None and len(alone.train) + len(alone.id_val) == len(sets.train)
+    split = own_sets(birds / "train", transform=TRANSFORM, ood_val=f"o={birds / 'val'}")
+    names = [set(part.names) for part in (split.train, split.id_val, split.test)]
+    assert [len(part) for part in names] == [154, 48, 38] and len(set.union(*names)) == 240
+    assert len(split.ood_val) == 120
 
 
 def test_a_network_that_knows_its_classes_decides_their_order(birds):
@@ -82,13 +86,21 @@ def test_wrong_lists(tmp_path, rows, told):
         labelled_samples(write_list(tmp_path / "a.csv", rows), TRANSFORM, CLASSES)
 
 
+def test_an_empty_list(tmp_path):
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(NACError, match="a first line with path and label, got nothing"):
+        labelled_samples(tmp_path / "a.csv", TRANSFORM, CLASSES)
+
+
 def test_wrong_sets(birds, tmp_path):
     one = write_list(tmp_path / "one.csv", [("a.png", "wren"), ("b.png", "wren")])
     two = write_list(tmp_path / "two.csv", [("a.png", "wren"), ("b.png", "owl")])
     other = write_list(tmp_path / "other.csv", [("a.png", "0")], ("file", "label"))
+    twice = write_list(tmp_path / "twice.csv", [("a.png", "b.png", "0")], ("path", "path", "label"))
     for train, options, told in (
         ("nowhere.csv", {}, "nowhere.csv cannot be read: No such file"),
         (other, {}, "a first line with path and label, got file, label"),
+        (twice, {}, "a first line with path and label, got path, path, label"),
         (one, {}, "has one class only, wren: expected"),
         (two, {"val": birds / "val"}, "has samples of class bluejay, cardinal, goldfinch, parrot"),
         (birds / "train", {"near": [f"a={birds}"], "far": [f"a={birds}"]}, "a different name for"),

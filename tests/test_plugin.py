@@ -1,7 +1,6 @@
 """NAC inside the real OpenOOD; see test_contract.py for what is tested without it."""
 
 import pickle
-import shutil
 
 import numpy as np
 import pytest
@@ -37,26 +36,27 @@ def net(registered, data_root):
     return make_net(data_root)
 
 
-def write_config(folder, *, aps=True, search_in="setup", **more):
-    """A nac.yml of the user's own: few samples, a small sweep."""
-    layers = {
-        "avgpool": {"n_bins": 50, "full_count": 5, "steepness": 10},
-        "layer2": {"n_bins": 20, "full_count": 5, "steepness": 0.01},
-    }
-    sweep = {
-        "avgpool": {"full_count": [5, 10], "steepness": [1, 10, 100]},
-        "layer2": {"n_bins": [20, 50], "steepness": [0.001, 0.1]},
-    }
-    args = {"n_samples": 100, "layers": layers, "search_in": search_in, **more}
-    root = {
-        "name": "nac",
-        "APS_mode": aps,
-        "postprocessor_args": args,
-        "postprocessor_sweep": sweep,
-    }
-    path = folder / "postprocessors" / "nac.yml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump({"postprocessor": root}, sort_keys=False))
+#: A nac.yml of the user's own: few samples, a small sweep.
+OWN = """
+postprocessor:
+  name: nac
+  APS_mode: True
+  postprocessor_args:
+    n_samples: 100
+    search_in: {search_in}
+    layers:
+      avgpool: {{n_bins: 50, full_count: 5, steepness: 10}}
+      layer2: {{n_bins: 20, full_count: 5, steepness: 0.01}}
+  postprocessor_sweep:
+    avgpool: {{full_count: [5, 10], steepness: [1, 10, 100]}}
+    layer2: {{n_bins: [20, 50], steepness: [0.001, 0.1]}}
+"""
+
+
+def write_config(folder, text):
+    """A folder of configs, with this nac.yml."""
+    (folder / "postprocessors").mkdir(parents=True)
+    (folder / "postprocessors" / "nac.yml").write_text(text)
     return folder
 
 
@@ -95,7 +95,7 @@ def test_openoods_own_sweep_and_ours_choose_equal_settings(net, data_root, tmp_p
 
     chosen = {}
     for search_in in ("setup", "openood"):
-        config = write_config(tmp_path / search_in, search_in=search_in)
+        config = write_config(tmp_path / search_in, OWN.format(search_in=search_in))
         found = evaluator(net, data_root, config, shuffle=shuffle)
         assert found.postprocessor.hyperparam_search_done
         inside, outside = (
@@ -110,21 +110,6 @@ def test_openoods_own_sweep_and_ours_choose_equal_settings(net, data_root, tmp_p
             compute_all_metrics(confidence, label, prediction)[1],
         )
     assert chosen["setup"] == chosen["openood"]
-
-
-def test_pickles_give_the_same_scores_and_stale_ones_are_reported(net, data_root, tmp_path):
-    config = write_config(tmp_path)
-    first = evaluator(net, data_root, config)
-    content = pickle.dumps(first.postprocessor, pickle.HIGHEST_PROTOCOL)
-    assert len(content) < 200_000
-    second = evaluator(net, data_root, config, postprocessor=pickle.loads(content))
-    data = first.dataloader_dict["ood"]["far"]["texture"]
-    a, b = (e.postprocessor.inference(net, data, progress=False)[1] for e in (first, second))
-    assert a.tolist() == b.tolist()
-    write_config(tmp_path, aps=False, n_samples=50)
-    with pytest.warns(UserWarning, match="its settings differ from the config"):
-        third = evaluator(net, data_root, config, postprocessor=pickle.loads(content))
-    assert third.postprocessor._rule.n_samples == 50
 
 
 def test_registration_is_idempotent_and_undone(registered, monkeypatch):
@@ -163,12 +148,8 @@ def test_pipelines_and_other_methods_find_theirs(registered, name):
 
 SLIPS = {
     "postprocessor: {name: nac, postprocessor_args: {n_samples: 50}}": "the config has no layers",
-    "postprocessor: {name: nac, APS_mod: true}": r"unknown key \['APS_mod'\]",
-    "postprocessor: {name: nac, APS_mode: 'False'}": "APS_mode must be true or false",
     "postprocessor: {name: nac_plus}": "expected 'name: nac' under 'postprocessor:'",
-    "postprocessor: {name: msp}": "unknown rule 'msp'",
     "postprocessor:": "expected 'name: nac' under 'postprocessor:'",
-    "postprocessor: {name: nac}\nfoo: 3": r"unknown key \['foo'\]",
     "postprocessor: {name: !!python/name:os.system }": "not valid YAML",
     "": "expected a YAML mapping",
 }
@@ -178,17 +159,13 @@ SLIPS = {
 def test_slips_in_a_config_are_noticed_before_openood_reads_it(registered, tmp_path, text):
     from openood.evaluation_api.postprocessor import get_postprocessor
 
-    path = tmp_path / "postprocessors" / "nac.yml"
-    path.parent.mkdir()
-    path.write_text(text)
     with pytest.raises(nac_openood.NACError, match=SLIPS[text]):
-        get_postprocessor(str(tmp_path), "nac", "cifar10")
+        get_postprocessor(str(write_config(tmp_path, text)), "nac", "cifar10")
 
 
 def test_the_shipped_config_works_as_ones_own(net, data_root, tmp_path):
-    (tmp_path / "postprocessors").mkdir()
-    shutil.copy(CONFIG_ROOT / "postprocessors" / "nac.yml", tmp_path / "postprocessors")
-    found, shipped = (evaluator(net, data_root, root) for root in (tmp_path, "nowhere"))
+    own = write_config(tmp_path, (CONFIG_ROOT / "postprocessors" / "nac.yml").read_text())
+    found, shipped = (evaluator(net, data_root, root) for root in (own, "nowhere"))
     assert found.postprocessor.layers == shipped.postprocessor.layers != {}
 
 
@@ -215,12 +192,10 @@ def test_the_authors_scores_in_the_real_evaluator(registered, bench, authors, tm
     net = ResNet18_32x32(num_classes=10)
     checkpoint = folder / "checkpoints" / "cifar10_resnet18_32x32_base" / "s0" / "best.ckpt"
     net.load_state_dict(torch.load(checkpoint, map_location="cpu"))
-    config = tmp_path / "postprocessors" / "nac.yml"
-    config.parent.mkdir()
     shipped = nac_openood.detector.config.preset("cifar10", "resnet").to_dict()
     shipped["postprocessor"]["APS_mode"] = False
-    config.write_text(yaml.safe_dump(shipped, sort_keys=False))
-    found = evaluator(net.eval(), root, tmp_path, batch_size=100)
+    config = write_config(tmp_path, yaml.safe_dump(shipped))
+    found = evaluator(net.eval(), root, config, batch_size=100)
     table = found.eval_ood(progress=False)
     inside = np.array(authors["scores"]["cifar10"])
     assert np.abs(found.scores["id"]["test"][1] - inside).max() <= 2e-3

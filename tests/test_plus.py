@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pvalues import oracle_p, own_p
+from test_fusion import oracle_p, own_p
 
 from nac_openood import NACError
 from nac_openood.core import plus, plus_layer
@@ -76,7 +76,7 @@ def test_gen_is_its_formula():
 def test_coverage_and_distance_are_their_formulas_up_to_the_grid():
     rule, train = NACPlus(LAYERS), samples(3000, 0)
     rule.update(train)
-    rule.calibrate(map(rule.parts, [samples(200, 7)]))  # also counts what was set aside
+    rule.calibrate(map(rule.parts, [samples(200, 7)]))  # also counts what was held out
     x = samples(400, 1, scale=1.5)
     found = rule.parts(x)
     for name in LAYERS:
@@ -92,7 +92,8 @@ def test_the_score_is_the_fusion_of_its_evidence():
     rule = fitted()
     held, x = samples(300, 10**6), samples(40, 5, scale=2.0)
     told = rule.calibrate(map(rule.parts, [held]))
-    c, parts = rule.parts(held), rule.parts(x)
+    every, parts = rule.parts(held), rule.parts(x)
+    c = {name: part[1::2] for name, part in every.items()}  # half of them shape the score
     early_parts = [n for n in parts if n != "logits"]
     assert len(early_parts) == 4
     p = {n: oracle_p(c[n].numpy(), parts[n].numpy()) for n in parts}
@@ -102,8 +103,9 @@ def test_the_score_is_the_fusion_of_its_evidence():
     early = oracle_p(early_c, sum(np.log(p[n]) for n in early_parts))
     wanted = 2 * np.log(p["logits"]) - np.log(1 + 0.2 / early)
     np.testing.assert_allclose(rule.combine(parts).numpy(), wanted, rtol=1e-9)
-    wanted = 2 * np.log(own["logits"]) - np.log(1 + 0.2 / own_p(early_c))
-    np.testing.assert_allclose(told.numpy(), wanted, rtol=1e-9)
+    # and the others rank new samples
+    assert torch.equal(told, rule.combine({name: part[0::2] for name, part in every.items()}))
+    assert rule.ranking_rows(300).tolist() == list(range(0, 300, 2))
 
 
 def test_contributions_sum_to_the_score():
@@ -145,11 +147,11 @@ def test_cells_are_in_order_and_nothing_falls_outside():
 # -- shards, files, edges ------------------------------------------------------------------
 
 
-def test_few_calibration_samples_warn_and_none_are_refused():
+def test_too_few_calibration_samples_are_refused():
     rule = fitted()
-    with pytest.warns(UserWarning, match="calibrated on 16 samples only"):
-        rule.calibrate(map(rule.parts, [samples(16, 5)]))
-    assert rule.calibrated
+    with pytest.raises(NACError, match="NAC. needs at least 16 held-out samples, got 15"):
+        rule.calibrate(map(rule.parts, [samples(15, 5)]))
+    assert len(rule.calibrate(map(rule.parts, [samples(16, 5)]))) == 8 and rule.calibrated
     with pytest.raises(NACError, match="nothing to calibrate on"):
         rule.calibrate(map(rule.parts, []))
 

@@ -5,29 +5,23 @@ import pickle
 import openood_standin
 import pytest
 import torch
+from conftest import noise
 from openood_standin import StandInEvaluator
 from test_contract import loader, loaders  # noqa: F401
-from torch.utils.data import DataLoader, TensorDataset
 
 from nac_openood import NACDetector, NACError, NotFittedError
-from nac_openood.detector.outcomes import false_alarm_rates
-
-
-def data(n, seed=0, scale=1.0):
-    draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(n, 3, 9, 9, generator=draw) * scale
-    return DataLoader(TensorDataset(images, torch.arange(n) % 4), batch_size=32)
+from nac_openood.detector.decisions import false_alarm_rates
 
 
 @pytest.fixture
 def detector(small_net):
-    return NACDetector(small_net, layers="auto", rule="nac_plus").fit(data(200))
+    return NACDetector(small_net, layers="auto", rule="nac_plus").fit(noise(200))
 
 
 def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
     small_net.fc.register_full_backward_hook(lambda *_: pytest.fail("there was a backward pass"))
     assert detector.layers and "avgpool" not in detector.layers
-    detector.calibrate(data(120, 1))
+    detector.calibrate(noise(120, 1))
     p = detector.p_value(images)
     assert p.shape == (24,) and ((p > 0) & (p <= 1)).all()
     assert (detector.p_value(images * 4).mean() < p.mean()).all()
@@ -41,16 +35,19 @@ def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
 
 
 def test_false_alarms_are_reported_with_their_interval(detector):
-    detector.calibrate(data(400, 1))
-    found = detector.false_alarms(data(400, 2))
+    detector.calibrate(noise(400, 1))
+    found = detector.false_alarms(noise(400, 2))
     assert [alarms.level for alarms in found] == [0.01, 0.05, 0.10]
     for alarms in found:
         assert alarms.low <= alarms.rate <= alarms.high and alarms.n_samples == 400
-        assert alarms.low < 2 * alarms.level
-    images = torch.cat([x for x, _ in data(400, 2)])
+        low, high = alarms.expected
+        assert low <= alarms.level < high
+    images = torch.cat([x for x, _ in noise(400, 2)])
     assert found[2].rate == float((detector.p_value(images) <= 0.1).double().mean())
     text = str(found[2])
-    assert text.startswith("p <= 0.1: ") and "of 400 samples (95 % interval" in text
+    assert (
+        text.startswith("p <= 0.1: ") and "of 400 samples (data like the calibration data: " in text
+    )
 
 
 def test_intervals_of_false_alarms_are_clopper_and_pearsons():
@@ -63,26 +60,26 @@ def test_intervals_of_false_alarms_are_clopper_and_pearsons():
     (broken,) = false_alarm_rates([float("nan")], [0.05])
     assert broken.rate == 1.0
     with pytest.raises(NACError, match="`levels` must lie between 0 and 1"):
-        false_alarm_rates([0.5], [5])
+        false_alarm_rates([0.5], [1])
 
 
 def test_without_calibration_data_p_values_are_marked(small_net, images):
-    det = NACDetector(small_net, layers="auto", rule="nac_plus").fit(data(400))
+    det = NACDetector(small_net, layers="auto", rule="nac_plus").fit(noise(400))
     with pytest.warns(UserWarning, match="NAC\\+ was not calibrated"):
         p = det.p_value(images)
     assert not det.calibrated_ and ((p > 0) & (p <= 1)).all()
     assert 0.5 < det.predict(images).float().mean() <= 1
-    assert det.calibrate(data(120, 1)).calibrated_
-    reference = NACDetector(small_net, ["avgpool"]).fit(data(60))
-    for unfit, message in {"p_value": "no p-values yet", "predict": "no threshold yet"}.items():
-        with pytest.raises(NotFittedError, match=message):
+    assert det.calibrate(noise(120, 1)).calibrated_
+    reference = NACDetector(small_net, ["avgpool"]).fit(noise(60))
+    for unfit in ("p_value", "predict", "judge"):
+        with pytest.raises(NotFittedError, match="not calibrated: call calibrate"):
             getattr(reference, unfit)(images)
 
 
 def test_automatic_layers_need_a_batch(small_net):
     with pytest.raises(NotFittedError, match="finds layers by running the network: call fit"):
         NACDetector(small_net, "auto").fit_readings({})
-    reference = NACDetector(small_net, "auto").fit(data(60))
+    reference = NACDetector(small_net, "auto").fit(noise(60))
     assert next(iter(reference.layers)) == "avgpool" and len(reference.layers) > 1
 
 
@@ -91,7 +88,7 @@ def test_inside_openood(monkeypatch, small_net, loaders):  # noqa: F811
     args = {"layers": "auto", "n_samples": 40}
     postprocessor = cls({"postprocessor": {"name": "nac_plus", "postprocessor_args": args}})
     inside, outside = loaders
-    with pytest.warns(UserWarning, match="calibrated on 30 samples only"):
+    with pytest.warns(UserWarning, match="compared with 15 calibration samples, and 19 are needed"):
         StandInEvaluator(small_net, postprocessor, inside, outside)
     again = pickle.loads(pickle.dumps(postprocessor))
     expected = postprocessor.inference(small_net, outside["near"]["x"])[1]
@@ -100,12 +97,51 @@ def test_inside_openood(monkeypatch, small_net, loaders):  # noqa: F811
 
 
 def test_a_preset_of_a_rule_without_settings_means_automatic_layers(small_net, images, tmp_path):
-    named = NACDetector(small_net, "cifar10", rule="nac_plus").fit(data(200))
-    automatic = NACDetector(small_net, "auto", rule="nac_plus").fit(data(200))
+    named = NACDetector(small_net, "cifar10", rule="nac_plus").fit(noise(200))
+    automatic = NACDetector(small_net, "auto", rule="nac_plus").fit(noise(200))
     assert named.layers == automatic.layers
-    named.calibrate(data(120, 1)).save(tmp_path / "x")
+    named.calibrate(noise(120, 1)).save(tmp_path / "x")
     for layers in ("cifar10", "auto"):
         again = NACDetector.load(tmp_path / "x", small_net, layers=layers)
         assert torch.equal(again.score(images), named.score(images))
     with pytest.raises(NACError, match="there is no preset 'cifar11' for rule"):
         NACDetector.load(tmp_path / "x", small_net, layers="cifar11")
+
+
+# -- what it says about samples in one pass, and what its file keeps beside the rule ---------
+
+
+@pytest.fixture
+def calibrated(detector):
+    return detector.calibrate(noise(120, 1))
+
+
+def test_one_pass_says_what_separate_calls_say(calibrated, small_net, images):
+    found = calibrated.judge(images)
+    probabilities = small_net.eval()(images).detach().double().softmax(dim=1)
+    assert torch.equal(found.prediction, probabilities.argmax(dim=1))
+    torch.testing.assert_close(found.confidence, probabilities.max(dim=1).values)
+    assert torch.equal(found.score, calibrated.score(images))
+    assert torch.equal(found.p_value, calibrated.p_value(images))
+    middle = float(found.p_value.median())  # at the level itself a sample is out
+    assert found.out(middle).tolist() == (found.p_value <= middle).tolist()
+
+
+def test_what_cannot_be_judged_is_out(calibrated, images):
+    broken = images.clone()
+    broken[1] = float("nan")
+    found = calibrated.judge(broken)
+    assert found.p_value.isnan().tolist() == [i == 1 for i in range(len(images))]
+    assert bool(found.out(1e-9)[1]) and not found.out(1e-9)[0]
+
+
+def test_the_file_keeps_classes_and_notes(calibrated, small_net, tmp_path):
+    calibrated.save(tmp_path / "plain")
+    assert NACDetector.load(tmp_path / "plain", small_net).classes_ == ()
+    calibrated.classes_, calibrated.notes_ = (
+        ("cat", "dog", "owl", "eel"),
+        {"transform": "resize: 32"},
+    )
+    calibrated.save(tmp_path / "told")
+    again = NACDetector.load(tmp_path / "told", small_net)
+    assert (again.classes_, again.notes_) == (calibrated.classes_, calibrated.notes_)

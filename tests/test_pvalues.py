@@ -1,75 +1,152 @@
-"""p-values against their formula written out literally, and each sample against the others."""
+"""p-values, thresholds and groups against their definitions and by simulation."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from nac_openood import NACError
 from nac_openood.core.pvalues import PValues
-
-
-def oracle_p(c, x):
-    t = min(0.5, max(0.05, 10 / len(c)))
-    q = np.quantile(c, t)
-    below = q - c[c < q]
-    p = np.array([(1 + (c <= value).sum()) / (len(c) + 1) for value in x])
-    if len(below):
-        p = np.where(x < q, t * np.exp(-(q - x) / below.mean()), p)
-    return np.maximum(p, 1e-300)
-
-
-def own_p(c):
-    """The p-value of each against the others."""
-    return np.array([oracle_p(np.delete(c, i), c[i : i + 1])[0] for i in range(len(c))])
 
 
 def scores(n, seed=0):
     return np.random.RandomState(seed).randn(n)
 
 
-@pytest.mark.parametrize("n", [16, 17, 50, 199, 200, 1000])
-def test_p_values_are_their_formula(n):
-    c = scores(n)
-    x = np.concatenate([np.linspace(-8, 3, 50), c[:10]])
-    np.testing.assert_allclose(PValues(c)(torch.tensor(x)).numpy(), oracle_p(c, x), rtol=1e-10)
-    assert float(PValues(c)(torch.tensor([-1e9]))) == pytest.approx(1e-300)
-    assert PValues(c)(torch.tensor([float("nan")])).isnan().all()
+def oracle(c, x):
+    return np.array([(1 + (c <= value).sum()) / (len(c) + 1) for value in x])
 
 
-@pytest.mark.parametrize("n", [17, 40, 200, 201])
+@pytest.mark.parametrize("n", [1, 2, 19, 20, 1000])
 @pytest.mark.parametrize("ties", [False, True])
-def test_left_out_equals_a_refit_without_the_sample(n, ties):
-    c = np.round(scores(n, 3), 1 if ties else 9)
-    np.testing.assert_allclose(PValues(c).left_out().exp().numpy(), own_p(c), rtol=1e-9)
+def test_p_values_are_ranks(n, ties):
+    c = np.round(scores(n), 0 if ties else 9)
+    x = np.concatenate([np.linspace(-8, 8, 33), c[:10]])
+    assert PValues(c)(torch.tensor(x)).tolist() == oracle(c, x).tolist()
+    assert PValues(c)(torch.tensor([float("nan"), -math.inf])).isnan().tolist() == [True, False]
 
 
-def test_left_out_is_even_where_samples_are_few():
-    """Against all of them no sample would be unusual; that made p-values of 16 samples wrong."""
-    c = np.concatenate([scores(16, seed) for seed in range(400)]).reshape(400, 16)
-    mean = np.mean([PValues(row).left_out().exp().mean() for row in c])
-    assert mean == pytest.approx(0.5, abs=0.04)
+@pytest.mark.parametrize("n", [18, 19, 39, 1000])
+@pytest.mark.parametrize("ties", [False, True])
+def test_decisions_are_those_of_the_p_value(n, ties):
+    c = np.round(scores(n, 1), 0 if ties else 9)
+    x = torch.tensor(np.concatenate([np.linspace(-4, 4, 99), c]))
+    pvalues = PValues(c, alpha=0.05)
+    assert torch.equal(pvalues.accepts(x), pvalues(x) > 0.05)
+    assert torch.equal(pvalues.accepts(x), x >= pvalues.threshold)
+    assert (pvalues.threshold == -math.inf) is (n == 18)
+    assert float(pvalues.least[0]) == 1 / (n + 1)
 
 
-def test_equal_scores_have_no_tail():
-    same = PValues(np.ones(100))
-    assert same(torch.tensor([1.0, 2.0])).tolist() == [1.0, 1.0]
-    assert float(same(torch.tensor([0.5]))) == pytest.approx(1 / 101)
-    assert same.left_out().exp().tolist() == [1.0] * 100
-    assert same.score_at(0.001) == -torch.inf and same.score_at(1.0) == torch.inf
-
-
-def test_too_few_and_broken_scores_are_refused():
-    with pytest.raises(NACError, match="at least 16 held-out samples, got 15"):
-        PValues(scores(15))
+def test_broken_scores_and_none_are_refused():
+    with pytest.raises(NACError, match="no held-out samples"):
+        PValues([])
     with pytest.raises(NACError, match="1 of 16 held-out scores are NaN or Inf"):
         PValues(np.append(scores(15), np.nan))
 
 
-@pytest.mark.parametrize("n", [16, 50, 500])
-@pytest.mark.parametrize("p", [0.001, 0.05, 0.2])
-def test_score_at_is_the_highest_score_with_that_p_value(n, p):
-    pvalues = PValues(torch.randn(n, generator=torch.Generator().manual_seed(n)))
-    score = torch.tensor(pvalues.score_at(p), dtype=torch.float64)
-    above = torch.nextafter(score, torch.tensor(torch.inf, dtype=torch.float64))
-    # floats that are neighbors may have p-values that round to the same
-    assert pvalues(score) <= p < pvalues(above + 1e-12)
+# -- for this calibration set --------------------------------------------------------------
+
+
+def simes(n, confidence):
+    """Equation 11 of Bates et al. (2023), literally: b(1) to b(n)."""
+    k, delta = max(1, n // 2), 1 - confidence
+    found = []
+    for m in range(1, n + 1):
+        i = n + 1 - m
+        ratio = math.prod((i - j) / (n - j) for j in range(k)) if i >= k else 0.0
+        found.append(1 - delta ** (1 / k) * ratio ** (1 / k))
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+@pytest.mark.parametrize("confidence", [0.5, 0.9])
+def test_conditional_p_values_are_adjusted_by_simes(n, confidence):
+    pvalues = PValues(np.arange(n), confidence=confidence)
+    below = torch.arange(n + 1) - 0.5  # 0 to n scores are lower
+    np.testing.assert_allclose(pvalues(below).numpy(), [*simes(n, confidence), 1.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [30, 200])
+def test_conditional_p_values_hold_in_the_promised_share_of_calibration_sets(n):
+    """Scores are uniform, so the share of alarms at a level is the highest score with one."""
+    draws, confidence, broken = 4000, 0.8, 0
+    levels = PValues(np.arange(n), confidence=confidence)(torch.arange(n) - 0.5).numpy()
+    ordered = np.sort(np.random.RandomState(0).rand(draws, n), axis=1)
+    broken = (ordered > levels).any(axis=1).mean()
+    assert broken <= 0.2 + 3 * math.sqrt(0.16 / draws)
+    assert broken > 0.02  # and they are not empty promises
+
+
+@pytest.mark.parametrize(("n", "alpha", "confidence"), [(59, 0.05, 0.95), (58, 0.05, 0.95), (500, 0.1, 0.9)])  # fmt: skip
+def test_the_conditional_threshold_is_a_tolerance_limit(n, alpha, confidence):
+    pvalues = PValues(np.arange(1.0, n + 1), alpha=alpha, confidence=confidence)
+    good = [k for k in range(1, n + 1) if stats.beta.cdf(alpha, k, n + 1 - k) >= confidence]
+    assert pvalues.threshold == (max(good) if good else -math.inf)
+    # the textbook's 59 samples for 95 % confidence of 95 % content
+    assert (pvalues.threshold == -math.inf) is (n == 58)
+
+
+# -- by class ------------------------------------------------------------------------------
+
+
+def test_samples_are_compared_with_those_of_their_class():
+    c = torch.tensor(scores(300, 2))
+    classes = torch.arange(300) % 3
+    pvalues = PValues(c, classes, per_class=True)
+    x, of = torch.tensor(scores(60, 3)), torch.arange(60) % 3
+    wanted = [oracle(c[classes == k].numpy(), [v])[0] for k, v in zip(of.tolist(), x.tolist())]
+    assert pvalues(x, of).tolist() == wanted
+    assert pvalues.threshold is None
+    assert torch.equal(pvalues.accepts(x, of), pvalues(x, of) > 0.05)
+    with pytest.raises(NACError, match="need the predicted class"):
+        pvalues(x)
+
+
+def test_rare_classes_are_joined_until_they_are_enough():
+    counts = {0: 100, 1: 5, 2: 8, 3: 19, 4: 18}
+    classes = torch.cat([torch.full((n,), k) for k, n in counts.items()])
+    c = torch.tensor(scores(len(classes), 4))
+    pvalues = PValues(c, classes, per_class=True, alpha=0.05)  # 20 with the new one
+    x = torch.tensor([0.1] * 6)
+
+    def of(*names):
+        return oracle(c[torch.isin(classes, torch.tensor(names))].numpy(), [0.1])[0]
+
+    # with the new sample, class 3 has 20; without it, it is one of the rare ones
+    wanted = [of(0), of(1, 2, 3, 4), of(1, 2, 3, 4), of(3), of(1, 2, 3, 4), of(1, 2, 3, 4)]
+    assert pvalues(x, torch.tensor([0, 1, 2, 3, 4, 77])).tolist() == wanted
+
+
+def test_the_smallest_of_large_classes_join_a_single_rare_one():
+    classes = torch.tensor([0] * 100 + [1] * 30 + [2] * 3)
+    c = torch.tensor(scores(133, 5))
+    pvalues = PValues(c, classes, per_class=True)
+    with_rare = oracle(c[classes > 0].numpy(), [0.0])[0]
+    assert pvalues(torch.zeros(1), torch.tensor([2])).item() == with_rare
+    own = oracle(c[classes == 1].numpy(), [0.0])[0]
+    # a new sample of class 1 joins, too: which classes do depends on it like on any other
+    assert pvalues(torch.zeros(1), torch.tensor([1])).item() in (own, with_rare)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("n", [16, 50, 300])
+def test_false_alarms_stay_at_or_below_every_level(n, per_class):
+    """With ties and heavy tails; by class if there are enough, and else for joined classes."""
+    draw, times = np.random.RandomState(n), 3000
+    share = [0.62, 0.3, 0.05, 0.03]
+    levels, alarms = np.array([0.3, 0.1, 0.05, 0.01]), np.zeros((3, 4))
+    tested = np.zeros(3)
+    for _ in range(times):
+        classes = torch.from_numpy(draw.choice(4, n + 1, p=share))
+        s = torch.from_numpy(np.round(draw.standard_t(2, n + 1), 1)) * (1 + classes) - 3 * classes
+        p = PValues(s[:n], classes[:n], per_class=per_class)(s[n:], classes[n:]).item()
+        of = min(classes[n].item(), 2) if per_class and n == 300 else 0
+        tested[of] += 1
+        alarms[of] += p <= levels
+    for count, found in zip(tested, alarms):
+        if count:
+            error = np.sqrt(levels * (1 - levels) / count)
+            assert (found / count <= levels + 3.5 * error).all()

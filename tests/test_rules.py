@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from openood_tiny import need_openood
-from own_project import copied
+from own_project import DATA, NETWORK, copied
 from torch.utils.data import DataLoader, TensorDataset
 
 import nac_openood
@@ -206,17 +206,15 @@ def test_the_rule_of_the_docs_in_python(outside, small_net, loader, images, tmp_
 @pytest.mark.filterwarnings("ignore:the fitting set is uneven")
 def test_an_entry_point_is_a_rule_for_commands(outside, own_project, tmp_path, capsys, drawn_once):
     with copied(own_project, tmp_path / "place"):
-        network = ["--arch", "net.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
-        data = ["--transform", "transform.yml", "--train", "birds/train", "--val", "birds/val"]
-        assert main(["fit", *network, *data, "--rule", "mean_distance", "--out", "d.nac"]) == 0
+        assert main(["fit", *NETWORK, *DATA, "--rule", "mean_distance", "--out", "d.nac"]) == 0
         assert "mean_distance" in capsys.readouterr().out
-        assert main(["score", "--detector", "d.nac", *network, "birds/test/parrot"]) == 0
+        assert main(["score", "--detector", "d.nac", *NETWORK, "birds/test/parrot"]) == 0
         assert capsys.readouterr().out.count(",parrot,") > 10
         test = ["--test", "birds/test", "--far", "stripes=stripes", "--out", "out"]
-        given = [*network, *data, *test, "--methods", "mean_distance", "msp"]
+        given = [*NETWORK, *DATA, *test, "--methods", "mean_distance", "msp"]
         assert main(["compare", *given]) == 0
         assert "Mean distance" in capsys.readouterr().out
-        assert main(["fit", *network, *data, "--rule", "broken"]) == 1
+        assert main(["fit", *NETWORK, *DATA, "--rule", "broken"]) == 1
         assert "rule 'broken' cannot be loaded: No module named" in capsys.readouterr().err
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -266,12 +264,15 @@ def broken():
         ({"sweep": {"z": {}}}, r"unknown layer in the sweep \['z'\]"),
         ({"sweep": {"a": {"n_bins": []}}}, "expected a non-empty list of values for 'n_bins'"),
         ({"sweep": {"a": {"n_bins": [2]}}}, "n_bins must be at least"),
-        ({"sweep": {n: {"weight": [0]} for n in SMALL}}, "layer weights are zero in every"),
+        (
+            {"sweep": {n: {"weight": [0]} for n in SMALL}},
+            "layer weights are all zero, or guard=None",
+        ),
         ({"strategy": "magic"}, r"unknown strategy \['magic'\]"),
         ({"objective": "luck"}, r"unknown objective \['luck'\]"),
         ({"guard": 0.1}, "guard=0.1 needs `held_out`"),
         ({"guard": 2.0, "held_out": readings(5, SMALL, 0)}, "`guard` must be between 0 and 0.5"),
-        ({"guard": 0, "held_out": readings(40, SMALL, 7, spread=0.01)}, "guard=0 excludes all"),
+        ({"guard": 0, "held_out": readings(40, SMALL, 7, spread=0.01)}, "or guard=0 excludes them"),
         ({"strategy": "grid", "sweep": None}, "joint points, more than"),
     ],
 )

@@ -1,15 +1,13 @@
 """`nac-openood search` from a checkpoint and images, and again from what it kept."""
 
-from __future__ import annotations
-
 import json
 import sys
 
-import numpy as np
 import openood_standin
 import pytest
 import torch
 import yaml
+from openood_tiny import write_lists
 from PIL import Image
 
 from nac_openood import read_config
@@ -17,32 +15,19 @@ from nac_openood.cli import main
 from nac_openood.search.recipe import ReadingSet
 from nac_openood.sources.networks import CifarResNet18
 
-SIZES = {"train_cifar10": 40, "val_cifar10": 20, "val_tin": 20}
+LISTS = {
+    "train_cifar10": ("images_classic/train_cifar10", 40, True),
+    "val_cifar10": ("images_classic/val_cifar10", 20, True),
+    "val_tin": ("images_classic/val_tin", 20, False),
+}
 LABEL = "searched against surrogate OOD, not real OOD"
-
-
-def make_data(root):
-    """Small pictures in OpenOOD's layout; OOD ones are of another size and brightness."""
-    lists, draw = root / "benchmark_imglist" / "cifar10", np.random.RandomState(0)
-    lists.mkdir(parents=True)
-    for name, n in SIZES.items():
-        folder = root / "images_classic" / name
-        folder.mkdir(parents=True)
-        side, low = (32, 0) if "cifar10" in name else (48, 30)
-        for i in range(n):
-            pixels = draw.randint(low, 256, (side, side, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{i}.png")
-        label = (lambda i: i % 10) if "cifar10" in name else (lambda i: -1)
-        lines = [f"{name}/{i}.png {label(i)}" for i in range(n)]
-        (lists / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    return root
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Images, a checkpoint, and one run of the command with everything kept."""
     root = tmp_path_factory.mktemp("search")
-    make_data(root / "data")
+    write_lists(root / "data", "cifar10", LISTS)
     torch.manual_seed(0)
     torch.save(CifarResNet18().state_dict(), root / "best.ckpt")
     assert run_with_network(root, "--save-readings", str(root / "kept")) == 0
@@ -95,7 +80,7 @@ def test_ood_validation_images_in_a_folder(place, tmp_path, capsys):
     assert run_with_network(place, *options) == 0
     printed = capsys.readouterr().out
     assert "against mine" in printed
-    assert "AUROC  OOD found    ID kept   guard  layers (weight)" in printed
+    assert "AUROC  OOD found    ID kept   guard  layer bins/O*/alpha/weight state" in printed
     best = json.loads((tmp_path / "search.json").read_text())["ranking"][0]
     assert f"{best['auroc']:8.2%}{best['fpr95']:11.2%}{best['fpr95_in']:11.2%}" in printed
     assert "FPR@95 (OOD found): the share of ID samples rejected" in printed
@@ -171,9 +156,9 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--readings", "nowhere"], "there is no nowhere"),
+        (["--readings", "nowhere"], "nowhere holds no complete set of readings"),
         (["--readings", "{kept}", "--n-samples", "9"], "--n-samples cannot change readings"),
-        (["--readings", "{kept}", "--layers", "x"], r"no layers ['x'], only ['avgpool'"),
+        (["--readings", "{kept}", "--layers", "x"], r"unknown layer of these readings ['x']; expected one of ['avgpool'"),
         (["--readings", "{kept}", "--space", "x"], "expected 'paper', 'preset' or a YAML file"),
         (["--readings", "{kept}", "--guard", "0.7"], "between 0 and 0.5"),
         (["--readings", "{data}"], "holds no complete set of readings"),

@@ -7,9 +7,6 @@ import signal
 import sys
 import threading
 
-import pytest
-
-pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
 from service_toy import connected
 from test_fit_score import NETWORK, here, place, score, table  # noqa: F401
 

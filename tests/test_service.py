@@ -11,11 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from service_toy import CLASSES, TRANSFORM, encoded, picture, toy_judge, with_transform
-
-pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
 from fastapi.testclient import TestClient
+from PIL import Image
+from service_toy import CLASSES, TRANSFORM, encoded, picture, with_transform
 
 from nac_openood.errors import NACError
 from nac_openood.serving.app import ERRORS, service
@@ -28,13 +26,11 @@ TOKEN = "a-token-of-some-length"
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
-@pytest.fixture(scope="module")
-def judge():
-    return toy_judge()
-
-
 def client_of(judge, limits=None, access=None):
-    return TestClient(service(judge, limits=limits, access=access), base_url="http://localhost")
+    return TestClient(
+        service(judge, limits=limits or Limits(), access=access or Access()),
+        base_url="http://localhost",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +144,7 @@ BAD_BODIES = {
     "cut off": (encoded(picture(1, 60))[:-900], PNG, 400, "cannot be read: .*truncated"),
     "a bomb": (png_header(30_000, 30_000), PNG, 413, "too large: .*exceeds limit|accepted"),
     "many pixels": (png_header(6_000, 5_000), PNG, 413, "6000 x 5000 pixels are more than"),
-    "a thread": (png_header(1, 5_000), PNG, 413, "more than 50 times as long"),
+    "a thread": (png_header(1, 5_000), PNG, 413, "more than 50 times the other"),
     "16 bits": (deep(), PNG, 400, "more than 8 bits per channel"),
     "EPS": (EPS, {"content-type": "image/x-eps"}, 415, "not an image, or not of a format"),
     "no type": (encoded(picture(1)), {}, 415, "the Content-Type is missing"),
@@ -194,7 +190,11 @@ def test_unknown_paths_and_methods_are_json_too(client):
     ("transform", "error", "logged"),
     [
         (lambda image: 1 / 0, "the transform failed", "ZeroDivisionError"),
-        (lambda image: torch.zeros(5), "shape (5,)", "failed on tensors of shape [(5,)]"),
+        (
+            lambda image: TRANSFORM(image).to(torch.complex64),
+            "the network failed on an image of shape (3, 12, 12)",
+            "failed on a tensor of shape (3, 12, 12)",
+        ),
     ],
 )
 def test_failures_of_the_network_are_answered_and_logged(judge, caplog, transform, error, logged):
@@ -202,6 +202,51 @@ def test_failures_of_the_network_are_answered_and_logged(judge, caplog, transfor
         response = client.post("/score", content=encoded(picture(1)), headers=PNG)
     assert response.status_code == 500 and error in response.json()["error"]
     assert logged in caplog.text
+
+
+def test_images_that_the_network_cannot_take_are_named(judge, caplog):
+    sizes = {"a.png": (3, 12, 12), "b.png": (1, 12, 12), "c.png": (7, 9, 9)}
+    made = iter(sizes.values())
+    with client_of(with_transform(judge, lambda image: torch.zeros(next(made)))) as client:
+        files = [("x", (name, encoded(picture(1)))) for name in sizes]
+        response = client.post("/score", files=files)
+    told = response.json()["error"]
+    assert response.status_code == 400 and not caplog.records
+    assert told.count("fitted on shape 3 x 12 x 12") == 2 and "a.png" not in told
+    assert "b.png cannot be judged: the network cannot take an input of shape 1 x 12 x 12" in told
+    assert "c.png cannot be judged: the network cannot take an input of shape 7 x 9 x 9" in told
+
+
+def test_a_form_that_is_cut_off_is_refused(client):
+    part = b'--b\r\nContent-Disposition: form-data; name="x"; filename="a"\r\n\r\n' + encoded(
+        picture(1)
+    )
+    whole = part + b"\r\n" + part + b"\r\n--b--\r\n"
+    assert len(client.post("/score", content=whole, headers=FORM).json()["results"]) == 2
+    cut = client.post("/score", content=whole[:-30], headers=FORM)
+    assert (
+        cut.status_code == 400
+        and "It is cut off: the last boundary is missing" in cut.json()["error"]
+    )
+
+
+def test_an_origin_that_is_no_address_is_refused(client):
+    for origin in ("http://[", "null", "://", "http://localhost@evil.com"):
+        assert client.get("/health", headers={"origin": origin}).status_code == 403
+
+
+def test_head_answers_like_get(client):
+    for path in ("/", "/health", "/ready", "/metrics", "/docs", "/openapi.json"):
+        head, get = client.head(path), client.get(path)
+        assert (
+            head.status_code == 200 and head.headers["content-type"] == get.headers["content-type"]
+        )
+    assert client.head("/score").status_code == 405
+    assert not [
+        path
+        for path, methods in client.get("/openapi.json").json()["paths"].items()
+        if "head" in methods
+    ]
 
 
 class Slow(Judge):
@@ -269,7 +314,7 @@ def test_rates_refill_and_forget():
     assert rates.wait("10.0.0.1") == 0
     for number in range(10_001):
         rates.charge(f"client {number}", 1)
-    assert len(rates._buckets) == 10_000
+    assert len(rates._due) == 10_000
 
 
 def test_limits_that_make_no_sense_are_refused():

@@ -4,9 +4,7 @@
 import base64
 
 import pytest
-
-pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
-from service_toy import encoded, picture, running, toy_judge
+from service_toy import encoded, picture, running
 from test_report_page import browser, keep_picture, requests, show  # noqa: F401
 
 from nac_openood.serving.limits import Access, Limits
@@ -21,11 +19,6 @@ const event = kind === "paste" ? new ClipboardEvent("paste", {clipboardData: tra
 document.getElementById("drop").dispatchEvent(event);
 if (kind === "paste") window.dispatchEvent(event);
 """
-
-
-@pytest.fixture(scope="module")
-def judge():
-    return toy_judge()
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +52,7 @@ def results(browser, number):
 
     script = "return [...document.querySelectorAll('#results li')].map(i => i.innerText)"
     ended = "return document.getElementById('status').textContent.endsWith('judged.')"
-    WebDriverWait(browser, 30).until(
+    WebDriverWait(browser, 120).until(
         lambda b: b.execute_script(ended) and len(b.execute_script(script)) == number
     )
     return list(browser.execute_script(script))

@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'nac-openood[serve]'")
 from prometheus_client import generate_latest
-from service_toy import connected, encoded, picture, running, toy_judge
+from service_toy import connected, encoded, picture, running
 
 from nac_openood.cli import build_parser
 from nac_openood.serving.app import ERRORS
@@ -19,11 +17,6 @@ from nac_openood.sources.images import MAX_RATIO
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def judge():
-    return toy_judge()
 
 
 @pytest.fixture
@@ -53,10 +46,10 @@ def test_options_and_statuses_exist():
     assert f"more than {MAX_RATIO} times" in rows and Limits().max_pixels == 25_000_000
 
 
-def test_metrics_exist():
-    told = set(re.findall(r"\bnac_[a-z_]+", PAGE)) - {"nac_openood", "nac_plus"}
-    text = generate_latest(ServiceMetrics(0.05, lambda: 0).registry).decode()
-    found = set(re.findall(r"^# TYPE (nac_[a-z_]+) ", text, re.MULTILINE))
+def test_metrics_exist(judge):
+    told = set(re.findall(r"\bnac_[a-z_0-9]+", PAGE)) - {"nac_openood", "nac_plus"}
+    text = generate_latest(ServiceMetrics(judge, lambda: 0).registry).decode()
+    found = set(re.findall(r"^# TYPE (nac_[a-z_0-9]+) ", text, re.MULTILINE))
     known = {name for name in found if not name.endswith("_created")}
     assert told == known, "told and found"
     assert f"last {WINDOW:,} images" in PAGE

@@ -129,7 +129,7 @@ def test_sets_of_ones_own(data, photos):
     ("options", "told"),
     [
         *(({"far": [entry]}, "the name of a dataset must be one that a file can have")
-          for entry in ("=folder", "a/b=folder", ".hidden=folder")),
+          for entry in ("=folder", "a/b=folder", ".hidden=folder", "a\nb=folder")),
         *(({"near": names}, "a different name for each OOD set")
           for names in (["tin", "tin"], ["mnist"])),
         *(({"near": [name]}, "and none of test, train") for name in ("test", "train", "farood")),
@@ -167,6 +167,8 @@ def test_files_and_folders_with_names(tmp_path):
     found = find_checkpoints([tmp_path / "run", one, "torchvision:IMAGENET1K_V1"])
     assert [c.name for c in found] == ["run", "my_net__1_", "imagenet1k_v1"]
     assert found[2] == Checkpoint("imagenet1k_v1", "torchvision:IMAGENET1K_V1")
+    with pytest.raises(NACError, match="expected each checkpoint once, got .* more than once"):
+        find_checkpoints([one, tmp_path / "run" / ".." / one.name])
     hidden = touch(tmp_path / "..ckpt")
     assert find_checkpoints([hidden])[0].name not in ("", ".", "..")
 

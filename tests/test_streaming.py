@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import noise, same_fit
 from PIL import Image
-from test_docs import DOCS, blocks
+from test_docs import run_page
 from torch.utils.data import DataLoader, IterableDataset
 
 from nac_openood import LayerConfig, NACDetector, NACError
@@ -19,17 +20,7 @@ RULES = {"nac": {"avgpool": LayerConfig(), "layer1": LayerConfig()}, "nac_plus":
 
 
 def batches(n, size=32, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(n, 3, 9, 9, generator=draw)
-    return list(zip(images.split(size), (torch.arange(n) % 4).split(size)))
-
-
-def same(one, other):
-    """Whether two detectors were fitted to the same bits, on the same number of samples."""
-    first, second = one.rule_.tensors(), other.rule_.tensors()
-    assert first.keys() == second.keys()
-    equal = all(torch.equal(first[name], second[name]) for name in first)
-    return equal and one.fit_summary_ == other.fit_summary_
+    return list(noise(n, seed, batch_size=size))
 
 
 class Stream(IterableDataset):
@@ -56,7 +47,7 @@ def test_batch_by_batch_equals_fit(small_net, rule, auto):
     det = NACDetector(small_net, layers, rule=rule)
     for batch in batches(200):
         assert det.partial_fit(batch) is det
-    assert same(det, fitted) and det.layers == fitted.layers
+    assert same_fit(det, fitted) and det.layers == fitted.layers
     assert det.fit_summary_.class_counts == dict.fromkeys(range(4), 50)
 
 
@@ -71,8 +62,7 @@ def test_it_goes_on_after_fit_load_and_merge(small_net, rule, tmp_path):
         again.partial_fit(batch)
     calibration = batches(120, seed=1)
     fitted = NACDetector(small_net, RULES[rule], rule=rule).fit(data)
-    assert same(again.calibrate(calibration), fitted.calibrate(calibration))
-    assert again.threshold_ == fitted.threshold_
+    assert same_fit(again.calibrate(calibration), fitted.calibrate(calibration))
     again.partial_fit(data[0])
     assert again.threshold_ is None and again.pvalues_ is None and not again.calibrated_
 
@@ -141,19 +131,10 @@ def shards(tmp_path_factory):
     return str(folder / "train-{000..002}.tar")
 
 
-unclosed = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
-
-@unclosed
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_the_page(shards, monkeypatch):
     monkeypatch.chdir(Path(shards).parent)
-    page = (DOCS / "scale.md").read_text(encoding="utf-8")
-    names = {"__name__": "scale.md"}
-    start = page.index("## Streaming")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for block in blocks(page[start : page.index("## Ray Data")]):
-            exec(compile(block, "scale.md", "exec"), names)
+    names = run_page("scale.md", "Streaming")
     assert names["first"].fit_summary_.n_samples == 2 * 5 * 32
     assert names["det"].fit_summary_.n_samples == 60
     names.clear()

@@ -1,7 +1,5 @@
 """Stand-ins for OOD data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -73,7 +71,7 @@ def test_loader(pictures):
 
 
 def test_bad_input(pictures):
-    with pytest.raises(NACError, match=r"unknown surrogate kinds \['melted'\]"):
+    with pytest.raises(NACError, match=r"unknown surrogate kind \['melted'\]"):
         surrogate_ood(pictures, kinds=["melted"])
     with pytest.raises(NACError, match=r"square images .* got \[30, 3, 16, 8\]"):
         surrogate_ood(pictures[..., :8])

@@ -98,10 +98,10 @@ def test_fit_and_score(place, monkeypatch, capsys):
     assert main([*given, "missing.txt"]) == 1
     assert "cannot read missing.txt (missing)" in capsys.readouterr().err
     assert main([*given, "new", "--gallery", "g.html"]) == 1
-    assert "--gallery shows images, and this detector is one of texts" in capsys.readouterr().err
+    assert "--gallery needs a detector of images, and" in capsys.readouterr().err
     for command in (["serve", "--port", "0"], ["export", "--out", "t.onnx"]):
         assert main([*command, *given[1:]]) == 1
-        told = f"expected a detector of images to {command[0]}, and this one is of texts"
+        told = f"{command[0]} needs a detector of images, and"
         assert told in capsys.readouterr().err
 
 

@@ -23,9 +23,10 @@ def test_yaml_says_what_happens(tmp_path):
     x = made.transform(IMAGE)
     assert x.shape == (3, 28, 28)
     torch.testing.assert_close(x[:, 3, 3], torch.tensor([0.5, (0.2 - 0.5) / 2, -0.5]))
-    again = restored_transform(made.text, ARCH)
-    assert again == made._replace(transform=again.transform) and again.identity == made.identity
-    assert str(made) == "resize: 32, crop: 28, mean: [0.5, 0.5, 0.5], std: [1.0, 2.0, 1.0]"
+    again = restored_transform(made.text)
+    assert again.text == made.text and again.identity == made.identity
+    assert str(again) == "resize: 32, crop: 28, mean: [0.5, 0.5, 0.5], std: [1.0, 2.0, 1.0]"
+    assert str(made) == f"{again} (of the file {tmp_path / 't.yml'})"
 
 
 def test_gray_and_other_sizes():
@@ -47,6 +48,9 @@ def test_gray_and_other_sizes():
         ("mean: [0, 0, 0]", "expected both 'mean' and 'std' or neither"),
         ("resize: 3\ninterpolation: cubic", "must be one of nearest, bilinear, bicubic, lanczos"),
         ("gray: 1", "'gray' must be true or false"),
+        ("resize: -5", "'resize' must be at least 1 pixel, got -5"),
+        ("crop: [32, 0]", "'crop' must be at least 1 pixel"),
+        ("mean: 0.5\nstd: 0", "'std' must be positive"),
     ],
 )
 def test_wrong_yaml_is_refused_with_an_example(tmp_path, text, told):
@@ -63,7 +67,19 @@ def test_the_networks_own_configuration():
     small = chosen_transform("auto", "resnet_embedded", "net.pt")
     assert small.transform(IMAGE).shape == (3, 32, 32)
     assert torchvision.identity != small.identity
-    assert str(torchvision).startswith("the network's own: ImageClassification( crop_size=[384]")
+    assert str(torchvision).startswith("ImageClassification( crop_size=[384]")
+
+
+def test_it_is_said_whose_transform_it_is():
+    published = "torchvision's for the published weights of resnet18"
+    for weights, origin in (
+        ("torchvision:IMAGENET1K_V1", published),
+        ("runs/net.pt", f"{published}; if net.pt was trained with another, pass `transform`"),
+    ):
+        assert chosen_transform("auto", "resnet18", weights).origin == origin
+    assert chosen_transform("auto", "resnet_embedded", "net.pt").origin == "the network's own"
+    cifar = chosen_transform(None, "resnet18", "net.pt", benchmark=BENCHMARKS["cifar10"])
+    assert cifar.origin == "OpenOOD's for cifar10"
 
 
 def test_nothing_is_guessed():
@@ -117,5 +133,5 @@ def test_what_is_no_transform(tmp_path, monkeypatch, choice, told):
 
 def test_a_file_does_not_make_code_run(tmp_path):
     (tmp_path / "t.py").write_text("raise SystemExit('this ran')")
-    with pytest.raises(NACError, match="code that a file names is never run by itself. Pass it"):
-        restored_transform(f"{tmp_path}/t.py:f", ARCH)
+    with pytest.raises(NACError, match="which is run only if you pass `transform="):
+        restored_transform(f"{tmp_path}/t.py:f")

@@ -12,11 +12,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from nac_openood.core.fusion import TailEstimate
 from nac_openood.core.layer_config import whole_number
 from nac_openood.core.metrics import threshold_at
 from nac_openood.core.plus_layer import LayerEvidence
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.pvalues import PValues
 from nac_openood.errors import NACError
+
+#: A third of them rank, and the others are split into folds.
+_MIN_SAMPLES = 16
 
 
 class NACOutlierDetector(OutlierMixin, BaseEstimator):
@@ -25,8 +29,9 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
     The features may be anything: activations of a network, embeddings, a table. They are
     standardized, except for those that never vary. Two statistics of a row become p-values: how
     well its values are covered one by one, and its Mahalanobis distance from the mean. The score is
-    the sum of the logarithms of both. The p-values use cross-fitting: every training row is
-    compared with rows of the other folds.
+    the sum of the logarithms of both. These use cross-fitting: every training row is compared with
+    rows of the other folds. Every third training row is left out of all this: the p-value of a
+    score is its rank among theirs, so that `P(p <= a) <= a` for new rows of the same distribution.
 
     Args:
         contamination: the share of outliers in the training data, above 0 and at most 0.5, which
@@ -50,28 +55,30 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> NACOutlierDetector:
         """Fit on rows `[samples, features]`, at least 16 of them; `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64)
-        if len(X) < MIN_SAMPLES:  # to take p-values against
-            raise NACError(f"expected at least {MIN_SAMPLES} samples, got {len(X)} sample(s).")
+        if len(X) < _MIN_SAMPLES:
+            raise NACError(f"expected at least {_MIN_SAMPLES} samples, got {len(X)} sample(s).")
         share: Any = self.contamination
         if share != "auto" and not (isinstance(share, Real) and 0 < float(share) <= 0.5):
             text = "`contamination` must be 'auto' or a number above 0 and at most 0.5, got "
             raise NACError(f"{text}{share!r}.")
         n_folds = whole_number("n_folds", self.n_folds, 2)
-        self._scaler = StandardScaler().fit(X)
-        rows = torch.from_numpy(self._scaler.transform(X))
+        ranking = np.arange(len(X)) % 3 == 0
+        self._scaler = StandardScaler().fit(X[~ranking])
+        everything = torch.from_numpy(self._scaler.transform(X))
+        rows = everything[~ranking]
         self._evidence = _evidence(rows)
         fold = torch.arange(len(rows)) % n_folds
         held_out: dict[str, Tensor] = {}
         for k in range(min(n_folds, len(rows))):
             for name, part in _parts(_evidence(rows[fold != k]), rows[fold == k]).items():
                 held_out.setdefault(name, torch.empty_like(rows[:, 0]))[fold == k] = part
-        self._p_values = {name: PValues(part) for name, part in held_out.items()}
-        own = torch.stack([p_values.left_out() for p_values in self._p_values.values()]).sum(dim=0)
-        self._p_value_of_score = PValues(own)
+        self._estimates = {name: TailEstimate(part) for name, part in held_out.items()}
+        own = self._scores(everything[ranking])
+        self._p_values = PValues(own)
         if share == "auto":
             self.offset_ = threshold_at(own)
         else:
-            self.offset_ = float(np.percentile(self._scores(rows).numpy(), 100 * share))
+            self.offset_ = float(np.percentile(self._scores(everything).numpy(), 100 * share))
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -79,9 +86,9 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
         return self._scores(self._validated(X)).numpy()
 
     def p_value(self, X: Any) -> np.ndarray:
-        """How unusual each row is, `[samples]`: about a share `p` of new data is below `p`."""
+        """How unusual each row is, `[samples]`: at most a share `p` of new data is below `p`."""
         rows = self._validated(X)
-        return self._p_value_of_score(self._scores(rows)).numpy()
+        return self._p_values(self._scores(rows)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`score_samples(X) - offset_`: negative for outliers."""
@@ -98,7 +105,7 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
 
     def _scores(self, rows: Tensor) -> Tensor:
         parts = _parts(self._evidence, rows)
-        return torch.stack([self._p_values[n].log(part) for n, part in parts.items()]).sum(dim=0)
+        return torch.stack([self._estimates[n].log(part) for n, part in parts.items()]).sum(dim=0)
 
 
 def _evidence(rows: Tensor) -> LayerEvidence:

@@ -39,15 +39,15 @@ class Kind(NamedTuple):
 #: Every kind by name, in the order of the page.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
-    Kind("layers", "which layers to combine: every subset of them", "ablations"),
+    Kind("layers", "which layers to combine, for every subset of them", "ablations"),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "ablations"),
     Kind("samples", "how many training samples NAC needs", "ablations"),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "methods"),
-    Kind("weighted", "weights of the layers, searched, against equal weights", "ablations"),
-    Kind("calibration", "calibration errors; OOD counts as wrong", "calibration"),
+    Kind("weighted", "searched weights of the layers against equal weights", "ablations"),
+    Kind("calibration", "calibration errors, where OOD samples count as wrong", "calibration"),
     Kind("agreement", "which samples NAC and other methods disagree on", "methods"),
-    Kind("cost", "time and memory, beside other methods", "cost", in_all=False),
-    Kind("schemes", "NAC on networks of other training schemes", "schemes", in_all=False),
+    Kind("cost", "time and memory, compared with other methods", "cost", in_all=False),
+    Kind("schemes", "NAC on networks that were trained by other schemes", "schemes", in_all=False),
 )}  # fmt: skip
 
 

@@ -7,19 +7,20 @@ through `full_count`, the paper's O*.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import chain, combinations, product, repeat
 from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
+from nac_openood import tables
 from nac_openood.analysis.data import AnalysisData, NACScores, Options
-from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy, metric_key, text_heads
+from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy
 from nac_openood.benchmark.run.results import FAR, GROUP_WORDS, Value
 from nac_openood.core.layer_config import LayerConfig, whole_number
 from nac_openood.detector.batches import bar
 from nac_openood.errors import NACError
 from nac_openood.search.run import PAPER_SPACE, search
-from nac_openood.tables import Column, Entry, Lines, Series, Table
+from nac_openood.tables import Column, Entry, Lines, Series, Table, text_columns
 
 #: With more layers, only the deepest ones together, single layers, and all but one are tried.
 _MOST_SUBSETS = 6
@@ -57,26 +58,25 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     for chosen in subsets(data.layers):
         settings = {name: data.settings[name] for name in chosen}
         study.found["+".join(chosen)] = scores.metrics(settings)
-    found, depths = study.found, range(1, len(data.layers) + 1)
-    deepest = ["+".join(data.layers[:depth]) for depth in depths]
-    printed = ["+".join(f"layer{4 - n}" for n in range(depth)) for depth in depths]
-    rows = [([name], found[name], row) for name, row in zip(deepest, printed)]
-    paper, ours = study.paper("Table 4", "layers"), [len(rows) - 1]
-    study.table("From the deepest layer to all layers", ["Layers"], rows, paper=paper, ours=ours)
+    found, heads = study.found, text_columns("Layers")
+    deepest = ["+".join(data.layers[: n + 1]) for n in range(len(data.layers))]
+    paper = study.paper("Table 4", "layers")  # its rows are in the same order
+    rows = [([name], found[name], row) for name, row in zip(deepest, chain(paper, repeat("")))]
+    ours = [len(rows) - 1]
+    study.table("From the deepest layer to all layers", heads, rows, paper=paper, ours=ours)
     every = [([name], line) for name, line in found.items()]
-    study.table("Every combination", ["Layers"], every, ours=[len(every) - 1])
+    study.table("Every combination", heads, every, ours=[len(every) - 1])
     study.ranked_bars(f"{study.title} {{}} by layers", {name: name for name in found}, deepest[-1])
     values = study.values()
     best, steps = max(values, key=values.__getitem__), [values[name] for name in deepest]
-    rises = "rises with every layer that is added"
-    trend = rises if sorted(steps) == steps else "does not rise with every layer"
+    trend = "rises" if sorted(set(steps)) == steps else "does not rise"
     top = f"The best combination on test data is {best} ({values[best]:.2f} %)."
-    if best == deepest[-1]:
+    if values[best] == steps[-1]:
         top = "No combination is better than all layers."
     return study.finding(
         "layers", "Which layers to combine",
         f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({steps[-1]:.2f} %), "
-        f"{study.word} AUROC {trend}. {top}",
+        f"{study.word} AUROC {trend} with every layer that is added. {top}",
         {"best": best.split("+"), "all": found[deepest[-1]]},
     )  # fmt: skip
 
@@ -107,25 +107,25 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
     study.found = {"equal weights": before, "searched weights": after}
     change = {n: {m: f"{after[n][m] - before[n][m]:+.2f}" for m in TABLE_METRICS} for n in after}
     names = data.names("near", "far")
-    titles = {**{n: n for n in names}, **{n: f"{GROUP_WORDS[n]} mean" for n in data.groups}}
+    titles = dict(zip(names, names)) | {n: f"{GROUP_WORDS[n]} mean" for n in data.groups}
     rows = [([title], (before[n], after[n], change[n])) for n, title in titles.items()]
-    study.table("", ["OOD set"], rows, columns=dict(enumerate([*study.found, "Difference"])))
+    columns = dict(enumerate([*study.found, "Difference"]))
+    study.table("", text_columns("OOD set"), rows, columns=columns)
     weights = {name: used.weight for name, used in result.layers.items()}
     chosen = [[name, f"{weight:g}"] for name, weight in weights.items()]
-    study.tables.append(Table("Weights", [*text_heads("Layer"), Column("Weight")], chosen))
+    study.tables.append(Table("Weights", [*text_columns("Layer"), Column("Weight")], chosen))
     for m in TABLE_METRICS:
         bars = [(n, [before[n][m], after[n][m]]) for n in names]
-        study.bars(m, f"{m} by OOD set", list(study.found), bars)
+        study.figures.append(tables.metric_bars(m, f"{m} by OOD set", list(study.found), bars))
     study.notes.append(
-        f"{result.evaluated} combinations of weights were tried; the one with the best AUROC "
-        f"of ID against OOD validation data ({100 * result.best.auroc:.2f} %) is used. Of "
-        "equally good ones it is the first, with large weights. The other settings stay as "
-        "they are."
+        f"Of {result.evaluated} combinations of weights, the one with the highest AUROC of ID "
+        f"against OOD validation data is used ({100 * result.best.auroc:.2f} %); among equals, the "
+        "first, with large weights. The other settings are unchanged."
     )
     paper = study.paper("Table 17", "weights", dataset=FAR)
     if paper:
         printed: list[Any] = [([w], {}, w) for w in paper]
-        study.table("Published", ["Weights"], printed, columns={}, paper=paper)
+        study.table("Published", text_columns("Weights"), printed, columns={}, paper=paper)
     main = change[study.group]
     return study.finding(
         "weighted", "Weighted layers",
@@ -146,11 +146,11 @@ def params(data: AnalysisData, options: Options) -> Finding:
         scores.prepare({layer: list(changed.values())})
         rows, alone, joint = [], {}, {}
         for value, config in changed.items():
-            ways = {"alone": {layer: config}, "all": {**data.settings, layer: config}}
-            metrics = {way: scores.metrics(settings) for way, settings in ways.items()}
-            for way in ways:
-                study.found[layer, name, value, config.full_count, way] = metrics[way]
-            means = {way: found[study.group] for way, found in metrics.items()}
+            means = {}
+            for way, others in (("alone", {}), ("all", data.settings)):
+                metrics = scores.metrics({**others, layer: config})
+                study.found[layer, name, value, config.full_count, way] = metrics
+                means[way] = metrics[study.group]
             alone[value], joint[value] = means["alone"]["AUROC"], means["all"]["AUROC"]
             counted = [str(config.full_count)] if name == "bound" else []
             rows.append(([f"{value:g}", *counted], means, f"{value:g}"))
@@ -162,13 +162,12 @@ def params(data: AnalysisData, options: Options) -> Finding:
             continue
         title = f"{parameter.meaning}, {parameter.symbol}"
         paper = study.paper(parameter.table, parameter.axis)
-        study.table(
-            f"{title}: {study.word}", [parameter.symbol, *([Column("O*")] if counted else [])],
-            rows, columns={"alone": f"{deepest} alone", "all": "All layers"}, paper=paper,
-            ours=[list(changed).index(used)],
-        )  # fmt: skip
-        series = [Series(f"{deepest} alone", [*alone.items()])]
-        series.append(Series("all layers", [*joint.items()]))
+        heads = text_columns(parameter.symbol) + [Column("O*")] * (name == "bound")
+        ways = {"alone": f"{deepest} alone", "all": "All layers"}
+        ours = [list(changed).index(used)]
+        study.table(f"{title}: {study.word}", heads, rows, columns=ways, paper=paper, ours=ours)
+        curves = {f"{deepest} alone": alone, "all layers": joint}
+        series = [Series(title, [*curve.items()]) for title, curve in curves.items()]
         if paper:
             printed = [(float(value), row["AUROC"].mean) for value, row in paper.items()]
             series.append(Series("paper", printed, printed=True))
@@ -181,7 +180,7 @@ def params(data: AnalysisData, options: Options) -> Finding:
         spans.append(f"{parameter.symbol} ({span}, best at {best:g})")
     numbers = ("In use", "AUROC in use", "Lowest", "Highest", "Best value")
     title = f"Every layer: {study.word} AUROC of all layers while one parameter changes"
-    heads = [*text_heads("Layer", "Parameter"), *map(Column, numbers)]
+    heads = [*text_columns("Layer", "Parameter"), *map(Column, numbers)]
     study.tables.append(Table(title, heads, sensitivity))
     text = f"With {deepest} alone, {study.word} AUROC depends on "
     return study.finding(
@@ -196,22 +195,19 @@ def _changes(
     """The settings of a layer with one parameter changed, by value; those in use among them."""
     used, n = data.settings[layer], data.fitting.fit.n_samples
     values: Sequence[float] = PARAMETERS[parameter].values
-    if parameter == "steepness":
-        if layer != data.layers[0]:  # other layers have another scale
-            values = [used.steepness * factor for factor in _FACTORS]
-        for value in sorted({*(options.steepness or values), used.steepness}):
-            yield value, replace(used, steepness=value)
-    elif parameter == "bound":
-        values = options.bounds or values
-        if min(values) <= 0:
-            raise NACError(f"`bounds` must be above 0, got {min(values):g}.")
-        counts = {max(1, round(r * n / used.n_bins)): float(r) for r in values}
-        counts[used.full_count] = used.full_count * used.n_bins / n
-        for count, r in sorted(counts.items()):
-            yield r, replace(used, full_count=count)
-    else:
-        for m in sorted({*map(int, options.n_bins or values), used.n_bins}):
-            yield m, replace(used, n_bins=m)
+    if parameter == "steepness" and layer != data.layers[0]:  # other layers have another scale
+        values = [used.steepness * factor for factor in _FACTORS]
+    values = getattr(options, "bounds" if parameter == "bound" else parameter) or values
+    if parameter != "bound":
+        for value in sorted({*values, getattr(used, parameter)}):
+            yield value, replace(used, **{parameter: value})
+        return
+    if min(values) <= 0:
+        raise NACError(f"`bounds` must be above 0, got {min(values):g}.")
+    counts = {max(1, round(r * n / used.n_bins)): float(r) for r in values}
+    counts[used.full_count] = used.full_count * used.n_bins / n
+    for count, r in sorted(counts.items()):
+        yield r, replace(used, full_count=count)
 
 
 def samples(data: AnalysisData, options: Options) -> Finding:
@@ -249,22 +245,20 @@ def samples(data: AnalysisData, options: Options) -> Finding:
          {at: {m: summary(n, *at, m) for m in TABLE_METRICS} for at in columns})
         for n, share in shares.items()
     ]  # fmt: skip
-    study.table("", ["Training samples"], rows, columns=columns)
+    study.table("", text_columns("Training samples"), rows, columns=columns)
     for m in TABLE_METRICS:
-        lines = [
-            Series(way, [(n, *summary(n, way, group, m)) for n in shares]) for way in _SCALINGS
-        ]
-        key, title, label = metric_key(m), f"{study.title} {m}", "training samples (log scale)"
-        study.figures.append(Lines(key, title, label, f"{word} {m}, %", lines, log_x=True))
+        points = {way: [(n, *summary(n, way, group, m)) for n in shares] for way in _SCALINGS}
+        lines = [Series(*pair) for pair in points.items()]
+        labels = f"{study.title} {m}", "training samples (log scale)", f"{word} {m}, %"
+        study.figures.append(Lines(tables.metric_key(m), *labels, lines, log_x=True))
     least, most, means = min(shares), max(shares), []
     for way in _SCALINGS:
         few, many = (summary(n, way, group, "AUROC").mean for n in (least, most))
         means.append(f"{few:.2f} % and {many:.2f} % ({way})")
     study.notes.append(
-        "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were "
-        f"chosen for {data.fitting.fit.n_samples} samples. 'O* kept' uses them as they are; "
-        "'r kept' scales O* with the number of samples, so that the same share of samples "
-        "fills a bin."
+        "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were chosen "
+        f"for {data.fitting.fit.n_samples} samples. 'O* kept' leaves them as they are; 'r kept' "
+        "scales O* with the number of samples, so that the same share of samples fills a bin."
     )
     return study.finding(
         "samples", "Number of training samples",

@@ -22,7 +22,7 @@ neither does this file.
 from __future__ import annotations
 
 from itertools import product
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -31,14 +31,14 @@ from scipy.special import expit
 from torch import Tensor
 
 from nac_openood.analysis.data import ID_VAL, AnalysisData, BySet, Options
-from nac_openood.analysis.finding import Finding, text_heads
+from nac_openood.analysis.finding import Finding, printed_entry
 from nac_openood.benchmark.paper.published import table
-from nac_openood.core.pvalues import PValues
+from nac_openood.core.fusion import TailEstimate
 from nac_openood.core.reading import logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE, msp
-from nac_openood.tables import Column, Entry, Lines, Series, Table
+from nac_openood.tables import Column, Entry, Lines, Series, Table, text_columns
 
 MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"
 _ERRORS = ("RMS", "MAD")
@@ -53,23 +53,21 @@ _POINTS = 10  # of a reliability diagram
 BIN_SIZE = 100
 _LOG_LIMIT = 6.0  # temperatures between e^-6 and e^6
 _UNUSUAL = 0.05  # p-values below it make a sample less credible
-#: By OOD set (or None) and mixture, metric and method.
-_Errors = Mapping[tuple[Optional[str], str], Mapping[str, Mapping[str, float]]]
 _NOTES = (
-    "OOD samples count as wrong. Bins hold 100 samples each, as in Outlier Exposure (Hendrycks et "
-    "al., ICLR 2019), and the last one counts, too. All numbers are percent.",
+    "OOD samples count as wrong predictions. Bins have 100 samples, as in Outlier Exposure "
+    "(Hendrycks et al., ICLR 2019), but the last bin is not left out. All numbers are percent.",
     "MSP is the largest softmax probability, TempScale the same after temperature scaling. NAC is "
     "the coverage itself, read as a probability. 'Fitted' is a logistic curve from the score to "
     "correctness. TempScale x NAC is TempScale times min(1, p / 0.05), where p is the p-value of "
     "the score among ID validation data. Constant gives every sample the accuracy on ID validation "
     "data. All of them are fitted on ID validation data; none sees OOD data.",
-    "The error depends on how many samples are OOD: the more there are, the better low "
-    "confidences do, deserved or not. The paper's errors are possible only if all OOD samples are "
-    "used; Outlier Exposure takes one for every five ID samples.",
+    "The error depends on the share of OOD samples: the larger it is, the more a method gains by "
+    "low confidences of any kind. Errors as large as the paper's are possible only with all OOD "
+    "samples; Outlier Exposure takes one for every five ID samples.",
 )
 _NO_ERRORS = (
-    "The network classifies all ID validation samples correctly. So the best temperature is the "
-    "smallest that was tried, and the fitted curves are almost constant."
+    "The network makes no errors on ID validation data, so the temperature is the smallest that "
+    "was tried and the fitted curves are almost constant."
 )
 
 
@@ -106,27 +104,25 @@ class Confidences(NamedTuple):
 def calibration(data: AnalysisData, options: Options) -> Finding:
     """RMS and MAD calibration errors on ID test data mixed with each OOD set."""
     measured = confidences(data)
-    errors, methods = _mixture_errors(measured, options), list(measured.by_method)
-    heads = [*text_heads("ID test data with"), *(Column(m, better="lower") for m in methods)]
+    records, methods = _errors(measured, options), list(measured.by_method)
+    heads = [*text_columns("ID test data with"), *(Column(m, better="lower") for m in methods)]
     tables, best = [], []
     for mixture, metric in product((ALL_SAMPLES, FIFTH), _ERRORS):
-        found = {n: line[metric] for (n, mixed), line in errors.items() if mixed == mixture}
-        means = {m: _mean(found[n][m] for n in measured.ood_sets) for m in methods}
-        rows: list[list[Entry]] = [[n or _ID_ALONE, *found[n].values()] for n in found]
-        rows.append(["Mean over OOD sets", *means.values()])
+        found: dict[str, list[float]] = {}
+        for record in (r for r in records if r["mixture"] == mixture):
+            found.setdefault(record["dataset"], []).append(record[metric])
+        means = np.mean([found[n] for n in measured.ood_sets], axis=0).tolist()
+        rows: list[list[Entry]] = [[name, *values] for name, values in found.items()]
+        rows.append(["Mean over OOD sets", *means])
         tables.append(Table(f"{metric} calibration error, {mixture}", heads, rows))
         if metric == "RMS":
-            first = min((m for m in methods if m != CONSTANT), key=means.__getitem__)
-            others = ", ".join(f"{m} {means[m]:.1f} %" for m in _PRINTED.values() if m != first)
-            best.append(f"{first} has the lowest mean RMS error ({means[first]:.1f} %; {others})")
+            mean = dict(zip(methods, means))
+            first = min((m for m in methods if m != CONSTANT), key=mean.__getitem__)
+            others = ", ".join(f"{m} {mean[m]:.1f} %" for m in _PRINTED.values() if m != first)
+            best.append(f"{first} has the lowest mean RMS error ({mean[first]:.1f} %; {others})")
     tables.append(_mean_confidences(measured))
     if options.against:
-        tables.append(_paper_table(errors))
-    records = [
-        {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method,
-         **{metric: line[metric][method] for metric in _ERRORS}}
-        for ((name, mixture), line), method in product(errors.items(), methods)
-    ]  # fmt: skip
+        tables.append(_paper_table(records))
     shown = measured.ood_sets if options.ood_set is None else [data.ood_set(options.ood_set)]
     return Finding(
         "calibration", "Calibration",
@@ -136,20 +132,17 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
     )  # fmt: skip
 
 
-def _mean(numbers: Iterable[float]) -> float:
-    return float(np.mean(list(numbers)))
-
-
 def confidences(data: AnalysisData) -> Confidences:
     """Confidence of every method on every test set, fitted on ID validation data alone."""
     val, scores = data.fitting.id_val, data.method_scores
     if val.logits is None or not bool((val.label >= 0).all()):
         raise NACError("calibration needs logits and a label for every ID validation sample.")
     temperature, val_correct = temperature_of(val.logits, val.label), _correct(val)
-    logits = {name: logits_in(readings) for name, readings in data.with_id_val.items()}
+    sets = {ID_VAL: val, **data.scored}
+    logits = {name: logits_in(readings) for name, readings in sets.items()}
     scaled = {n: msp(each.double() / temperature).numpy() for n, each in logits.items()}
-    plain = {n: msp(each).numpy() for n, each in logits.items()}
-    found: dict[str, BySet] = {MSP_TITLE: plain, SCALED: scaled, NAC_TITLE: scores[NAC_TITLE]}
+    unscaled = {n: msp(each).numpy() for n, each in logits.items()}
+    found: dict[str, BySet] = {MSP_TITLE: unscaled, SCALED: scaled, NAC_TITLE: scores[NAC_TITLE]}
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}
     joint = {}
     for method in (NAC_TITLE, NAC_PLUS_TITLE):
@@ -174,8 +167,8 @@ def _correct(readings: Readings) -> np.ndarray:
     return (readings.prediction == readings.label).numpy()
 
 
-def _mixture_errors(measured: Confidences, options: Options) -> _Errors:
-    """Errors in percent by OOD set (None for ID samples alone) and mixture, by metric and method.
+def _errors(measured: Confidences, options: Options) -> list[dict[str, Any]]:
+    """Errors in percent of ID test data alone and mixed with each OOD set, a record per method.
 
     OOD sets are mixed once with all of their samples and once with a random one for every five ID
     samples; errors of the latter are means over `options.repeats` draws.
@@ -188,14 +181,13 @@ def _mixture_errors(measured: Confidences, options: Options) -> _Errors:
         rng, size = np.random.default_rng(options.seed), len(measured.correct[name])
         repeats = range(options.repeats if wanted < size else 1)
         draws[name, FIFTH] = [rng.permutation(size)[:wanted] for _ in repeats]
-    found: dict[tuple[Optional[str], str], dict[str, dict[str, float]]] = {}
-    for (mixed, mixture), chosen in draws.items():
-        found[mixed, mixture] = {metric: {} for metric in _ERRORS}
-        for method in measured.by_method:
-            each = [measured.bins(method, mixed, rows).errors() for rows in chosen]
-            for metric, by_method in found[mixed, mixture].items():
-                by_method[method] = _mean(100 * e[metric] for e in each)
-    return found
+    records = []
+    for ((name, mixture), chosen), method in product(draws.items(), measured.by_method):
+        each = [measured.bins(method, name, rows).errors() for rows in chosen]
+        means = {metric: float(np.mean([100 * e[metric] for e in each])) for metric in _ERRORS}
+        at = {"dataset": name or _ID_ALONE, "mixture": mixture, "method": method}
+        records.append({**at, **means})
+    return records
 
 
 def _mean_confidences(measured: Confidences) -> Table:
@@ -206,25 +198,22 @@ def _mean_confidences(measured: Confidences) -> Table:
         inside = measured.mixed(values, None)
         parts = [inside[correct], inside[~correct], *(values[name] for name in measured.ood_sets)]
         rows.append([method, *(100 * float(p.mean()) if len(p) else None for p in parts)])
-    heads = [Column(title) for title in ("ID, right", "ID, wrong", *measured.ood_sets)]
-    return Table("Mean confidence, %", [*text_heads("Method"), *heads], rows)
+    heads = [*text_columns("Method"), *map(Column, ("ID, right", "ID, wrong", *measured.ood_sets))]
+    return Table("Mean confidence, %", heads, rows)
 
 
-def _paper_table(errors: _Errors) -> Table:
+def _paper_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """The paper's numbers, and what was measured on sets of the same names."""
     groups = ("Measured, all samples", "Paper: cifar10 with resnet18_32x32")
-    columns = [
-        *text_heads("OOD set", "Error"),
-        *(Column(title, group, "lower") for group in groups for title in _PRINTED.values()),
-    ]
-    printed = table("Table 19")
+    columns = text_columns("OOD set", "Error")
+    columns += [Column(title, group, "lower") for group in groups for title in _PRINTED.values()]
+    own = {(r["dataset"], r["method"]): r for r in records if r["mixture"] == ALL_SAMPLES}
     rows: list[list[Entry]] = []
-    for dataset in dict.fromkeys(at["dataset"] for at, _ in printed.cells()):
-        measured = errors.get((dataset, ALL_SAMPLES))
-        for metric in _ERRORS:
-            values = [printed.value(dataset=dataset, metric=metric, method=m) for m in _PRINTED]
-            own = [measured[metric][m] if measured else None for m in _PRINTED.values()]
-            rows.append([dataset, metric, *own, *(None if v is None else v.mean for v in values)])
+    for (dataset,), metric in product(table("Table 19").rows, _ERRORS):
+        at = {"dataset": dataset, "metric": metric}
+        printed = [table("Table 19").value(method=m, **at) for m in _PRINTED]
+        measured = [own.get((dataset, m), {}).get(metric) for m in _PRINTED.values()]
+        rows.append([dataset, metric, *measured, *map(printed_entry, printed)])
     return Table("Table 19 of the paper", columns, rows)
 
 
@@ -234,8 +223,8 @@ def _diagram(measured: Confidences, name: Optional[str]) -> Lines:
     series = []
     for method in [m for m in measured.by_method if m != CONSTANT]:
         bins = measured.bins(method, name, size=size)
-        pairs = zip((100 * bins.confidence).tolist(), (100 * bins.accuracy).tolist())
-        series.append(Series(method, [(x, y, None) for x, y in pairs]))
+        points = 100 * np.stack([bins.confidence, bins.accuracy], axis=1)
+        series.append(Series(method, points.tolist()))
     title = f"Reliability, ID test data {'alone' if name is None else f'with {name}'}"
     key = f"reliability_{name or 'id'}"
     return Lines(key, title, "mean confidence, %", "correct, %", series, diagonal=True)
@@ -253,11 +242,9 @@ class Bins(NamedTuple):
 
     def errors(self) -> dict[str, float]:
         """RMS and MAD calibration error, from 0 to 1."""
-        gap, total = self.confidence - self.accuracy, self.size.sum()
-        return {
-            "RMS": float(np.sqrt(sum(self.size * gap**2) / total)),
-            "MAD": float(sum(self.size * np.abs(gap)) / total),
-        }
+        gap = np.abs(self.confidence - self.accuracy)
+        squared, mad = (float(np.average(g, weights=self.size)) for g in (gap**2, gap))
+        return {"RMS": squared**0.5, "MAD": mad}
 
 
 def equal_mass_bins(confidence: np.ndarray, correct: np.ndarray, *, size: int = BIN_SIZE) -> Bins:
@@ -348,7 +335,7 @@ class LogisticMap(NamedTuple):
 def typicality(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
     """How typical a score is of ID validation data, from 0 to 1.
 
-    `min(1, p / 0.05)` for the p-value `p` of `nac_openood.core.pvalues`: 1 for the upper 95 % of
+    `min(1, p / 0.05)` for the p-value `p` of `TailEstimate`: 1 for the upper 95 % of
     ID data, and then falling to 0. Multiplied by the probability that the class is right if the
     sample is in-distribution, it is a confidence that also falls for inputs unlike the training
     data.
@@ -357,5 +344,5 @@ def typicality(score: np.ndarray, id_val: np.ndarray) -> np.ndarray:
         score: `[samples]`; higher means more in-distribution.
         id_val: scores of ID validation data, at least 16.
     """
-    p = PValues(id_val)(torch.as_tensor(np.asarray(score, float)))
+    p = TailEstimate(id_val)(torch.as_tensor(np.asarray(score, float)))
     return (p / _UNUSUAL).clamp(max=1.0).numpy()

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 from torch import nn
 
 from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import Finding, printed_entry, text_heads
+from nac_openood.analysis.finding import Finding, printed_entry
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs, Scorer
 from nac_openood.benchmark.methods.table import Method, chosen_methods
@@ -29,7 +29,7 @@ from nac_openood.errors import error_text
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import classify
 from nac_openood.search.loaders import few_of
-from nac_openood.tables import BarGroups, Column, Entry, Table
+from nac_openood.tables import BarGroups, Column, Entry, Table, text_columns
 
 FORWARD = "Forward pass"
 _BASELINES = ("msp", "gen", "vim", "she")
@@ -71,18 +71,14 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     ratios = {name: found["ratio"].mean for name, found in summary.items()}
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
     notes = [
-        "Inference is over test samples in memory, so it does not include loading; every method "
-        "runs the network itself. Set-up includes loading the training samples. It is without a "
-        "search of hyperparameters. Deviations are those of the trials (population standard "
-        "deviations). Memory is the peak beyond what was in use before, the largest of the trials, "
-        f"in MB. Batches have {test[0].size} samples; device: {data.run.device.type}."
+        "Every method runs the network itself. Inference is over test samples in memory; set-up "
+        "includes loading the training samples, but no search. Mean \u00b1 (population) standard "
+        "deviation over trials; memory is the largest peak beyond what was in use before, in MB. "
+        f"Batches of {test[0].size} samples; device: {data.run.device.type}."
     ]
     n_train, n_all = _size(inputs.train), len(data.run.samples["train"])
     if n_train < n_all:
-        notes.append(
-            f"Methods that use all training data were set up on {n_train} of {n_all} training "
-            "samples here; with all, their set-up takes longer in proportion."
-        )
+        notes.append(f"Set-up used {n_train} of {n_all} training samples; with all, it is slower.")
     figure = BarGroups(
         "ratio", "Inference time", "times the seconds of a plain forward pass (lower is better)",
         ["inference"], [(name, [value]) for name, value in ratios.items()], end=1.0,
@@ -210,7 +206,7 @@ def _table(summary: Mapping[str, Mapping[str, Any]], n_test: int, options: Optio
              f"Inference, {n_test} samples": ("seconds", "x forward", "MB")}  # fmt: skip
     if options.against:
         heads["Paper, Table 14: imagenet with resnet50"] = ("set-up s", "inference s")
-    columns = [*text_heads("Method"), Column("samples", "Set-up")]
+    columns = [*text_columns("Method"), Column("samples", "Set-up")]
     columns += [Column(t, above, "lower") for above, titles in heads.items() for t in titles]
     rows: list[list[Entry]] = []
     for name, s in summary.items():

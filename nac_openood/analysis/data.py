@@ -165,19 +165,14 @@ class AnalysisData:
         correct = torch.cat([each.prediction == each.label for each in tested])
         return 100 * int(correct.sum()) / len(correct)
 
-    @property
-    def with_id_val(self) -> Named:
-        """Readings of the ID validation data and all test sets by name."""
-        return {ID_VAL: self.fitting.id_val, **self.scored}
-
     @cached_property
     def method_scores(self) -> dict[str, BySet]:
-        """Scores of `with_id_val` by method: NAC, NAC+, energy, MSP and KNN.
+        """Scores of all test sets and `ID_VAL` by method: NAC, NAC+, energy, MSP and KNN.
 
         NAC+ and KNN are left out where their layers were not read. All methods are fitted on NAC's
         fitting subset.
         """
-        sets, fitting = self.with_id_val, self.fitting
+        fitting, sets = self.fitting, {ID_VAL: self.fitting.id_val, **self.scored}
         nac = NACScores(self, scored=sets).scores(self.settings)
         found: dict[str, BySet] = {advise.NAC_TITLE: nac}
         others = advise.alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
@@ -230,7 +225,6 @@ def prepare_analysis(
     search: bool = True,
     most_train: int = MOST_TRAIN,
     checkpoint: str = "",
-    say: Say = lambda text: None,
     **options: Any,
 ) -> AnalysisData:
     """Read all datasets once, or load what was read before, and choose NAC's settings.
@@ -245,9 +239,8 @@ def prepare_analysis(
         search: whether to search NAC's settings, as `nac_openood.compare` does.
         most_train: upper limit of training samples to read.
         checkpoint: where the weights come from, for the record.
-        say: receives progress messages.
-        options: those of `Study`: `batch_size`, `workers`, `seed`, `skip_bad`, `progress` and
-            `command`.
+        options: those of `Study`: `batch_size`, `workers`, `seed`, `skip_bad`, `progress`,
+            `command` and `say`.
 
     Raises:
         NACError: the data is incomplete, or the network cannot be run on it.
@@ -257,17 +250,17 @@ def prepare_analysis(
         weights = Checkpoint("network", checkpoint)
         study = compare.Study(
             sets=sets, arch=arch, network=lambda _: net, runs=(weights,), methods=(),
-            make=scorers((), "auto"), out=folder, say=say, **options,
+            make=scorers((), "auto"), out=folder, **options,
         ).checked()  # fmt: skip
         run = network.NetworkRun(study, weights, net)
-        return _read(run, config or preset_or_auto(net, sets.id_name), search, most_train, say)
+        return _read(run, config or preset_or_auto(net, sets.id_name), search, most_train)
 
 
 def _read(
-    run: network.NetworkRun, config: NACConfig, search: bool, most_train: int, say: Say
+    run: network.NetworkRun, config: NACConfig, search: bool, most_train: int
 ) -> AnalysisData:
     """Read all datasets that have no stored readings, and choose NAC's settings as `compare`."""
-    study, inputs = run.study, run.inputs("network")
+    study, inputs, say = run.study, run.inputs("network"), run.study.say
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)

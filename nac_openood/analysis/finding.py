@@ -7,14 +7,15 @@ makes tables beside the paper's numbers, bars, and records of a CSV file of them
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood import files
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, PrintedValue, table
 from nac_openood.benchmark.run.results import GROUP_WORDS, METRICS
 from nac_openood.records import from_values
-from nac_openood.tables import BarGroups, Column, Entry, Examples, Figure, Table, figure_of
+from nac_openood.tables import AnyFigure, Column, Entry, Examples, Table, metric_bars
 
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData, Options
@@ -85,32 +86,16 @@ class Finding:
     title: str
     sentence: str
     tables: Sequence[Table] = ()
-    figures: Sequence[Figure] = ()
+    figures: Sequence[AnyFigure] = ()
     records: Sequence[Mapping[str, Any]] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     about: Optional[About] = None
     gallery: Sequence[Examples] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values that `from_dict` reads."""
-        figures = [{"type": figure.type, **asdict(figure)} for figure in self.figures]
-        return {**asdict(self), "figures": figures}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Finding:
-        """Read what `to_dict` returned.
-
-        Raises:
-            NACError: a field is missing or wrong.
-        """
-        fields = dict(document)
-        figures = [figure_of(each) for each in fields.pop("figures", ())]
-        return from_values(cls, fields, figures=figures)
-
     def save(self, folder: Path) -> Path:
         """Write `<kind>.json` into a folder, atomically."""
-        return files.write_document(folder / f"{self.kind}.json", _FORMAT, self.to_dict())
+        return files.write_document(folder / f"{self.kind}.json", _FORMAT, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Finding:
@@ -120,20 +105,12 @@ class Finding:
             FileError: the file is missing, damaged or newer than this package.
         """
         missing, again = f"there is no {path}", "Repeat the analysis"
-        return files.read_document(path, _FORMAT, cls.from_dict, missing=missing, again=again)
+        return files.read_document(
+            path, _FORMAT, partial(from_values, cls), missing=missing, again=again
+        )
 
 
 # -- metrics as tables, figures and records --------------------------------------------------
-
-
-def metric_key(metric: str) -> str:
-    """The name of a metric in file names: "auroc" or "fpr95"."""
-    return metric.lower().replace("@", "")
-
-
-def text_heads(*titles: str) -> list[Column]:
-    """Headings of text columns."""
-    return [Column(title, number=False) for title in titles]
 
 
 def printed_entry(value: Optional[PrintedValue]) -> Entry:
@@ -170,7 +147,7 @@ class MetricStudy:
         self.word, self.title = GROUP_WORDS[self.group], data.groups[self.group]
         self.found: dict[Any, Metrics] = {}
         self.tables: list[Table] = []
-        self.figures: list[Figure] = []
+        self.figures: list[AnyFigure] = []
         self.notes = [FPR_NOTE]
 
     def values(self, metric: str = "AUROC") -> dict[Any, float]:
@@ -201,13 +178,13 @@ class MetricStudy:
             benchmark = next(iter(found))
             what = "another benchmark, so only trends can be compared"
         note = f"Paper: {name}, {' with '.join(benchmark)} ({what}); means over its OOD sets."
-        self.notes.append(note)
+        self.notes += [note] if note not in self.notes else []
         return found[benchmark]
 
     def table(
         self,
         title: str,
-        heads: Sequence[Union[str, Column]],
+        heads: Sequence[Column],
         rows: Iterable[Sequence[Any]],
         *,
         columns: Optional[Mapping[Any, str]] = None,
@@ -218,7 +195,7 @@ class MetricStudy:
 
         Args:
             title: above the table.
-            heads: headings of the first columns; a string is the heading of a text column.
+            heads: headings of the first columns.
             rows: entries of the first columns, metrics by column, and the row of the paper if it
                 has one.
             columns: the keys of the metrics to show, and the titles above them; None shows the
@@ -232,21 +209,12 @@ class MetricStudy:
             numbers = paper.get(row[0], {}) if row else {}
             printed = [printed_entry(numbers.get(m)) for m in TABLE_METRICS if paper]
             lines.append([*entries, *measured, *printed])
-        first = [text_heads(head)[0] if isinstance(head, str) else head for head in heads]
         measures = [
             Column(metric, above, better)
             for above in (*columns.values(), *(["Paper"] if paper else []))
             for metric, better in TABLE_METRICS.items()
         ]
-        self.tables.append(Table(title, [*first, *measures], lines, ours))
-
-    def bars(
-        self, metric: str, title: str, names: Sequence[str], rows: Sequence[Any], *ours: str
-    ) -> None:
-        """Add bars of AUROC or FPR@95; for the arguments see `BarGroups`."""
-        hint, origin = ("50 is chance", 50.0) if metric == "AUROC" else ("lower is better", 0.0)
-        label, key = f"{metric}, % ({hint})", metric_key(metric)
-        self.figures.append(BarGroups(key, title, label, names, rows, origin, ours=ours))
+        self.tables.append(Table(title, [*heads, *measures], lines, ours))
 
     def ranked_bars(self, title: str, names: Mapping[Any, str], *ours: str) -> None:
         """Add bars of AUROC and of FPR@95, best first; `names` are those of the coordinates."""
@@ -254,7 +222,7 @@ class MetricStudy:
             values = self.values(metric)
             rows = [(name, [values[at]]) for at, name in names.items()]
             rows.sort(key=lambda row: row[1][0], reverse=metric == "AUROC")
-            self.bars(metric, title.format(metric), [metric], rows, *ours)
+            self.figures.append(metric_bars(metric, title.format(metric), [metric], rows, ours))
 
     def finding(self, kind: str, title: str, sentence: str, values: Mapping[str, Any]) -> Finding:
         """The finding, with a record for every OOD set and mean of all metrics."""

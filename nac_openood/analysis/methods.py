@@ -10,10 +10,11 @@ from itertools import combinations
 from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
+from scipy.stats import percentileofscore
 
 from nac_openood import tables as shown
 from nac_openood.analysis.data import ID_VAL, AnalysisData, BySet, Options
-from nac_openood.analysis.finding import Finding, MetricStudy, text_heads
+from nac_openood.analysis.finding import Finding, MetricStudy
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
@@ -26,17 +27,14 @@ from nac_openood.errors import NACError, error_text
 from nac_openood.evaluation.ranking import rank_correlation
 from nac_openood.search.advise import NAC_TITLE
 from nac_openood.sources.images import png_url, small_png
-from nac_openood.tables import Column, Entry, Table
+from nac_openood.tables import Column, Entry, Table, text_columns
 
-_KEPT = 0.95
 _MOST_EXAMPLES = 8  # samples per group
 _AGREEMENT_NOTE = (
     "A method rejects a sample if its score is below the threshold that keeps 95 % of the ID "
     "validation samples. Rank correlations are Spearman's, over the OOD samples of all sets "
     "together and over the ID test samples; NAC, NAC+ and KNN are fitted on the same samples."
 )
-#: Which samples each method rejects, bool `[samples]`.
-_Rejected = Mapping[str, np.ndarray]
 
 
 def near(data: AnalysisData, options: Options) -> Finding:
@@ -66,18 +64,16 @@ def near(data: AnalysisData, options: Options) -> Finding:
     order = sorted(aurocs, key=lambda name: -aurocs[name])
     titles = {name: methods[name].title for name in order}
     ours = [row for row, name in enumerate(order) if methods[name].rule is not None]
-    sentence = (
-        f"Of {len(order)} methods, {titles[order[0]]} has the highest near-OOD AUROC "
-        f"({aurocs[order[0]]:.2f} %)"
-    )
+    best = f"{titles[order[0]]} ({aurocs[order[0]]:.2f} %)"
+    sentence = f"Of {len(order)} methods, {best} has the highest near-OOD AUROC"
     if NAC in order[1:]:
         sentence += f"; NAC is number {order.index(NAC) + 1} ({aurocs[NAC]:.2f} %)"
     study.notes.append(
-        f"Baselines are set up on the {len(data.train_rows):,} training samples that were "
-        "read. Methods that need the network itself are in nac_openood.compare only."
+        f"Baselines are set up on the {len(data.train_rows):,} training samples that were read. "
+        "Methods that need the network itself can be run by nac_openood.compare."
     )
     study.table(
-        "", ["Method"], [([titles[name]], study.found[name], name) for name in order],
+        "", text_columns("Method"), [([titles[name]], study.found[name], name) for name in order],
         columns={NEAR: "Mean", **{name: name for name in data.names("near")}},
         paper=study.paper("Table 15", "method", dataset=NEAR), ours=ours,
     )  # fmt: skip
@@ -97,10 +93,7 @@ def _scores(data: AnalysisData, method: Method, make: Any, options: Options) -> 
             )
         return data.method_scores[method.title]
     if method.needs != "features":
-        raise Absent(
-            f"{method.title} needs the network itself, not only readings of it: use "
-            "nac_openood.compare."
-        )
+        raise Absent(f"{method.title} needs the network itself: use nac_openood.compare.")
 
     def features(readings: Readings) -> FeatureBatches:
         feature = readings[data.head_input].activation
@@ -113,11 +106,9 @@ def _scores(data: AnalysisData, method: Method, make: Any, options: Options) -> 
         MethodInputs(data.run.head, sets.id_name, sets.n_classes, train, id_val, ood_val,
                      std=sets.std, seed=options.seed, progress=options.progress)
     )  # fmt: skip
-    return {
-        name: checked_scores(scorer.score(features(readings)), readings.n_samples, name)
-        .score.astype(np.float64)
-        for name, readings in data.scored.items()
-    }  # fmt: skip
+    found = {name: scorer.score(features(readings)) for name, readings in data.scored.items()}
+    checked = (checked_scores(s, data.scored[n].n_samples, n) for n, s in found.items())
+    return {name: scores.score.astype(np.float64) for name, scores in zip(found, checked)}
 
 
 def agreement(data: AnalysisData, options: Options) -> Finding:
@@ -125,7 +116,7 @@ def agreement(data: AnalysisData, options: Options) -> Finding:
     scores, rejected = data.method_scores, {}  # by method and set
     inside, outside = data.names("id", "csid"), data.names("near", "far")
     for method, by_set in scores.items():
-        limit = threshold_at(by_set[ID_VAL], _KEPT)
+        limit = threshold_at(by_set[ID_VAL], 0.95)
         rejected[method] = {name: score < limit for name, score in by_set.items()}
     of_id, of_ood = _joined(rejected, inside), _joined(rejected, outside)
     joined = {"OOD samples": _joined(scores, outside), "ID test samples": _joined(scores, inside)}
@@ -142,7 +133,7 @@ def agreement(data: AnalysisData, options: Options) -> Finding:
             "ood_second_only": _percent(b & ~a), "ood_neither": _percent(~a & ~b),
             "id_different": _percent(of_id[first] != of_id[second]),
         })  # fmt: skip
-    figures: list[shown.Figure] = []
+    figures: list[shown.AnyFigure] = []
     for over, found in correlations.items():
         key, title = f"rank_correlation_{over.split()[0].lower()}", f"Rank correlation over {over}"
         rows = [(method, list(line.values())) for method, line in found.items()]
@@ -172,7 +163,7 @@ def _percent(which: np.ndarray) -> float:
 
 
 def _agreement_tables(
-    rejected: Mapping[str, BySet], of_id: _Rejected, of_ood: _Rejected,
+    rejected: Mapping[str, BySet], of_id: BySet, of_ood: BySet,
     pairs: Sequence[Mapping[str, Any]], sets: Sequence[str],
 ) -> list[Table]:  # fmt: skip
     votes, counts = np.sum(list(of_ood.values()), axis=0), range(len(of_ood) + 1)
@@ -188,15 +179,15 @@ def _agreement_tables(
     which, percent = ("both", "first only", "second only", "neither"), "% of the samples"
     return [
         Table(f"What each method rejects, {percent}",
-              [*text_heads("Method"), Column("ID rejected", better="lower"),
+              [*text_columns("Method"), Column("ID rejected", better="lower"),
                Column("OOD rejected", better="higher"), Column("OOD found by it alone"),
                Column("OOD missed by it alone", better="lower")], alone, ours),
         Table(f"Decisions of two methods, {percent}",
-              [*text_heads("First method", "Second method"),
+              [*text_columns("First method", "Second method"),
                *(Column(title, "OOD samples rejected by") for title in which),
                Column("ID decided differently")], [[*pair.values()] for pair in pairs]),
         Table(f"How many methods reject a sample, {percent}",
-              [*text_heads("Set"),
+              [*text_columns("Set"),
                *(Column(str(n), "Rejected by so many methods") for n in counts)], by_set),
     ]  # fmt: skip
 
@@ -212,44 +203,40 @@ def _gallery(
         "ID test samples that NAC accepts and most other methods reject": (inside, False),
         "ID test samples that NAC rejects and most other methods accept": (inside, True),
     }
-    ranks = {m: {n: percentiles(own[ID_VAL], own[n]) for n in own} for m, own in scores.items()}
+    # the share of ID validation samples with lower scores, in percent; equal ones count half
+    ranks = {
+        method: {n: percentileofscore(own[ID_VAL], own[n], "mean") for n in own}
+        for method, own in scores.items()
+    }
     others = [method for method in scores if method != NAC_TITLE]
     found = []
     for title, (sets, rejects) in groups.items():
-        candidates: list[tuple[float, str, int]] = []
-        for name in sets:
-            unlike = np.mean([rejected[m][name] != rejects for m in others], axis=0) > 0.5
-            gap = np.mean([ranks[m][name] for m in others], axis=0) - ranks[NAC_TITLE][name]
-            chosen = np.flatnonzero((rejected[NAC_TITLE][name] == rejects) & unlike)
-            candidates += [(float(-gap[i] if rejects else gap[i]), name, int(i)) for i in chosen]
+        places = [(name, row) for name in sets for row in range(len(scores[NAC_TITLE][name]))]
+        rank, rejecting = _joined(ranks, sets), _joined(rejected, sets)
+        unlike = np.mean([rejecting[m] != rejects for m in others], axis=0) > 0.5
+        lead = np.mean([rank[m] for m in others], axis=0) - rank[NAC_TITLE]
+        chosen = np.flatnonzero((rejecting[NAC_TITLE] == rejects) & unlike)
+        order = np.argsort(-lead[chosen] if rejects else lead[chosen], kind="stable")
         examples = []
-        for _, name, row in sorted(candidates)[:_MOST_EXAMPLES]:
+        for number in chosen[order][:_MOST_EXAMPLES]:
+            name, row = places[number]
             samples = data.run.study.scored[name]
             picture = samples.picture(row)
             image = None if picture is None else png_url(small_png(picture))
-            shares = {method: float(ranks[method][name][row]) for method in scores}
+            shares = {method: float(rank[method][number]) for method in scores}
             examples.append(shown.Example(name, samples.sample_name(row), shares, image))
         if examples:
             found.append(shown.Examples(title, examples))
     return found
 
 
-def percentiles(id_val: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """The share of ID validation samples with lower scores, in percent; equal ones count half."""
-    ordered = np.sort(id_val)
-    lower = np.searchsorted(ordered, score) + np.searchsorted(ordered, score, "right")
-    return 50 * lower / len(ordered)
-
-
 def _agreement_sentence(
-    of_ood: _Rejected, correlations: Mapping[str, Mapping[str, Optional[float]]]
+    of_ood: BySet, correlations: Mapping[str, Mapping[str, Optional[float]]]
 ) -> str:
     votes, n_methods = np.sum(list(of_ood.values()), axis=0), len(of_ood)
     disputed = _percent((votes > 0) & (votes < n_methods))
-    text = (
-        f"At thresholds that keep 95 % of the ID validation data, {disputed:.1f} % of the OOD "
-        f"samples are rejected by some of the {n_methods} methods and accepted by others."
-    )
+    text = "At thresholds that keep 95 % of the ID validation data, "
+    text += f"the {n_methods} methods disagree on {disputed:.1f} % of the OOD samples."
     alike = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
     if alike:
         most, least = max(alike, key=alike.__getitem__), min(alike, key=alike.__getitem__)

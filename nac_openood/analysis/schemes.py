@@ -11,13 +11,13 @@ import io
 import warnings
 from contextlib import redirect_stderr
 from pkgutil import resolve_name
-from typing import Any, Union
+from typing import Any, Iterator, Union
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import FPR_NOTE, Finding, Metrics, MetricStudy, text_heads
+from nac_openood.analysis.finding import Finding, Metrics, MetricStudy
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood import OpenOODBatches, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
@@ -28,7 +28,7 @@ from nac_openood.network.head import head_of
 from nac_openood.network.replica import kept_random_state
 from nac_openood.plugin.source import openood_ready
 from nac_openood.sources.networks import build
-from nac_openood.tables import Column
+from nac_openood.tables import Column, metric_bars, text_columns
 
 #: Titles of the paper's schemes by the names of their detectors in OpenOOD.
 SCHEMES = {"conf_branch": "ConfBranch", "rotpred": "RotPred", "godin": "GODIN"}
@@ -49,40 +49,32 @@ _DETECTORS = {_NATIVE: "its own", "nac": "NAC", "nac_plus": "NAC+"}
 
 def schemes(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of a scheme's own detector, NAC and NAC+ on its network."""
-    with openood_ready():  # raises before training if OpenOOD is missing
-        pass
     study, printed = MetricStudy(data, options, "scheme", "method"), {}
     for name, title in SCHEMES.items():
         options.say(f"{title}: training for {options.epochs} epochs")
-        found = _compared(data, name, _trained(data, name, options), options)
-        study.found.update({(name, method): metrics for method, metrics in found.items()})
-        paper = study.paper("Table 3", "method", training=name)
-        printed.update({(name, method): values for method, values in paper.items()})
+        for method, metrics in _compared(data, name, _trained(data, name, options), options):
+            study.found[name, method] = metrics
+        for method, values in study.paper("Table 3", "method", training=name).items():
+            printed[name, _NATIVE if method == "baseline" else method] = values
     accuracy = {name: study.values("ACC")[name, "nac"] for name in SCHEMES}
     rows = [
-        ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line,
-         (name, "baseline" if method == _NATIVE else method))
+        ([SCHEMES[name], _DETECTORS[method], accuracy[name]], line, (name, method))
         for (name, method), line in study.found.items()
-    ]  # fmt: skip
-    ours = [n for n, (*_, at) in enumerate(rows) if at[1] != "baseline"]
-    heads = [*text_heads("Training", "Detector"), Column("ID accuracy")]
+    ]
+    ours = [number for number, (_, method) in enumerate(study.found) if method != _NATIVE]
+    heads = [*text_columns("Training", "Detector"), Column("ID accuracy")]
     study.table("", heads, rows, paper=printed, ours=ours)
     aurocs = study.values()
     bars = [(title, [aurocs[name, m] for m in _DETECTORS]) for name, title in SCHEMES.items()]
     title = f"{study.title} AUROC by training scheme"
-    study.bars("AUROC", title, list(_DETECTORS.values()), bars)
-    study.notes = [
-        f"The networks are OpenOOD's, around {data.arch} with fresh weights. OpenOOD's "
-        f"trainers trained them here for only {options.epochs} epochs on "
-        f"{len(data.run.samples['train'])} samples without augmentation: read the table as a "
-        "check that NAC works on them, not as a benchmark of the schemes.",
-        FPR_NOTE,
-    ]
-    listed = "; ".join(
-        f"{title} {aurocs[name, _NATIVE]:.2f} % with its own detector, "
-        f"{aurocs[name, 'nac']:.2f} % with NAC"
-        for name, title in SCHEMES.items()
-    )
+    study.figures.append(metric_bars("AUROC", title, list(_DETECTORS.values()), bars))
+    study.notes.insert(
+        0, f"OpenOOD's networks around {data.arch}, trained from scratch by OpenOOD's trainers for "
+        f"only {options.epochs} epochs on {len(data.run.samples['train'])} samples without "
+        "augmentation: they show that NAC works on such networks, not which scheme is best.",
+    )  # fmt: skip
+    text = "{} {:.2f} % with its own detector, {:.2f} % with NAC"
+    listed = "; ".join(text.format(title, *values[:2]) for title, values in bars)
     return study.finding(
         "schemes", "Other training schemes", f"{study.title} AUROC: {listed}.",
         {"accuracy": accuracy, "epochs": options.epochs},
@@ -100,8 +92,7 @@ class Backbone(nn.Module):
     def __init__(self, net: nn.Module, sample: Tensor) -> None:
         super().__init__()
         path, head = head_of(net, sample)
-        parent, _, name = path.rpartition(".")
-        setattr(net.get_submodule(parent), name, nn.Identity())
+        net.set_submodule(path, nn.Identity())
         self.net, self.feature_size = net, head.in_features
 
     def forward(self, x: Tensor, return_feature: bool = False) -> Union[Tensor, tuple[Any, ...]]:
@@ -148,7 +139,7 @@ def _trained(data: AnalysisData, name: str, options: Options) -> nn.Module:
 
 def _compared(
     data: AnalysisData, name: str, net: nn.Module, options: Options
-) -> dict[str, Metrics]:
+) -> Iterator[tuple[str, Metrics]]:
     """The metrics of the scheme's own detector, NAC and NAC+ on its network."""
     study, method = data.run.study, Method(name, SCHEMES[name], needs="network", uses_train=False)
     native = method._replace(name=_NATIVE, scorer=lambda: NativeScorer(method))
@@ -161,4 +152,4 @@ def _compared(
     for row in results.rows:
         if row.status != "ok":
             raise NACError(f"{row.title} could not run on the network of a scheme: {row.error}")
-    return {row.method: row.metrics for row in results.rows}
+        yield row.method, row.metrics

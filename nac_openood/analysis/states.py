@@ -28,14 +28,11 @@ from nac_openood.core.reading import Reading, logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.run import PAPER_SPACE, search
-from nac_openood.tables import Densities, Density
+from nac_openood.tables import Densities, Density, metric_bars, text_columns
 
 #: The forms of the state as the paper writes them, by their names in this package.
-STATE_FORMS = {
-    "output": "output z",
-    "gradient": "gradient dKL/dz",
-    "output*gradient": "z times dKL/dz",
-}
+STATE_FORMS = {"output": "output z", "gradient": "gradient dKL/dz",
+               "output*gradient": "z times dKL/dz"}  # fmt: skip
 #: The paper's space, with all of its values of alpha: forms differ in scale.
 _SWEEP = {name: PAPER_SPACE[name] for name in ("n_bins", "full_count", "steepness")}
 _SWEEP["steepness"] = (*_SWEEP["steepness"], *PAPER_SPACE["steepness_deepest"])
@@ -72,19 +69,16 @@ def states(data: AnalysisData, options: Options) -> Finding:
         study.found[form, name] = scores.metrics(used)
         rows.append(([name, title, _described(settings[form].get(name))], study.found[form, name]))
     ours = range(len(STATE_FORMS) - 1, len(rows), len(STATE_FORMS))  # output*gradient
-    heads = ["Layer", "State", "alpha, M, O*"]
+    heads = text_columns("Layer", "State", "alpha, M, O*")
     study.table("Output, gradient and their product", heads, rows, ours=list(ours))
     fprs = study.values("FPR@95")
-    study.bars(
-        "FPR@95", f"{study.title} FPR@95 by state and layer", list(STATE_FORMS.values()),
-        [(name, [fprs[form, name] for form in STATE_FORMS]) for name in (*data.layers, _ALL)],
-    )  # fmt: skip
+    title, forms = f"{study.title} FPR@95 by state and layer", list(STATE_FORMS.values())
+    bars = [(name, [fprs[form, name] for form in STATE_FORMS]) for name in (*data.layers, _ALL)]
+    study.figures.append(metric_bars("FPR@95", title, forms, bars))
     listed = ", ".join(f"{fprs[form, _ALL]:.2f} % with {t}" for form, t in STATE_FORMS.items())
     best = STATE_FORMS[min(STATE_FORMS, key=lambda form: fprs[form, _ALL])]
     sentence = f"With {_ALL}, {study.word} FPR@95 is {listed}: {best} is best."
-    study.notes.append(
-        "The settings of each form were chosen on validation data, out of the paper's space."
-    )
+    study.notes.append("Each form has settings of its own, searched on validation data.")
     try:
         sentence += _parts(study, options)
     except NACError as error:
@@ -113,8 +107,8 @@ def _parts(study: MetricStudy, options: Options) -> str:
         study.found[part, layer] = scores.metrics({_PART_LAYER: best})
         rows.append(([part, _described(best)], study.found[part, layer], part))
     title = f"Parts of the state at {layer}: z, dg (gradient of the logits), p-u"
-    paper = study.paper("Table 16", "state")
-    study.table(title, ["Parts", "alpha, M, O*"], rows, paper=paper, ours=[len(rows) - 1])
+    heads, paper = text_columns("Parts", "alpha, M, O*"), study.paper("Table 16", "state")
+    study.table(title, heads, rows, paper=paper, ours=[len(rows) - 1])
     values = study.values()
     aurocs = {part: values[part, layer] for part in PARTS}
     top, whole = max(aurocs, key=aurocs.__getitem__), list(PARTS)[-1]
@@ -177,14 +171,13 @@ def _densities(
         chosen = [*({name: settings[form][name]} for name in data.layers), settings[form]]
         coverage.append((title, [density(used, scores.scores(used)) for used in chosen]))
     legend = (f"ID test ({data.id_name})", ood_set)
-    title = (
-        f"States of neuron {neuron} of {layer}, by steepness alpha; FPR@95 of all of its neurons"
-    )
+    title = f"States of neuron {neuron} of {layer}, by alpha; FPR@95 of all neurons of the layer"
     label, alphas = "state (sigmoid of alpha times the form)", [f"alpha {a:g}" for a in steepness]
-    states_of_neuron = Densities("neuron", title, label, alphas, neurons, *legend)
-    title, names = "Coverage of test samples, by layer", [*data.layers, _ALL]
-    label = "mean coverage of a sample's neurons (its score)"
-    return [states_of_neuron, Densities("coverage", title, label, names, coverage, *legend)]
+    titles = "Coverage of test samples, by layer", "mean coverage of a sample's neurons (its score)"
+    return [
+        Densities("neuron", title, label, alphas, neurons, *legend),
+        Densities("coverage", *titles, [*data.layers, _ALL], coverage, *legend),
+    ]
 
 
 def _states(readings: Readings, layer: str, config: LayerConfig) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from nac_openood.benchmark.methods import AUTO_BACKEND
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.table import AUTO_BACKEND, Method, chosen_methods
+from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import published
 from nac_openood.benchmark.run.compare import Study, run_study
 from nac_openood.benchmark.run.results import Results
@@ -96,8 +97,9 @@ def compare(
             the images of `id_val`, and the results mention it.
         shifted: covariate-shifted ID test sets by name, which count as in-distribution
             (full-spectrum detection).
-        methods: names in the method table (`benchmark.methods.table.METHODS`), and your own rows;
-            None takes the whole table.
+        methods: names in the method table (`benchmark.methods.table`), your own rows, and "paper"
+            (the methods in its tables), "all" or "fast" (all but the slow ones); None takes the
+            paper's methods and the rules of this package.
         search: False uses default hyperparameters, without any OOD validation data.
         out: folder of the results; None makes a temporary one (`results.folder`).
         id_name: name of the in-distribution data; OpenOOD's ("cifar10", "imagenet") selects the
@@ -174,9 +176,8 @@ def _named(networks: Any) -> Mapping[str, Network]:
         return networks
     several: Any = [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
     modules = [net for net in several if isinstance(net, nn.Module)]
-    paths = [path for path in several if not isinstance(path, nn.Module)]
+    files = find_checkpoints([path for path in several if not isinstance(path, nn.Module)])
     names = [type(unwrap(net)).__name__ for net in modules]
     if len(modules) > 1:
         names = [f"{name}-{number}" for number, name in enumerate(names)]
-    files = {c.name: c.path for c in find_checkpoints(paths)} if paths else {}
-    return {**dict(zip(names, modules)), **files}
+    return {**dict(zip(names, modules)), **{file.name: file.path for file in files}}

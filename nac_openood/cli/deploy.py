@@ -33,10 +33,11 @@ def _limits_table() -> str:
 @command(
     f"""{DETECTOR}\
   --alpha --device
+  --monitor FILE          keep the state of the drift monitor in FILE, and continue from it
 who may use it:
   --host HOST = 127.0.0.1   address to listen on; other than this machine's own needs a token
       (default: %(default)s)
-  --port N: int = 8000    0 picks a free one (default: %(default)s)
+  --port N: port = 8000    0 picks a free one (default: %(default)s)
   --token-file FILE       file with the token that clients must send (default: ${_TOKEN}, or none)
   --allowed-host NAME: append   name that a proxy passes on in the Host header; may be repeated
 limits:
@@ -58,7 +59,8 @@ def serve_command(args: argparse.Namespace) -> int:
           --host 0.0.0.0
           for other machines; they send the header Authorization: Bearer TOKEN
 
-    Paths: / (the page), /score, /health, /ready, /metrics (Prometheus) and /docs (OpenAPI).
+    Paths: / (the page), /score, /drift (are the images so far like the calibration data?), /health,
+    /ready, /metrics (Prometheus) and /docs (OpenAPI).
     Results have the columns of nac-openood score. On SIGTERM or Ctrl-C the service answers the
     requests in progress, then stops. It speaks plain HTTP: put a proxy with TLS in front of it if
     others can listen on the network. See docs/serving.md.
@@ -77,7 +79,9 @@ def serve_command(args: argparse.Namespace) -> int:
     with app.listening_socket(args.host, args.port) as opened:
         # every image is checked before it is decoded
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        judge = app.Judge(inputs.detector_of(args, images_to="serve"), alpha=args.alpha)
+        judge = app.Judge(inputs.detector_of(args, images_for="serve"), alpha=args.alpha)
+        judge.pipeline.detector._p_values().warn_if_never(args.alpha)
+        judge.monitor = inputs.monitor_of(judge.pipeline.detector, args.monitor) or judge.monitor
         failed = judge.warm_up()
         if failed:
             print_error(
@@ -91,6 +95,8 @@ def serve_command(args: argparse.Namespace) -> int:
         if access.token is not None:
             say("clients must send the token: Authorization: Bearer TOKEN")
         app.run_until_signal(serving, opened)
+        if args.monitor is not None:
+            judge.monitor.save(args.monitor)
         say("stopped")
     return 0
 
@@ -138,11 +144,9 @@ def export_command(args: argparse.Namespace) -> int:
     """
     from PIL import Image
 
-    from nac_openood.files import check_target
-
     out = Path(args.out)
-    check_target(out)
-    pipeline = inputs.detector_of(args, images_to="export")
+    inputs.check_output(args, "out")
+    pipeline = inputs.detector_of(args, images_for="export")
     image = pipeline.transform(Image.new("RGB", (256, 256)))  # to find its image size
     pipeline.detector.export(out, image[None], alpha=args.alpha)
     shape = ", ".join(map(str, image.shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -25,7 +25,7 @@ network and images:
   --test DATA             other ID images, to measure the false-alarm rate on
   --id-data --data-root --skip-bad
 detector:
-  --rule NAME: rule = nac_plus   nac_plus needs no settings and only forward passes; nac is the
+  --rule NAME = nac_plus   nac_plus needs no settings and only forward passes; nac is the
       paper's; or a rule of your own (default: %(default)s)
   --layers LAYER...       layers to read (default: found by running the network)
   --n-samples N: count    training images to fit on, equally many of each class (default:
@@ -59,15 +59,18 @@ def fit_command(args: argparse.Namespace) -> int:
     to stderr.
     For exit codes see nac-openood --help.
     """
+    from nac_openood.core.rule import rule_named
     from nac_openood.detector import checked_fit
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.outcomes import checked_alpha
-    from nac_openood.files import check_target
+    from nac_openood.sources.checkpoints import PUBLISHED
+    from nac_openood.sources.fitted import CHECKPOINT
     from nac_openood.sources.samples import common_files
     from nac_openood.sources.sets import classes_of
 
     if args.shard is None:
-        check_target(Path(args.out))  # before the slow part, so that its result can be written
+        inputs.check_output(args, "out")  # before the slow part, so that its result can be written
+    rule_named(args.rule)
     args.ood_val, alpha = "none", checked_alpha(args.alpha)
     path = inputs.one_checkpoint(args)
     sets, transform = inputs.data_of(args, [path], needs_test=False)
@@ -86,6 +89,9 @@ def fit_command(args: argparse.Namespace) -> int:
     detector.notes_.update(arch=args.arch, n_classes=str(n_classes))
     if transform is not None:
         detector.notes_.update(transform=transform.text, transform_identity=transform.identity)
+        detector.notes_["transform_origin"] = transform.origin
+    if path is not None:
+        detector.notes_[CHECKPOINT] = path if path.startswith(PUBLISHED) else Path(path).name
     if args.shard is not None:
         sizes["train"] = n_samples or sizes["train"]
         (number, of), batch_size = args.shard, loaders["val"].batch_size
@@ -98,26 +104,30 @@ def fit_command(args: argparse.Namespace) -> int:
     )
     detector.save(args.out)
     how = "" if args.layers else " (found by running the network)"
-    _show_fit(found, args.arch, detector.rule, f"{', '.join(detector.layers)}{how}", args.out)
-    shared = common_files(sets.train, sets.id_val)
-    if shared:  # networks memorize training data, so p-values of new data would be too low
-        print_error(
-            f"warning: {shared} validation images are training images, too. New images will look "
-            "unusual more often than they should: pass others as --val."
-        )
+    _show_fit(found, detector.notes_, detector.rule, f"{', '.join(detector.layers)}{how}", args.out)
+    # networks memorize training images
+    low = "New images will look unusual more often than they should: pass others as --val."
+    few = "New images may cause more false alarms than these: pass others as --test."
+    for name, data, effect in (("validation", sets.id_val, low), ("test", sets.test, few)):
+        shared = common_files(sets.train, data)
+        if shared:
+            print_error(f"warning: {shared} {name} images are training images, too. {effect}")
     return 0
 
 
-def _show_fit(report: FitReport, arch: str, rule: str, layers: str, out: str) -> None:
+def _show_fit(
+    report: FitReport, notes: Mapping[str, str], rule: str, layers: str, out: str
+) -> None:
     """Print the report of a fit, and where the detector was written to."""
     alarms = report.false_alarms
     lines = {
-        "network": f"{arch}, {report.n_classes} classes",
+        "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes",
+        "transform": notes.get("transform_origin") or "in the data's code",
         "rule": rule,
         "layers": layers,
         "fitted on": f"{report.n_fitted} training samples",
         "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples",
-        "threshold": f"out if score <= {report.threshold:.6g}, that is p <= {report.alpha:g}",
+        "threshold": f"out if score < {report.threshold:.6g}, that is p <= {report.alpha:g}",
         "false alarms": "not measured: pass --test" if alarms is None else str(alarms),
     }
     for name, text in lines.items():
@@ -137,7 +147,7 @@ def _show_fit(report: FitReport, arch: str, rule: str, layers: str, out: str) ->
 def merge_command(args: argparse.Namespace) -> int:
     r"""Join the shards of nac-openood fit or nac-openood score, or comparisons.
 
-    These are jobs that ran on different machines or at different times.
+    Shards are parts of a run that may be computed on different machines and at different times.
 
     Examples:
       nac-openood fit --arch net.py:make --checkpoint net.pt --transform transform.yml \
@@ -165,23 +175,25 @@ def merge_command(args: argparse.Namespace) -> int:
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise NACError(f"there is no {missing[0]}. Pass what nac-openood wrote with --shard.")
-    if all((path / results.RESULTS_FILE).is_file() for path in paths):
+    if any((path / results.RESULTS_FILE).is_file() for path in paths):
         if out is None:
             raise NACError("expected --out: the folder of the merged comparison.")
-        found = results.merge_results(list(map(results.Results.load, paths)), Path(out))
+        parts = list(map(results.Results.load, paths))
+        found = results.merge_results(parts, Path(out))
         publish_results(found, results.RESULTS_FILE)
     elif all(path.is_dir() for path in paths):
-        out = out or "detector.nac"
-        files.check_target(Path(out))
+        out = args.out = out or "detector.nac"
+        inputs.check_output(args, "out")
         fitted, report = merge_shards(paths)
         fitted.save(out)
-        arch, layers = fitted.notes.get("arch", "network"), ", ".join(fitted.rule.layers)
-        _show_fit(report, arch, fitted.rule.name, layers, out)
+        layers = ", ".join(fitted.rule.layers)
+        _show_fit(report, fitted.notes, fitted.rule.name, layers, out)
     else:
         table = merge_tables(paths)  # checks everything before anything is written
         if out is None:
             results_stream().buffer.write(table)
         else:
+            inputs.check_output(args, "out")
             with files.replacing(out) as temporary:
                 temporary.write_bytes(table)
     return 0

@@ -2,6 +2,7 @@
 
 networks (--arch):
   resnet50, vit_b_16, ...    torchvision; --checkpoint FILE or torchvision:IMAGENET1K_V1
+  resnet18_32x32             OpenOOD's ResNet-18 for CIFAR; --checkpoint FILE
   timm:NAME                  timm; without --checkpoint its published weights
   hf:NAME-OR-FOLDER          Hugging Face, with its weights, class names, and image processor or
                              tokenizer
@@ -10,15 +11,17 @@ networks (--arch):
                              your own code, which is run: the factory is called with the number
                              of classes if it takes it (n_classes), otherwise with nothing
 transforms (--transform):
-  auto                       what timm, torchvision or Hugging Face have for the network
-  transform.yml              e.g. {resize: 256, crop: 224, mean: [0.5, 0.5, 0.5],
-                             std: [0.2, 0.2, 0.2]}; also interpolation and gray
+  auto                       the default: what timm, torchvision or Hugging Face have for the
+                             network
+  transform.yml              settings, all optional: resize: 256, crop: 224,
+                             mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, 0.2],
+                             interpolation: bilinear, gray: false
   file.py:name               your own code, which is run: a function of an image, or a function
                              or class without arguments that makes one
 data (--train, --val, --test, NAME=... of --near and --far):
-  FOLDER                     a subfolder per class; subfolders of OOD sets do not matter
-  list.csv                   columns path and label; paths are relative to the list. Columns text
-                             and label for a network of texts
+  FOLDER                     a subfolder of images per class; OOD sets may be in any subfolders
+  list.csv                   columns path and label, where paths are relative to the list; or text
+                             and label, for a network of texts
   file.py:function           your own code, which is run: returns a dataset of (x, y), or a dict
                              of datasets; gets the transform if it takes an argument
 """
@@ -26,6 +29,8 @@ data (--train, --val, --test, NAME=... of --near and --far):
 from __future__ import annotations
 
 import argparse
+import os
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from nac_openood.cli.output import say
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
+    from nac_openood.detector.detector import NACDetector
+    from nac_openood.detector.drift import DriftMonitor
     from nac_openood.sources.fitted import Pipeline
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
@@ -42,6 +49,8 @@ if TYPE_CHECKING:
 #: The end of the help of commands with --train, and of those with --arch only.
 FORMS = "\n" + (__doc__ or "").partition("\n\n")[2]
 NETWORK_FORMS = FORMS.partition("data (")[0]
+#: Options that name files to read, or code in them.
+_READ = ("arch", "checkpoint", "transform", "train", "val", "test", "detector", "paths", "shards")
 
 
 def option(name: str) -> str:
@@ -51,7 +60,7 @@ def option(name: str) -> str:
 
 def arguments(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options of these names that are set, as arguments of a function."""
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return {n: value for n, value in vars(args).items() if n in names and value is not None}
 
 
 def loading(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,13 +101,22 @@ def checkpoints(args: argparse.Namespace) -> dict[str, Optional[str]]:
     return {each.name: each.path for each in find_checkpoints(paths)}
 
 
+def check_output(args: argparse.Namespace, name: str) -> None:
+    """Check that the file of an option can be written, and that no other option reads it."""
+    from nac_openood.files import check_target
+
+    target = os.path.realpath(check_target(getattr(args, name)))
+    for value in arguments(args, *_READ).values():
+        for text in value if isinstance(value, list) else [value]:
+            if target in map(os.path.realpath, (text, text.rpartition(":")[0])):
+                raise NACError(f"{option(name)} would overwrite {text}. Name another file.")
+
+
 def one_checkpoint(args: argparse.Namespace) -> Optional[str]:
     """The path of the one checkpoint, or None for a network that comes with its weights."""
     first, *more = checkpoints(args).values()
     if more:
-        raise NACError(
-            f"{args.checkpoint} holds {len(more) + 1} checkpoints, expected one: pass e.g. {first}."
-        )
+        raise NACError(f"expected one checkpoint, got {len(more) + 1}: pass e.g. {first}.")
     return first
 
 
@@ -110,8 +128,8 @@ def transform_of(
 
     if args.image_size is not None:
         if args.transform is not None:
-            raise NACError("--image-size and --transform exclude each other: give one of them.")
-        return Preprocessing.of(square_settings(args.image_size))
+            raise NACError("expected --image-size or --transform, got both.")
+        return Preprocessing.of(square_settings(args.image_size), "--image-size")
     made = [
         chosen_transform(args.transform, args.arch, path, benchmark=benchmark) for path in paths
     ]
@@ -124,12 +142,12 @@ def transform_of(
     return made[0]
 
 
-def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Pipeline:
+def detector_of(args: argparse.Namespace, *, images_for: str = "") -> Pipeline:
     """The detector of --detector with its network, on its device, and its transform.
 
     Args:
         args: the options.
-        images_to: the purpose, as a verb, if it needs a detector of images.
+        images_for: what needs a detector of images, for errors; empty if nothing does.
     """
     from nac_openood.sources.fitted import load_fitted
     from nac_openood.sources.transforms import takes_text
@@ -141,12 +159,22 @@ def detector_of(args: argparse.Namespace, *, images_to: str = "") -> Pipeline:
         transform=args.transform,
         prepare=lambda net: on_device(net, args.device),
     )
-    if images_to and takes_text(found.transform):
+    if images_for and takes_text(found.transform):
         raise NACError(
-            f"expected a detector of images to {images_to}, and this one is of texts. "
-            "nac-openood score judges texts."
+            f"{images_for} needs a detector of images, and {args.detector} is one of texts, which "
+            "only nac-openood score can judge."
         )
     return found
+
+
+def monitor_of(detector: NACDetector, path: Optional[str]) -> Optional[DriftMonitor]:
+    """The monitor of --monitor, continued from its file if that exists; None without it."""
+    from nac_openood.files import check_target
+
+    if path is None:
+        return None
+    monitor = detector.monitor()
+    return monitor.load(path) if check_target(path).exists() else monitor
 
 
 def data_of(
@@ -163,13 +191,13 @@ def data_of(
     from nac_openood.sources.sets import benchmark_named, listed_sets, needs_transform, own_sets
 
     if args.arch is None:
-        raise NACError("expected --arch: which network?")
+        raise NACError("expected --arch, the network; see --help for its forms.")
     if (args.id_data is None) == (args.train is None):
-        raise NACError("expected either --id-data or --train: which images?")
-    value, other = vars(args).get, "--id-data" if args.id_data is None else "--train"
+        raise NACError("expected either --train (your images) or --id-data (OpenOOD's data).")
+    value, used = vars(args).get, "--train" if args.id_data is None else "--id-data"
     for name in ("fsood",) if args.id_data is None else ("val", "test"):
         if value(name):
-            raise NACError(f"{option(name)} goes with {other} only.")
+            raise NACError(f"{option(name)} cannot be used with {used}.")
     if args.id_data is not None:
         benchmark = benchmark_named(args.id_data)
         transform = transform_of(args, paths, benchmark)
@@ -185,13 +213,10 @@ def data_of(
     roles: dict[str, Any] = {
         n: value(n) for n in ("val", "test", "near", "far", "ood_val") if value(n)
     }
-    made = None
-    try:
+    made, wanted = None, args.transform is not None or args.image_size is not None
+    needed = wanted or needs_transform(args.train, *roles.values())
+    with nullcontext() if needed else suppress(NACError):  # the user's code may need none
         made = transform_of(args, paths)
-    except NACError:  # the user's code may need none
-        wanted = args.transform is not None or args.image_size is not None
-        if wanted or needs_transform(args.train, *roles.values()):
-            raise
     sets = own_sets(
         args.train,
         **roles,
@@ -209,12 +234,11 @@ def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:
 
     from nac_openood.sources.samples import SampleList, Samples, readable_images
 
-    how = loading(args)
+    batch_size, workers = loading(args).values()
     if args.skip_bad and isinstance(data, SampleList):
-        data, problem = readable_images(data, role, workers=how["workers"])
+        data, problem = readable_images(data, role, workers=workers)
         if problem:
             say(f"left out of {role}: {problem}")
     samples = Samples(role, data)
-    return DataLoader(
-        samples.dataset, how["batch_size"], num_workers=how["workers"], collate_fn=samples.collate
-    )
+    options: Any = {"num_workers": workers, "collate_fn": samples.collate}
+    return DataLoader(samples.dataset, batch_size, **options)

@@ -16,10 +16,12 @@ further. Lines without indentation are headings:
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from contextlib import suppress
 from typing import Any, Callable, Mapping, Union
 
-from nac_openood.benchmark.methods.table import BACKENDS
+from nac_openood.benchmark.methods import BACKENDS
 
 _Run = Callable[[argparse.Namespace], int]
 
@@ -30,16 +32,13 @@ OBJECTIVE_NAMES = "{auroc,fpr95,mean}"
 
 _SETS = "NAME=FOLDER of images; with --id-data also NAME of a list test_NAME"
 _SHARED = f"""
-  --arch NET            the network: resnet18_32x32, a torchvision model, timm:NAME,
-      hf:NAME-OR-FOLDER, FILE.pt2, or your code path/to/file.py:factory (see below)
+  --arch NET            the network, e.g. resnet50, timm:NAME or net.py:factory (see below)
   --checkpoint PATH     a file, a folder with best.ckpt, or torchvision:IMAGENET1K_V1
-  --transform T         how images become the network's input: auto (the network's own
-      configuration), a YAML file, or your code path/to/file.py:name (default: auto; see below)
+  --transform T         how images become the network's input: auto, a YAML file or code (see below)
   --image-size N: count   in place of --transform: resize to N x N and normalize as for ImageNet
-  --train DATA          training images of your own: a folder with a subfolder per class, a CSV
-      file with the columns path and label, or your code path/to/file.py:function (see below)
-  --val DATA            ID validation images unseen in training (default: 20 %% of --train)
-  --test DATA           ID test images unseen in training (default: 20 %% of the rest of --train)
+  --train DATA          your training images: a folder, a CSV file or code (see below)
+  --val DATA            ID validation images, not used in training (default: 20 %% of --train)
+  --test DATA           ID test images, not used in training (default: 20 %% of the rest of --train)
   --near [SET...]       near-OOD sets: {_SETS}
   --far [SET...]        far-OOD sets: {_SETS}
   --id-data NAME        data of OpenOOD instead of --train: cifar10, cifar100, imagenet200 or
@@ -67,7 +66,7 @@ _SHARED = f"""
 #: The options of commands that use a detector's file.
 DETECTOR = """
 detector and network:
-  --detector FILE: required   what nac-openood fit wrote
+  --detector FILE: required   the detector, a file that nac-openood fit wrote
   --arch NET            the network that the detector was fitted on, written as for nac-openood fit
       (see below); the detector's file is enough for timm:NAME and torchvision models
   --checkpoint
@@ -90,39 +89,35 @@ def _shard(text: str) -> tuple[int, int]:
     """The number of a shard, from 1 on, and the number of shards."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"expected I/N with 1 <= I <= N, such as 2/5, got '{text}'"
-        )
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, got '{text}'")
     return int(match[1]), int(match[2])
 
 
+def _positive(text: str) -> float:
+    """The type of an option that takes a number above 0."""
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+
+
 def _guard(text: str) -> Union[float, str, None]:
-    return {"auto": "auto", "none": None}[text] if text in ("auto", "none") else float(text)
-
-
-def _rule(text: str) -> str:
-    from nac_openood.core import RULES
-
-    if text in RULES:
-        return text
-    from nac_openood.core.rule import rule_names  # imports torch
-
-    if text not in rule_names():
-        raise argparse.ArgumentTypeError(
-            f"unknown rule '{text}'; expected one of {', '.join(rule_names())}. Packages can add "
-            "rules of their own as entry points: see docs/own_rule.md"
-        )
-    return text
+    if text in ("auto", "none"):
+        return text if text == "auto" else None
+    with suppress(ValueError):
+        return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number, 'auto' or 'none', got '{text}'")
 
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "int": {"type": _whole(0)},
     "count": {"type": _whole(1)},
     "float": {"type": float},
+    "port": {"type": _whole(0, 2**16 - 1)},
+    "positive": {"type": _positive},
     "seed": {"type": _whole(0, 2**32 - 1)},
     "shard": {"type": _shard},
     "guard": {"type": _guard},
-    "rule": {"type": _rule},
     "required": {"required": True},
     "append": {"action": "append", "default": []},
     "rest": {"nargs": argparse.REMAINDER},

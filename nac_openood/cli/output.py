@@ -11,6 +11,8 @@ import os
 import re
 import shlex
 import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Optional, Sequence, TextIO
 
@@ -31,7 +33,10 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
 
     "pass `skip_bad=True`" becomes "pass --skip-bad"; what is not an option stays as it is.
     """
-    options = {action.dest: action for action in parser._actions if action.option_strings}
+    options: dict[str, Any] = {
+        action.dest: action for action in parser._actions if action.option_strings
+    }
+    options["weights"] = options.get("checkpoint")  # as the library calls it
 
     def typed(match: re.Match[str]) -> str:
         action, value = options.get(match[1]), match[2]
@@ -50,8 +55,13 @@ def in_options(text: str, parser: argparse.ArgumentParser) -> str:
 
 def show(text: str) -> None:
     """Print a result."""
-    printable = text.encode("utf-8", "backslashreplace").decode()  # file names need not be UTF-8
-    print(in_options(printable, _parser), flush=True)
+    print(in_options(_printable(text), _parser), flush=True)
+
+
+def _printable(text: str) -> str:
+    """Text without what is not Unicode and what terminals act on: file names may hold both."""
+    safe = re.sub(r"[^\n\t -~\xa0-\U0010ffff]", lambda found: repr(found[0])[1:-1], text)
+    return safe.encode("utf-8", "backslashreplace").decode()
 
 
 def say(text: str) -> None:
@@ -62,7 +72,8 @@ def say(text: str) -> None:
 def print_error(text: str) -> None:
     """Print an error or a warning to stderr; of several processes, only the first one prints."""
     if is_main():
-        print(f"nac-openood: {in_options(text, _parser)}", file=sys.stderr, flush=True)
+        told = in_options(_printable(text), _parser)
+        print(f"nac-openood: {told}", file=sys.stderr, flush=True)
 
 
 def results_stream() -> TextIO:
@@ -77,47 +88,42 @@ def stdout_failed() -> bool:
 
     Prints a line, so call it only in a command that fails.
     """
-    try:
+    with suppress(OSError):
         print(flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
-        return True
-    return False
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+    return True
 
 
 def one_line_warnings() -> None:
     """Print warnings on one line from now on, each once, without the code that raised them."""
     import warnings
 
-    seen: set[str] = set()
+    print_once = cache(print_error)
 
     def show_warning(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
         kind = "" if issubclass(category, UserWarning) else f"{category.__name__}: "
-        if f"{kind}{message}" not in seen:
-            seen.add(f"{kind}{message}")
-            print_error(f"warning: {kind}{message}")
+        print_once(f"warning: {kind}{message}")
 
     warnings.showwarning = show_warning
 
 
-def publish(
-    folder: Path, text: str, write: Callable[[], Sequence[Path]], draw: Callable[[], Sequence[Path]]
+def add_figures(
+    folder: Path, written: Sequence[Path], draw: Callable[[], Sequence[Path]]
 ) -> Optional[Path]:
-    """Show a result, write its files and list them.
+    """Write the files of a result that need matplotlib, and list all of its files.
 
     Args:
         folder: the folder of the files.
-        text: the text to show.
-        write: writes files.
+        written: the files that were written already.
         draw: writes files that need matplotlib, the page last.
 
     Returns:
         The last of the drawn files, usually a page; None without matplotlib.
     """
-    show(text)
-    written, drawn = list(write()), []
+    drawn: Sequence[Path] = []
     try:
-        drawn = list(draw())
+        drawn = draw()
     except FileError:
         raise
     except NACError as error:  # e.g. without matplotlib; the tables are still listed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
-from nac_openood.cli.output import open_page, publish, say, typed_command
+from nac_openood.cli.output import add_figures, open_page, say, show, typed_command
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -70,20 +70,19 @@ def rank_command(args: argparse.Namespace) -> int:
     For exit codes see nac-openood --help.
     """
     from nac_openood.demo.ranking import run_rank_demo
-    from nac_openood.report import checkpoints as report
+    from nac_openood.report import checkpoints, render
 
     out = Path(args.out)
     if args.demo:
+        if args.checkpoints or args.train or args.runs:
+            raise NACError("--demo makes its own checkpoints: leave out yours, --train and --runs.")
         ranked = run_rank_demo(out, seed=args.seed, command=typed_command(), say=say)
     else:
         ranked = _ranked(args, out)
-    page = publish(
-        out,
-        f"\n{report.ranked_summary(ranked)}\n",
-        lambda: [ranked.save(out), *report.write_ranked_tables(ranked, out)],
-        lambda: [report.write_ranked_page(ranked, out)],
-    )
-    open_page(page, args.open)
+    table, document = checkpoints.ranked_csv(ranked), checkpoints.ranked_document(ranked)
+    show(f"\n{checkpoints.ranked_summary(ranked)}\n")
+    written = [ranked.save(out), *render.write_results(out, table, document)]
+    open_page(add_figures(out, written, lambda: [render.write_html(out, document)]), args.open)
     return 0
 
 
@@ -93,27 +92,25 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
     from nac_openood.evaluation import rank
     from nac_openood.evaluation.ranking import RankedRun, RankedRuns
     from nac_openood.sources.checkpoints import run_checkpoints
-    from nac_openood.sources.readers import domainbed_transform
 
-    needed = ("checkpoints", "arch", "train") if args.runs is None else ("data", "arch")
-    missing = [name for name in needed if not getattr(args, name)]
-    if missing:
-        names = ", ".join(n.upper() if n == "checkpoints" else inputs.option(n) for n in missing)
+    one, many = (args.checkpoints, args.train), (args.runs, args.data)
+    if args.arch is None or all(one) == all(many) or any(one) == any(many):
         raise NACError(
-            f"{names} not given. Pass CHECKPOINTS, --arch and --train to rank one run, or --runs, "
-            "--data and --arch for runs that leave one domain out."
+            "expected --arch and either CHECKPOINTS and --train, to rank one run, or --runs and "
+            "--data, to rank runs that leave one domain out each."
         )
+    if args.runs and (args.val or args.test):
+        raise NACError("--runs names the target domains itself: leave out --val and --test.")
     folder = Path(args.data) if args.data else Path(args.train[0]).resolve().parent
     dataset = args.space if args.space not in (None, "all") else folder.resolve().name
     space = rank.space_named(dataset)
     dataset = dataset if space == "all" else space
     if args.against:  # raises early if the paper has no numbers
         published.published_choice(dataset, args.arch)
-    transform: Any = domainbed_transform()
-    if args.transform is not None or args.image_size is not None:
-        transform = inputs.transform_of(args, [None]).transform
+    args.image_size = args.image_size or (224 if args.transform is None else None)
+    transform = inputs.transform_of(args, [None]).transform
     options = {"layer": args.layer, "space": args.space or space, "out": out, "say": say}
-    options.update(inputs.loading(args))
+    options |= inputs.loading(args)
     if args.runs is None:
         found = {each.name: each.path for each in run_checkpoints(args.checkpoints)}
         roles, classes = rank.domains_by_role(
@@ -121,8 +118,7 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
         )
         load = inputs.network_loader(args, len(classes))
         ranking = rank.rank_checkpoints(found, **roles, load=load, **options)
-        run = RankedRun(" and ".join(roles["test"]), None, ranking)
-        ranked = RankedRuns.of([run])
+        ranked = RankedRuns.of([RankedRun(" and ".join(roles["test"]), None, ranking)])
     else:
         domains = rank.all_domains(args.data, transform)
         load = inputs.network_loader(args, len(next(iter(domains.values())).classes))

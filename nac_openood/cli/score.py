@@ -9,13 +9,15 @@ import argparse
 import csv
 import hashlib
 import heapq
-import io
 import json
+import math
 import re
 import sys
+import unicodedata
 from collections import Counter
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence, TextIO
 
 from nac_openood import distributed
@@ -25,11 +27,16 @@ from nac_openood.cli.output import print_error, results_stream
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
+    from nac_openood.detector.drift import DriftMonitor
     from nac_openood.sources.fitted import Pipeline, Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
 # version 0.1 also wrote the number of lines that follow
 _BATCH = re.compile(rb"^# batch ([0-9]+)(?:, [0-9]+ lines)?\n", re.MULTILINE)
+#: Unicode categories of characters that break lines, or that terminals act on.
+_LINE_BREAKING = ("Cc", "Zl", "Zp")
+#: The beginnings of what a spreadsheet may take for a formula; full-width signs count, too.
+_FORMULA = (*"=+-@\t\r\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 #: Number of images on the page of --gallery.
 _IN_GALLERY = 24
 
@@ -43,6 +50,10 @@ how to judge:
   --alpha
   --format {{csv,jsonl}} = csv   output (default: %(default)s)
   --skip-bad
+  --fdr Q: float          choose what is 'out' so that, on average, at most this share of it is
+      in-distribution, instead of by --alpha; nothing is printed before all images are judged
+  --monitor FILE          watch for drift in all runs with this FILE, which is created or continued;
+      FILE.svg shows the evidence over time
   --gallery FILE          write a page with the most suspicious images, HTML
   --batch-size --workers --device --shard
 """,
@@ -57,17 +68,18 @@ def score_command(args: argparse.Namespace) -> int:
           judge all images in a folder and its subfolders
       find photos -type f -newer last_run | nac-openood score --detector birds.nac \
           --arch net.py:make --checkpoint net.pt --format jsonl --skip-bad -
-          images of a list on stdin, one path per line; bad files are named on stderr
+          a list of images on stdin, one path per line; unreadable files are named on stderr
       nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt photos/ \
           --gallery suspicious.html > birds.csv
-          also a page with the most suspicious images and the reasons
+          also write a page with the most suspicious images and the reasons
 
-    Columns: path, class (what the network says), confidence (its softmax probability), score
-    (higher = more in-distribution), p_value (about a share p of in-distribution images scores this
-    low) and decision: 'out' where p_value <= --alpha, else 'in'.
-    The transform, and the network if it is found by name alone, are taken from the detector's file.
-    Detector and network must belong together; anything else is refused.
-    Results go to stdout; bars, warnings and errors to stderr.
+    Columns: path, class (the network's prediction), confidence (its softmax probability), score
+    (higher = more in-distribution), p_value (at most a share p of in-distribution images scores
+    this low, see docs/guarantees.md) and decision: 'out' (out-of-distribution) where
+    p_value <= --alpha, else 'in'.
+    The transform is taken from the detector's file, and so is a network that needs no files.
+    The network must be the one that the detector was fitted on.
+    Results go to stdout; progress, warnings and errors to stderr.
     For exit codes see nac-openood --help.
     """
     out = results_stream()
@@ -78,72 +90,81 @@ def score_command(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace, out: TextIO) -> None:
-    from nac_openood.detector.batches import tqdm
-    from nac_openood.detector.outcomes import checked_alpha
-    from nac_openood.files import check_target
-    from nac_openood.sources.fitted import expand, judge_images
-    from nac_openood.sources.transforms import takes_text
+    from nac_openood.detector import batches, outcomes
+    from nac_openood.sources import fitted, transforms
 
-    checked_alpha(args.alpha)
+    outcomes.checked_alpha(args.alpha)
     if args.gallery:
-        check_target(Path(args.gallery))  # before the slow part, so that it can be written
-    if args.gallery and args.shard:
-        raise NACError("--gallery needs all images: leave out --shard.")
-    pipeline = inputs.detector_of(args)
-    texts = takes_text(pipeline.transform)
-    if args.gallery and texts:
-        raise NACError("--gallery shows images, and this detector is one of texts.")
+        inputs.check_output(args, "gallery")  # before the slow part, so that it can be written
+    for name in ("gallery", "fdr", "monitor"):
+        if args.shard and getattr(args, name) is not None:
+            raise NACError(f"--{name} needs all images: leave out --shard.")
+    pipeline = inputs.detector_of(args, images_for="--gallery" if args.gallery else "")
+    pipeline.detector._p_values().warn_if_never(args.alpha)
+    monitor = inputs.monitor_of(pipeline.detector, args.monitor)
+    texts = transforms.takes_text(pipeline.transform)
     # in one process: several would each read a part of stdin
-    paths = distributed.from_main("files", lambda: expand(_named(args.paths), texts=texts))
+    paths = distributed.from_main("files", lambda: fitted.expand(_named(args.paths), texts=texts))
     counts = Counter[str]()
-
-    def readable(answers: Iterable[Prediction]) -> Iterator[Prediction]:
-        for answer in answers:
-            counts["bad" if answer.problem else answer.decision] += 1
-            if not answer.problem:
-                yield answer
-                continue
-            text = f"cannot read {answer.path} ({answer.problem})"
-            if not args.skip_bad:
-                raise NACError(
-                    f"{text}. Replace it, or pass `skip_bad=True` to go on without such files."
-                )
-            print_error(text)
-
     number, of = args.shard or (1, 1)
     with distributed.as_shard(number - 1, of) if args.shard else nullcontext():
-        found = judge_images(pipeline, paths, alpha=args.alpha, **inputs.loading(args))
+        found = fitted.judge_images(
+            pipeline, paths, alpha=args.alpha, monitor=monitor, **inputs.loading(args)
+        )
         total, hidden = None if args.shard else len(paths), None if distributed.is_main() else True
-        bar = tqdm(found, "score", total, False, unit="image", disable=hidden)
-        printed = readable(_printed(bar, args, out, paths))
-        # nothing can be explained about NaN
-        explainable = (answer for answer in printed if answer.score == answer.score)
-        suspects = heapq.nsmallest(_IN_GALLERY, explainable, key=lambda answer: answer.score)
+        bar = batches.tqdm(found, "score", total, False, unit="image", disable=hidden)
+        predictions: Iterable[Prediction] = bar
+        if args.fdr is not None:
+            predictions = fitted.selected(bar, args.fdr, pipeline.detector._p_values())
+        printed = _printed(predictions, args, out, paths, counts)
+        suspects = heapq.nsmallest(_IN_GALLERY, printed, key=lambda prediction: prediction.score)
     if counts["bad"]:
         print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
+    if monitor is not None:
+        monitor.save(args.monitor)
+        print_error(f"{args.monitor}: {monitor}")
+        _draw_evidence(monitor, f"{args.monitor}.svg")
     if args.gallery:
         sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
         _write_gallery(Path(args.gallery), suspects, pipeline, alpha=args.alpha, **sizes)
 
 
+def _draw_evidence(monitor: DriftMonitor, path: str) -> None:
+    """Write a figure of the evidence over time, if matplotlib is installed."""
+    from nac_openood.files import write_text
+    from nac_openood.report.drift import evidence_figure
+    from nac_openood.report.figures import svg_file
+
+    inputs, evidence = zip(*monitor.history or [(0, monitor.log10_evidence)])
+    with suppress(NACError):
+        write_text(path, svg_file(evidence_figure(evidence, -math.log10(monitor.alpha), inputs)))
+
+
 def _named(paths: Sequence[str]) -> Iterator[str]:
     """The paths, with `-` replaced by the paths on stdin."""
     for path in paths:
-        if path != "-":
-            yield path
-            continue
-        for line in sys.stdin:
-            name = line.rstrip("\r\n").removeprefix("\ufeff")  # a byte order mark
-            if name.strip():
-                yield name
+        # without a byte order mark
+        lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in sys.stdin or ())
+        yield from filter(str.strip, lines) if path == "-" else [path]
 
 
 def _printed(
-    answers: Iterable[Prediction], args: argparse.Namespace, out: TextIO, paths: Sequence[str]
+    predictions: Iterable[Prediction],
+    args: argparse.Namespace,
+    out: TextIO,
+    paths: Sequence[str],
+    counts: Counter[str],
 ) -> Iterator[Prediction]:
-    """Print answers as CSV or JSON lines as they pass, for the reader of a pipe.
+    """Print each prediction at once as CSV or a JSON line; yield those whose score is a number.
 
     A shard gets comments: which it is, the batch of the rows that follow, and a checksum.
+
+    Args:
+        predictions: one for each file.
+        args: the options.
+        out: the stream to print to.
+        paths: of all files.
+        counts: gets the number of each decision, and of files that are "bad".
     """
     from nac_openood.sources.fitted import Prediction
 
@@ -156,6 +177,8 @@ def _printed(
         # the bytes, because stdout may have any encoding
         digest.update(text.encode(out.encoding or "utf-8", out.errors or "strict"))
 
+    stream: Any = SimpleNamespace(write=write)
+    table = csv.writer(stream, lineterminator="\n")
     if args.shard:
         number, of = args.shard
         detector = hashlib.sha256(Path(args.detector).read_bytes()).hexdigest()
@@ -163,22 +186,38 @@ def _printed(
         run = hashlib.sha256("\0".join(map(repr, options)).encode()).hexdigest()
         write(f"# nac-openood score, shard {number}/{of} of {run[:16]}\n")
     if is_csv:
-        write(_csv_row(Prediction("").fields()))
-    for n, answer in enumerate(answers):
+        table.writerow(Prediction("").fields())
+    for n, prediction in enumerate(predictions):
         if args.shard and n % batch_size == 0:
             write(f"# batch {n // batch_size * of + number - 1}\n")
-        if not answer.problem:
-            row = answer.json_fields()
-            write(_csv_row(answer.fields().values()) if is_csv else f"{json.dumps(row)}\n")
-        yield answer
+        counts["bad" if prediction.problem else prediction.decision] += 1
+        if prediction.problem:
+            text = f"cannot read {prediction.path} ({prediction.problem})"
+            if not args.skip_bad:
+                raise NACError(f"{text}. Replace it, or pass --skip-bad to leave out such files.")
+            print_error(text)
+            continue
+        if is_csv:
+            table.writerow(map(_cell, prediction.fields().values()))
+        else:
+            write(f"{json.dumps(prediction.json_fields())}\n")
+        if prediction.score == prediction.score:  # nothing can be explained about NaN
+            yield prediction
     if args.shard:
         write(f"# end {digest.hexdigest()}\n")
 
 
-def _csv_row(values: Iterable[Any]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
-    return text.getvalue()
+def _cell(value: Any) -> Any:
+    """A value for CSV that stays on its line, and in which no spreadsheet finds a formula.
+
+    Control characters, such as a line break in the name of a file, are written as Python escapes.
+    Text that begins like a formula gets a single quote in front, as OWASP advises.
+    """
+    if not isinstance(value, str):
+        return value
+    escapes = {c: repr(c)[1:-1] for c in set(value) if unicodedata.category(c) in _LINE_BREAKING}
+    text = "".join(escapes.get(c, c) for c in value)
+    return f"'{text}" if value.startswith(_FORMULA) else text
 
 
 def merge_tables(paths: Sequence[Path]) -> bytes:
@@ -219,13 +258,13 @@ def _write_gallery(
     from nac_openood.sources.images import ImageError, png_url, rgb_image, small_png
 
     found = []
-    for answer in suspects:
+    for prediction in suspects:
         try:
-            picture = rgb_image(Path(answer.path))
+            picture = rgb_image(Path(prediction.path))
         except ImageError:  # it was removed or changed
             continue
         why = pipeline.detector.explain(pipeline.transform(picture)[None], top=5)[0]
-        found.append((answer, png_url(small_png(picture)), why))
+        found.append((prediction, png_url(small_png(picture)), why))
     arch = pipeline.detector.notes_.get("arch", type(pipeline.detector.net).__name__)
     write_text(path, suspects_page(found, arch=arch, **about))
     print_error(f"written to {path}: the {len(found)} most suspicious images")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import OBJECTIVE_NAMES, STRATEGY_NAMES, command
-from nac_openood.cli.output import publish, say
+from nac_openood.cli.output import add_figures, say, show
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from nac_openood.search.advise import Advice
     from nac_openood.search.recipe import ReadingSet
 
-#: Options for reading a network, which cannot be combined with --readings.
-_READING = (
-    *("checkpoint", "arch", "transform", "image_size", "train", "val", "id_data", "data_root"),
-    *("ood_val", "n_samples", "held_out", "batch_size", "workers", "device", "fast"),
-    *("save_readings", "skip_bad"),
-)
-#: Number of candidates that are printed.
-_PRINTED = 5
+#: Options of the search itself. The others are for reading a network, and useless with --readings.
+_OF_SEARCH = [
+    *("out", "readings", "layers", "strategy", "objective", "space", "guard", "seed"),
+    *("budget_points", "budget_seconds", "restarts", "top"),
+]
 
 
 @command(
@@ -50,9 +47,9 @@ how to search:
       'auto' (0.05, or more for small sets) or 'none' (default: %(default)s)
   --seed
   --budget-points N: count = 10000   points that 'random' tries (default: %(default)s)
-  --budget-seconds S: float   time limit of 'random' (default: none)
+  --budget-seconds S: positive   time limit of 'random' (default: none)
   --restarts N: count = 8   starting points of 'layerwise' (default: %(default)s)
-  --top N: count = 10       candidates to show (default: %(default)s)
+  --top N: count = 10       best candidates to list in search.json (default: %(default)s)
 """,
     inputs.FORMS,
 )
@@ -84,40 +81,31 @@ def search_command(args: argparse.Namespace) -> int:
     from nac_openood.detector.readings import fit_rule
     from nac_openood.files import locked, make_folder
     from nac_openood.report.figures import draw_landscape
-    from nac_openood.search.recipe import advise_after_search, layers_and_lists
-    from nac_openood.search.run import write_config, write_report
+    from nac_openood.search import recipe, run
 
     out = make_folder(args.out)  # before the slow part, so that its result can be written
     with locked(out):
         readings = _readings(args)
         space = args.space or ("preset" if args.strategy == "grid" else "paper")
-        layers, lists = layers_and_lists(readings, space, args.layers)
+        layers, lists = recipe.layers_and_lists(readings, space, args.layers)
+        names = ("strategy", "objective", "top", "seed")
         result = searching.search(
-            readings.fit,
-            readings.id_val,
-            readings.ood_val,
-            held_out=readings.held_out,
+            **{**readings.roles, **inputs.arguments(args, *names)},
             layers=layers,
             sweep=lists,
             guard=args.guard,
             surrogate=readings.surrogate,
             budget=searching.Budget(args.budget_points, args.budget_seconds, args.restarts),
-            **inputs.arguments(args, "strategy", "objective", "top", "seed"),
         )
         rule = fit_rule(Coverage(result.layers), readings.fit.batches())
-        advice = advise_after_search(rule, readings)
-        # the options for reading are stored with the readings
-        options = {k: v for k, v in vars(args).items() if k not in ("run", "command", *_READING)}
+        advice = recipe.advise_after_search(rule, readings)
+        options = {name: getattr(args, name) for name in _OF_SEARCH}
         config, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
-        write_config(config, result, readings.about)
-        write_report(record, result, readings.about, {**options, "space": space}, advice)
+        run.write_config(config, result, readings.about)
+        run.write_report(record, result, readings.about, {**options, "space": space}, advice)
         note = searching.SURROGATE_LABEL if result.surrogate else None
-        publish(
-            out,
-            _result_text(result, readings.about, advice),
-            lambda: [config, record],
-            lambda: [draw_landscape(picture, result, note)],
-        )
+        show(_result_text(result, readings.about, advice))
+        add_figures(out, [config, record], lambda: [draw_landscape(picture, result, note)])
     return 0
 
 
@@ -125,12 +113,13 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
     """Load saved readings, or read a network."""
     from nac_openood.detector.config import NACConfig
     from nac_openood.detector.detector import NACDetector
-    from nac_openood.search.recipe import HELD_OUT, ReadingSet, about_network, config_for, gather
+    from nac_openood.search.recipe import HELD_OUT, ReadingSet, config_for, gather
     from nac_openood.sources.sets import benchmark_named
 
     if args.readings is not None:
+        others = vars(args).keys() - {*_OF_SEARCH, "run", "command"}
         # compared by identity, because 0 == False
-        used = [n for n in _READING if not any(getattr(args, n) is no for no in (None, False))]
+        used = sorted(n for n in others if not any(getattr(args, n) is v for v in (None, False)))
         if used:
             raise NACError(
                 f"--readings needs no network: {', '.join(map(inputs.option, used))} cannot change "
@@ -155,7 +144,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
         n_held_out=HELD_OUT if args.held_out is None else args.held_out,
         folder=args.save_readings,
         names={"id_val": id_val, "ood_val": ood_val},
-        about={**about, **about_network(net)},
+        about=about,
         seed=args.seed,
         say=say,
     )
@@ -175,18 +164,21 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
     fpr, fpr_in = SHOWN["FPR@95"], SHOWN["FPR@95_IN"]
     lines += [
         f"\n{'':12}{fpr.title:>11}{fpr_in.title:>11}",
-        f"{'':4}{'AUROC':>8}{fpr.note:>11}{fpr_in.note:>11}{'guard':>8}  layers (weight)",
+        f"{'':4}{'AUROC':>8}{fpr.note:>11}{fpr_in.note:>11}{'guard':>8}  "
+        "layer bins/O*/alpha/weight state",
     ]
-    for rank, candidate in enumerate(result.ranking[:_PRINTED], start=1):
-        names = ", ".join(f"{name} ({c.weight:g})" for name, c in candidate.layers.items())
+    for rank, candidate in enumerate(result.ranking, start=1):
+        names = ", ".join(
+            f"{name} {c.n_bins}/{c.full_count}/{c.steepness:g}/{c.weight:g} {c.state}"
+            for name, c in candidate.layers.items()
+        )
         guard = "-" if candidate.guard is None else f"{candidate.guard:.1%}"
         lines.append(
             f"{rank:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
             f"{guard:>8}  {names}"
         )
-    note = "nothing was excluded"
-    if result.guard is not None:
-        note = f"further than {result.guard:.1%} from it is excluded"
+    limit = "no settings" if result.guard is None else f"settings more than {result.guard:.1%} away"
+    note = f"{limit} were excluded"
     if result.best.guard is None:
         note = "not measured, there are no held-out samples"
     lines += [

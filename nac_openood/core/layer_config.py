@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Callable, Collection, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Type, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -176,7 +176,7 @@ def _check_counting(config: Union[LayerConfig, IntegralConfig], fewest_bins: int
     LayoutConfig(config.layout)  # checks the layout
 
 
-def refuse_unknown(values: Mapping[str, Any], names: Collection[str], what: str = "key") -> None:
+def refuse_unknown(values: Iterable[str], names: Collection[str], what: str = "key") -> None:
     """Raise if `values` has keys that are not in `names`."""
     unknown = sorted(set(map(str, values)) - set(names))
     if unknown:

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from nac_openood.core import RULES
+from nac_openood.core.fusion import LOGITS, MIN_SAMPLES, Fusion
 from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.plus_layer import LayerEvidence
-from nac_openood.core.pvalues import LOGITS, Fusion
 from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
 from nac_openood.core.rule import Needs, Rule, stored_layers
-from nac_openood.errors import NotFittedError
+from nac_openood.errors import NACError, NotFittedError
 
 #: Far from where scores become infinite.
 _MAX_WEIGHT = 1e6
-#: P-values of fewer calibration samples are coarse.
-_ENOUGH_SAMPLES = 100
+#: Half of the calibration samples shape the score, and the others only rank it.
+MIN_CALIBRATION = 2 * MIN_SAMPLES
 #: The prefix of the parts of the calibration data in a file.
 _CALIBRATION = "calibration/"
 _CLIP = 1e-12
@@ -67,6 +67,7 @@ class NACPlus(Rule):
         self.evidence: dict[str, LayerEvidence] = {}
         self.held_out = HeldOut()
         self._fusion: Optional[Fusion] = None
+        self._held_out_scores: Optional[Tensor] = None
         self._before = 0  # samples of the training set that other shards count
 
     @property
@@ -100,7 +101,7 @@ class NACPlus(Rule):
                     neurons = activation.shape[1]
                     self.evidence[name] = LayerEvidence.empty(neurons, activation.device)
                 self.evidence[name].update(activation)
-            self._fusion, self.calibrated = None, False
+            self._fusion, self._held_out_scores, self.calibrated = None, None, False
 
     # -- calibration -----------------------------------------------------------------------
 
@@ -111,22 +112,28 @@ class NACPlus(Rule):
             self.held_out = HeldOut()
         return super().calibrate(parts)
 
-    def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Each sample is calibrated on the others, so that scores are those of new data."""
-        fusion = self._fusion = self._fuse(parts)
-        self.calibrated = True
-        n = len(fusion.scores)
-        if n < _ENOUGH_SAMPLES:
-            warnings.warn(
-                f"calibrated on {n} samples only: p-values are coarse. Use {_ENOUGH_SAMPLES} or "
-                "more.",
-                UserWarning,
-                stacklevel=4,
-            )
-        return fusion.scores
+    def ranking_rows(self, n: int) -> Tensor:
+        """Every second sample; the others shape the score."""
+        return torch.arange(0, n, 2)
 
-    def _fuse(self, parts: Mapping[str, Tensor]) -> Fusion:
-        return Fusion(parts, logit_weight=self.logit_weight, softness=self.softness)
+    def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
+        scores = self._fuse(parts)
+        self.calibrated = True
+        return scores
+
+    def _fuse(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Shape the score by half of some held-out samples; returns the scores of the others."""
+        n = len(parts[LOGITS])
+        if n < MIN_CALIBRATION:
+            raise NACError(
+                f"NAC+ needs at least {MIN_CALIBRATION} held-out samples, got {n}. Calibrate on "
+                "more in-distribution data."
+            )
+        self._fusion = self._new_fusion({name: part[1::2] for name, part in parts.items()})
+        return self._fusion.score({name: part[0::2] for name, part in parts.items()})
+
+    def _new_fusion(self, calibration: Mapping[str, Tensor]) -> Fusion:
+        return Fusion(calibration, logit_weight=self.logit_weight, softness=self.softness)
 
     def fusion(self) -> Fusion:
         """The fitted `Fusion`; without `calibrate`, it uses held-out training samples and warns."""
@@ -140,12 +147,31 @@ class NACPlus(Rule):
                 UserWarning,
                 stacklevel=4,
             )
-            self._fusion = self._fuse(self.parts(self.held_out.readings))
+            self._held_out_scores = self._fuse(self.parts(self.held_out.readings))
+        assert self._fusion is not None
         return self._fusion
 
     def held_out_scores(self) -> Optional[Tensor]:
-        """Scores of the held-out training samples; None after `calibrate`."""
-        return None if self.held_out.readings is None else self.fusion().scores
+        """Scores of held-out training samples; None after `calibrate`."""
+        if self.held_out.readings is None:
+            return None
+        fusion = self.fusion()
+        if self._held_out_scores is None:  # loaded from a file
+            parts = self.parts(self.held_out.readings)
+            self._held_out_scores = fusion.score({n: part[0::2] for n, part in parts.items()})
+        return self._held_out_scores
+
+    def warn_if_few(self) -> None:
+        """Warn if too few samples are held out for scores without `calibrate`."""
+        held_out = self.held_out.n_samples
+        if held_out < MIN_CALIBRATION:
+            warnings.warn(
+                f"NAC+ was fitted on {self.n_samples} samples, of which {held_out} are held out: "
+                f"too few for scores without calibrate(loader). Both need at least "
+                f"{MIN_CALIBRATION} held-out samples, and decisions at p <= 0.05 twice that.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     # -- scoring ---------------------------------------------------------------------------
 
@@ -197,7 +223,7 @@ class NACPlus(Rule):
             layer: LayerEvidence.of_sums(found) for layer, found in own.items() if found
         }
         self.state = {name: tensor for name, tensor in sums.items() if name.startswith("broken/")}
-        self._fusion, self.calibrated = None, False
+        self._fusion, self._held_out_scores, self.calibrated = None, None, False
 
     def kept_samples(self) -> dict[str, Tensor]:
         """The held-out samples."""
@@ -214,7 +240,7 @@ class NACPlus(Rule):
             self._count(self.held_out.merge(HeldOut.restore(samples, self.layers).tensors))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Evidence by layer, the parts of the calibration data, held-out samples."""
+        """Evidence by layer, the parts of the samples that shape the score, held-out samples."""
         found = dict(self.held_out.tensors)
         for layer, evidence in self.evidence.items():
             found.update({f"layer/{layer}/{n}": tensor for n, tensor in evidence.tensors().items()})
@@ -240,7 +266,7 @@ class NACPlus(Rule):
         parts = _with_prefix(_CALIBRATION, tensors)
         rule.calibrated = bool(settings.get("calibrated"))
         if parts:
-            rule._fusion = rule._fuse(parts)
+            rule._fusion = rule._new_fusion(parts)
         rule.held_out = HeldOut.restore(tensors, layers)
         return rule
 

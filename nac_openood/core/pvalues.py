@@ -1,16 +1,15 @@
-"""How unusual a score is among held-out in-distribution scores.
+"""Conformal p-values: how unusual a score is among held-out in-distribution scores.
 
-`p = (1 + #{c <= x}) / (n + 1)` for `n` held-out scores `c`: about a share `p` of new
-in-distribution data scores this low or lower. In the lowest part of the scores, where few are left
-to count, an exponential tail takes over: `p = t * exp(-(q - x) / b)` below the `t` quantile `q`,
-with `b` the mean distance of the scores below it. `t` is 5 %, or as much as holds ten scores.
+`p = (1 + #{c <= x}) / (n + 1)` for `n` calibration scores `c`. If the calibration samples and a new
+sample are exchangeable, and the former had no part in making the score, then `P(p <= a) <= a` for
+every `a`: for any network, any data and any `n`. `docs/guarantees.md` has the proofs.
 """
 
 from __future__ import annotations
 
 import math
-from functools import reduce
-from typing import Any, Mapping
+import warnings
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -18,168 +17,209 @@ from torch import Tensor
 from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
-#: The names of the logits among the parts of a score, and of the sum of all others.
-LOGITS, EARLY = "logits", "early"
-_TAIL, _TAIL_SAMPLES = 0.05, 10
-_LOG_LEAST = math.log(1e-300)
-#: Fewer held-out scores are not enough to estimate a tail.
-MIN_SAMPLES = 16
+#: The p-value at or below which a sample counts as out-of-distribution by default.
+ALPHA = 0.05
 
 
 class PValues:
-    """p-values against held-out in-distribution scores.
+    """Conformal p-values, and decisions at one level.
 
     Args:
-        scores: scores of at least `MIN_SAMPLES` held-out samples, `[samples]`; never of training
-            data, which networks memorize.
+        scores: scores of held-out samples that had no part in making the score, `[samples]`.
+        classes: the predicted class of each, int64 `[samples]`; needed for `per_class`.
+        alpha: the level of the decisions: the false-alarm rate that is accepted.
+        confidence: if given, p-values and decisions hold for this calibration set with this
+            probability; if None, on average over calibration sets.
+        per_class: whether to compare a sample only with those of the same predicted class. The
+            classes with the fewest samples are joined until they have `1 / alpha` of them.
+        exact: False if these samples did have a part in making the score.
 
     Attributes:
         scores: the scores in increasing order, float64 `[samples]`.
-    """
-
-    def __init__(self, scores: Any) -> None:
-        values = double(torch.as_tensor(scores).detach()).cpu().flatten()
-        if len(values) < MIN_SAMPLES:
-            raise NACError(
-                f"p-values need at least {MIN_SAMPLES} held-out samples, got {len(values)}. "
-                "Calibrate on more in-distribution data."
-            )
-        broken = int((~values.isfinite()).sum())
-        if broken:
-            raise NACError(f"{broken} of {len(values)} held-out scores are NaN or Inf.")
-        self._unsorted = values
-        self.scores = values.sort().values
-        self._share = _tail_share(len(values))
-        low, high, weight = _position(self._share, len(values))
-        edge = torch.lerp(self.scores[low], self.scores[high], weight)
-        tail = self.scores[self.scores < edge]
-        scale = (edge - tail).mean() if len(tail) else torch.zeros_like(edge)
-        self._held = DeviceTensors(self.scores, edge, scale)
-
-    def log(self, scores: Tensor) -> Tensor:
-        """Logarithms of the p-values, float64 in the shape of `scores`; NaN where those are."""
-        x = double(scores)
-        held, edge, scale = self._held.on(x.device)
-        counted = torch.searchsorted(held, x.contiguous(), right=True)
-        bulk = ((1 + counted).double() / (len(held) + 1)).log()
-        return _with_tail(x, bulk, edge, scale, self._share).masked_fill(x.isnan(), float("nan"))
-
-    def __call__(self, scores: Tensor) -> Tensor:
-        """p-values, float64 in the shape of `scores`."""
-        return self.log(scores).exp()
-
-    def score_at(self, p: float) -> float:
-        """The highest score with a p-value of at most `p`; -inf if no score has one."""
-        low, high = -1e300, float(self.scores[-1])
-        if not self._is_at_most(low, p):  # all held-out scores are equal: the tail is empty
-            return -math.inf
-        if self._is_at_most(high, p):
-            return math.inf
-        while low < (middle := low + (high - low) / 2) < high:
-            low, high = (middle, high) if self._is_at_most(middle, p) else (low, middle)
-        return low
-
-    def _is_at_most(self, score: float, p: float) -> bool:
-        return float(self(torch.tensor(score, dtype=torch.float64))) <= p
-
-    def left_out(self) -> Tensor:
-        """Logarithms of the held-out scores' own p-values, in the order in which they were passed.
-
-        Each is taken against the others only, as if it were a new score; against all of them, a
-        score would never look unusual. Equal to `n` refits, in one sort.
-        """
-        held, x, n = self.scores, self._unsorted, len(self.scores)
-        counted = torch.searchsorted(held, x, right=True)  # counts the score itself: the "1 +"
-        bulk = (counted.double() / n).log()
-        share = _tail_share(n - 1)
-        low, high, weight = _position(share, n - 1)
-        # sorted scores without this one: all that follow it move up by one
-        rank = torch.searchsorted(held, x)
-        edge = torch.lerp(
-            held[low + (rank <= low).long()], held[high + (rank <= high).long()], weight
-        )
-        inside = (x < edge).long()
-        before = torch.searchsorted(held, edge)
-        sums = torch.cat([held.new_zeros(1), held.cumsum(0)])
-        others = before - inside
-        mean = (sums[before] - x * inside) / others.clamp(min=1)
-        scale = torch.where(others > 0, edge - mean, torch.zeros_like(edge))
-        return _with_tail(x, bulk, edge, scale, share)
-
-
-def _tail_share(n: int) -> float:
-    return min(0.5, max(_TAIL, _TAIL_SAMPLES / n))
-
-
-def _position(share: float, n: int) -> tuple[int, int, float]:
-    """Between which of `n` sorted values a quantile lies, and how far from the first of them."""
-    position = share * (n - 1)
-    low = int(position)
-    return low, min(low + 1, n - 1), position - low
-
-
-def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: float) -> Tensor:
-    """Log p-values with the exponential tail below `edge`, where the scores have one."""
-    tail = math.log(share) - (edge - x) / scale
-    return torch.where((x < edge) & (scale > 0), tail, bulk).clamp(min=_LOG_LEAST)
-
-
-class Fusion:
-    """Turns the parts of a score into p-values against calibration data, and fuses them.
-
-    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
-    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
-    `p(early)` below `s`, they count in full; above that, hardly at all.
-
-    Args:
-        calibration: the parts of held-out in-distribution data by name, `[samples]` each.
-        logit_weight: the weight `w` of the logits.
-        softness: the p-value `s` below which the early layers count.
-
-    Attributes:
-        scores: of the calibration data, each sample calibrated on the others, `[samples]`.
+        classes: their predicted classes in the same order, if they are known.
+        limits: for every group of classes, the score below which samples count as
+            out-of-distribution; -inf where there are too few samples for any to do so.
+        least: the smallest p-value possible in every group.
     """
 
     def __init__(
-        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
+        self,
+        scores: Any,
+        classes: Optional[Tensor] = None,
+        *,
+        alpha: float = ALPHA,
+        confidence: Optional[float] = None,
+        per_class: bool = False,
+        exact: bool = True,
     ) -> None:
-        self.calibration = {name: double(part).cpu() for name, part in calibration.items()}
-        self.logit_weight, self.softness = logit_weight, softness
-        self._pvalues = {name: PValues(part) for name, part in self.calibration.items()}
-        left_out = {name: pvalues.left_out() for name, pvalues in self._pvalues.items()}
-        self._early = PValues(reduce(torch.add, _early_parts(left_out).values()))
-        self.scores = self._fused(left_out[LOGITS], self._early.left_out())
+        values = double(torch.as_tensor(scores).detach()).cpu().flatten()
+        n, broken = len(values), int((~values.isfinite()).sum())
+        if not n:
+            raise NACError("there are no held-out samples to calibrate on.")
+        if broken:
+            raise NACError(f"{broken} of {n} held-out scores are NaN or Inf.")
+        self.alpha, self.confidence, self.exact = alpha, confidence, exact
+        self.per_class = per_class
+        self.scores, order = values.sort(stable=True)
+        self.classes = None if classes is None else classes.cpu().long()[order]
+        group_of, members = torch.zeros(1, dtype=torch.int64), [torch.arange(n)]
+        if per_class and self.classes is not None:
+            group_of, members = _groups(self.classes, math.ceil(1 / alpha))
+        self.sizes = [len(rows) for rows in members]
+        tables = [_table(size, confidence) for size in self.sizes]
+        self.least = torch.stack([table[0] for table in tables])
+        limits = [
+            self.scores[rows][k - 1] if (k := self._alarms(len(rows), table)) else -math.inf
+            for rows, table in zip(members, tables)
+        ]
+        self.limits = torch.tensor(limits, dtype=torch.float64)
+        # the ranks of each group's scores among all scores, one group after the other
+        rank = torch.searchsorted(self.scores, self.scores, right=True)
+        keys = torch.cat([(n + 1) * g + rank[rows] for g, rows in enumerate(members)])
+        self._held = DeviceTensors(
+            self.scores, group_of, keys.double(), torch.cat(tables), self.limits
+        )
 
-    def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
-        logs = {name: self._pvalues[name].log(part) for name, part in parts.items()}
-        return {**logs, EARLY: self._early.log(reduce(torch.add, _early_parts(logs).values()))}
+    def __call__(self, scores: Tensor, classes: Optional[Tensor] = None) -> Tensor:
+        """p-values, float64 in the shape of `scores`; NaN where those are.
 
-    def score(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The score, float64 `[batch]`."""
-        logs = self.evidence(parts)
-        return self._fused(logs[LOGITS], logs[EARLY])
+        Args:
+            scores: of new samples.
+            classes: the predicted class of each; needed for `per_class`.
+        """
+        x = double(scores)
+        held, group_of, keys, table, _ = self._held.on(x.device)
+        below = torch.searchsorted(held, x.contiguous(), right=True)
+        if self.per_class:
+            group = self._group(group_of, classes)
+            rank = ((len(held) + 1) * group + below).double()
+            # the table of each group has one entry more than the group has samples
+            below = torch.searchsorted(keys, rank.contiguous(), right=True) + group
+        return table[below].masked_fill(x.isnan(), float("nan"))
 
-    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much each part adds to the score; early layers in proportion to log p-values."""
-        logs = self.evidence(parts)
-        early_parts = _early_parts(logs)
-        early, total = self._softened(logs[EARLY]), reduce(torch.add, early_parts.values())
-        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
-        shares = {
-            name: early * torch.where(total == 0, even, log / total)
-            for name, log in early_parts.items()
-        }
-        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
+    def accepts(self, scores: Tensor, classes: Optional[Tensor] = None) -> Tensor:
+        """Whether samples count as in-distribution, bool in the shape of `scores`.
 
-    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
-        return self.logit_weight * logits + self._softened(early)
+        The same as a p-value above `alpha`; with `confidence`, there may be more alarms, because
+        p-values then hold for all levels at once, and this for only one.
+        """
+        x = double(scores)
+        _, group_of, *_, limits = self._held.on(x.device)
+        return x >= limits[self._group(group_of, classes) if self.per_class else 0]
 
-    def _softened(self, early: Tensor) -> Tensor:
-        """`-log(1 + s / p)` of log p-values."""
-        return -torch.log1p(self.softness * torch.exp(-early))
+    def warn_if_never(self, alpha: float) -> None:
+        """Warn if there are too few calibration samples for an alarm at a level."""
+        silent = [n for n, least in zip(self.sizes, self.least) if least > alpha]
+        if not silent:
+            return
+        needed = math.ceil(1 / alpha) - 1
+        if self.confidence is not None:
+            needed = 2 * math.ceil(math.log(1 - self.confidence) / math.log1p(-alpha))
+        of = f" of {len(silent)} of {len(self.sizes)} groups of classes" if self.per_class else ""
+        warnings.warn(
+            f"no sample{of} can be called out-of-distribution at p <= {alpha:g}: it is compared "
+            f"with {min(silent)} calibration samples, and {needed} are needed. Calibrate on more "
+            "in-distribution data (twice as many for NAC+, whose score half of them shape), or "
+            "accept more false alarms.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    @property
+    def threshold(self) -> Optional[float]:
+        """The score below which samples count as out-of-distribution; None if it differs by class.
+
+        It is -inf where there are too few calibration samples for any sample to do so.
+        """
+        return None if self.per_class else float(self.limits)
+
+    def ranks_at(
+        self, level: float, n: int, classes: Optional[Tensor] = None
+    ) -> list[tuple[int, int, int]]:
+        """Where p-values reach a level, group by group.
+
+        Args:
+            level: a p-value.
+            n: number of new samples.
+            classes: their predicted classes; needed for `per_class`.
+
+        Returns:
+            The `k` for which scores below the k-th calibration score have p-values of at most
+            `level`, the number of calibration samples, and that of new samples.
+        """
+        _, group_of, _, table, _ = self._held.on(torch.device("cpu"))
+        parts = table.split([size + 1 for size in self.sizes])
+        new = [n]
+        if self.per_class:
+            group = self._group(group_of, classes)
+            new = torch.bincount(group, minlength=len(self.sizes)).tolist()
+        alarms = [int((part[:-1] <= level).sum()) for part in parts]
+        return list(zip(alarms, self.sizes, new))
+
+    def _group(self, group_of: Tensor, classes: Optional[Tensor]) -> Tensor:
+        if classes is None:
+            raise NACError("p-values per class need the predicted class of every sample.")
+        return group_of[classes.to(group_of.device).clamp(max=len(group_of) - 1)]
+
+    def _alarms(self, n: int, table: Tensor) -> int:
+        """Of `n` sorted scores, which (from 1 on) is the lowest that is no alarm; 0 if all are."""
+        if self.confidence is None:
+            return int((table[:-1] <= self.alpha).sum())
+        # the largest k for which P(Binomial(n, alpha) >= k) >= confidence: then the share of new
+        # samples below the k-th score, Beta(k, n + 1 - k), is at most alpha with this probability
+        k = torch.arange(n + 1, dtype=torch.float64)
+        ways = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+        share = (ways + k * math.log(self.alpha) + (n - k) * math.log1p(-self.alpha)).exp()
+        at_least = share.flip(0).cumsum(0).flip(0)
+        return int((at_least >= self.confidence).sum()) - 1
 
 
-def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The early parts, sorted: their sum must not depend on the order in a file."""
-    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}
+def _table(n: int, confidence: Optional[float]) -> Tensor:
+    """The p-values of scores with 0 to `n` of `n` calibration scores at or below, `[n + 1]`.
+
+    With `confidence`, these are the adjusted ones of Bates et al. (2023), by Simes' inequality: for
+    all levels at once, no more alarms than the level, with this probability over calibration sets.
+    """
+    k = torch.arange(1, n + 2, dtype=torch.float64)
+    if confidence is None:
+        return k / (n + 1)
+    half = max(1, n // 2)
+    # b(m) = 1 - (delta * i ... (i - half + 1) / n ... (n - half + 1))**(1 / half) at i = n + 1 - m
+    sums = torch.cat([torch.zeros(1), torch.arange(1, n + 1).double().log().cumsum(0)])
+    i = n + 1 - torch.arange(1, n + 2)
+    product = sums[i] - sums[(i - half).clamp(min=0)] - (sums[n] - sums[n - half])
+    product = product.masked_fill(i < half, -math.inf)
+    return -torch.expm1((math.log(1 - confidence) + product) / half)
+
+
+def _groups(classes: Tensor, least: int) -> tuple[Tensor, list[Tensor]]:
+    """Which samples each predicted class is compared with.
+
+    Which classes are joined depends on the counts of calibration samples and the new sample
+    together, so that p-values stay valid: the new one is exchangeable with those of its group.
+
+    Args:
+        classes: int64 `[samples]`.
+        least: the number of samples that a group should have, with the new one.
+
+    Returns:
+        The group of every class, the last for all classes without a sample; and the rows of the
+        samples of each group.
+    """
+    counts = torch.bincount(classes)
+    counts = torch.cat([counts, counts.new_zeros(1)])
+    numbers: dict[tuple[int, ...], int] = {}
+    group_of = []
+    for own in range(len(counts)):
+        with_new = counts.clone()
+        with_new[own] += 1
+        order = with_new.argsort(stable=True)
+        order = order[with_new[order] > 0]
+        joined = int((with_new[order] < least).sum())
+        while 0 < joined < len(order) and with_new[order[:joined]].sum() < least:
+            joined += 1
+        few = sorted(order[:joined].tolist())
+        group = tuple(few) if own in few else (own,)
+        group_of.append(numbers.setdefault(group, len(numbers)))
+    members = [torch.isin(classes, torch.tensor(group)).nonzero()[:, 0] for group in numbers]
+    return torch.tensor(group_of), members

@@ -245,6 +245,9 @@ class Rule:
         """
         return None
 
+    def warn_if_few(self) -> None:
+        """Warn if there are too few training samples for what follows."""
+
     def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
         """Calibrate on held-out in-distribution data.
 
@@ -253,7 +256,7 @@ class Rule:
                 the first of them.
 
         Returns:
-            The scores of the data, `[samples]`.
+            The scores of the `ranking_rows` of the data, `[samples]`.
         """
         batches = list(parts)
         if not batches:
@@ -264,6 +267,13 @@ class Rule:
 
     def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
         return self.combine(parts)
+
+    def ranking_rows(self, n: int) -> Tensor:
+        """Which of `n` calibration samples have no part in making the score, int64 `[samples]`.
+
+        New samples are ranked among these, so that p-values are valid. By default, all.
+        """
+        return torch.arange(n)
 
     def saturated(
         self, readings: Optional[Mapping[str, Reading]] = None, *, certain: bool = True

@@ -211,16 +211,16 @@ def photograph(library: str, name: str) -> Optional[np.ndarray]:
         with np.load(path) as file:
             heights = file["elevation"].astype(np.float64)
         shifted = heights - heights.min()
-        return _rgb(np.rint(shifted * (255 / shifted.max())).astype(np.uint8))
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+        image = Image.fromarray(np.rint(shifted * (255 / shifted.max())).astype(np.uint8))
+    else:
+        image = Image.open(path)
+    return np.asarray(image.convert("RGB"))
 
 
 def patches(image: np.ndarray, stride: int = SIDE) -> np.ndarray:
     """Squares of 32x32, row by row: uint8 `[patches, 32, 32, 3]`."""
-    rows = range(0, image.shape[0] - SIDE + 1, stride)
-    columns = range(0, image.shape[1] - SIDE + 1, stride)
-    return np.stack([image[r : r + SIDE, c : c + SIDE] for r in rows for c in columns])
+    windows = np.lib.stride_tricks.sliding_window_view(image, (SIDE, SIDE, 3))
+    return windows[::stride, ::stride].reshape(-1, SIDE, SIDE, 3)
 
 
 def _library_file(library: str, name: str) -> Optional[Path]:
@@ -232,15 +232,9 @@ def _library_file(library: str, name: str) -> Optional[Path]:
 
 def _rgb_of_side(gray: np.ndarray) -> np.ndarray:
     """Gray images `[n, height, width]` of any size as 32x32 RGB."""
-    resized = [
-        np.asarray(Image.fromarray(one).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-        for one in np.ascontiguousarray(gray)
-    ]
-    return _rgb(np.stack(resized))
-
-
-def _rgb(gray: np.ndarray) -> np.ndarray:
-    return np.repeat(gray[..., None], 3, axis=-1)
+    images = (Image.fromarray(one) for one in np.ascontiguousarray(gray))
+    resized = (image.resize((SIDE, SIDE), Image.Resampling.BILINEAR) for image in images)
+    return np.stack([np.asarray(image.convert("RGB")) for image in resized])
 
 
 def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
@@ -281,8 +275,7 @@ def write_openood(folder: PathLike, sets: Optional[Datasets] = None) -> Path:
 
 def lists_of(sets: Datasets) -> dict[str, Any]:
     """The datasets by the names of their list files."""
-    labelled = {"train": sets.train, "val": sets.id_val, "test": sets.test}
-    named = {f"{part}_{NAME}": images for part, images in labelled.items()}
+    named = {f"train_{NAME}": sets.train, f"val_{NAME}": sets.id_val, f"test_{NAME}": sets.test}
     named[f"val_{BENCHMARKS[NAME].ood_val}"] = sets.ood_val
     others = {**sets.shifted, **sets.near, **sets.far}
     return {**named, **{f"test_{name}": images for name, images in others.items()}}

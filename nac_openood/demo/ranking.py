@@ -10,22 +10,20 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from nac_openood.demo import embedded
-from nac_openood.demo.embedded import EmbeddedImages
 from nac_openood.detector.batches import Say
 from nac_openood.errors import FileError
 from nac_openood.evaluation.rank import find_runs, rank_runs, split_domains
 from nac_openood.evaluation.ranking import RankedRuns
 from nac_openood.files import PathLike, make_folder, read_json, write_json
 from nac_openood.network.replica import kept_random_state
-from nac_openood.sources.checkpoints import load_checkpoint
-from nac_openood.sources.networks import build
+from nac_openood.sources.networks import build, network_of
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.transforms import square_settings
 from nac_openood.training import SaveCheckpoints, train
@@ -42,7 +40,6 @@ def run_rank_demo(
     seed: int = 0,
     steps: int = 240,
     command: str = "nac_openood.demo.ranking.run_rank_demo",
-    progress: Optional[bool] = None,
     say: Say = lambda text: None,
 ) -> RankedRuns:
     """Leave each domain of digits out once, train on the others, rank the checkpoints by NAC-ME.
@@ -54,7 +51,6 @@ def run_rank_demo(
         seed: random seed of weights, splits and training; the number of the trial.
         steps: training steps; every 20 steps there is a checkpoint.
         command: the command that repeats the demo.
-        progress: whether to show progress bars; None shows them on a terminal.
         say: function that is called with status messages.
     """
     folder = make_folder(out)
@@ -62,19 +58,17 @@ def run_rank_demo(
     for target in domains:
         sources = split_domains(domains, target, seed)["train"]
         path = folder / "runs" / target / f"trial_{seed}"
-        _train(path, sources, say, progress, seed=seed, steps=steps, every=_EVERY, rate=_RATE)
+        _train(path, sources, say, seed=seed, steps=steps, every=_EVERY, rate=_RATE)
     found = find_runs(folder / "runs", list(domains))
     runs = {run: checkpoints for run, checkpoints in found.items() if run[1] == seed}
     ranked = rank_runs(
-        runs, domains, lambda path: load_checkpoint(build(ARCH, N_DIGITS), path),
-        out=folder / "rankings", space="all", progress=progress, say=say,
+        runs, domains, lambda path: network_of(ARCH, N_DIGITS, path),
+        out=folder / "rankings", space="all", say=say,
     )  # fmt: skip
     return replace(ranked, dataset="digits", arch=ARCH, command=command)
 
 
-def _train(
-    folder: Path, sources: Mapping[str, Any], say: Say, progress: Optional[bool], **options: Any
-) -> None:
+def _train(folder: Path, sources: Mapping[str, Any], say: Say, **options: Any) -> None:
     """Train on some domains, unless a complete run with the same settings exists."""
     data = {name: Samples(name, data).identity for name, data in sources.items()}
     constants = {"arch": ARCH, "batch": _BATCH, "torch": torch.__version__, "data": data}
@@ -88,11 +82,11 @@ def _train(
     with kept_random_state(options["seed"]):
         net = build(ARCH, N_DIGITS)
     loaders = [DataLoader(data, _BATCH, shuffle=True, drop_last=True) for data in sources.values()]
-    train(net, loaders, on_checkpoint=SaveCheckpoints(folder), progress=progress, **options)
+    train(net, loaders, on_checkpoint=SaveCheckpoints(folder), **options)
     write_json(done, settings)
 
 
-def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
+def digit_domains(say: Say = lambda text: None) -> dict[str, embedded.EmbeddedImages]:
     """The domains, sorted by name and class, the same in every call; normalized as for ImageNet.
 
     Args:
@@ -112,10 +106,10 @@ def digit_domains(say: Say = lambda text: None) -> dict[str, EmbeddedImages]:
     }
 
 
-def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> EmbeddedImages:
+def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> embedded.EmbeddedImages:
     """Images `[n, 32, 32, 3]` of a domain, normalized as for ImageNet."""
     names = [f"{name}/{number:04d}" for number in range(len(labels))]
-    return EmbeddedImages(pixels, labels, names, square_settings(embedded.SIDE))
+    return embedded.EmbeddedImages(pixels, labels, names, square_settings(embedded.SIDE))
 
 
 def _shares(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -12,19 +13,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nac_openood.__about__ import __version__
-from nac_openood.demo.embedded import N_CLASSES, digit_splits
-from nac_openood.detector.batches import bar
-from nac_openood.errors import FileError
+from nac_openood.demo.embedded import N_CLASSES, digit_splits, embedded_sets
+from nac_openood.detector.batches import Say, bar
+from nac_openood.errors import FileError, NACError
 from nac_openood.files import PathLike, make_folder
 from nac_openood.network.replica import kept_random_state
 from nac_openood.sources.networks import build
+from nac_openood.sources.sets import Datasets
 from nac_openood.tensor_files import read_tensors, write_tensors
 
 _KIND, _FORMAT = "embedded network", 1
 _BATCH, _RATE, _DECAY = 64, 3e-3, 0.05
 _SHIFT = 3  # less than a pixel of the original 8x8 images
-#: For how many epochs the networks are trained, by their name for `networks.build`.
+#: The networks of the demo, and their names for `networks.build`.
+NETWORKS = {"resnet": "resnet_embedded", "vit": "vit_embedded"}
+#: For how many epochs they are trained.
 EPOCHS = {"resnet_embedded": 15, "vit_embedded": 40}
+
+
+def network_and_sets(arch: str, seed: int, say: Say) -> tuple[nn.Module, Datasets]:
+    """One of `NETWORKS`, trained now or loaded from the cache, and the datasets of the demo."""
+    # shifted digits count as in-distribution in full-spectrum detection only
+    sets = replace(embedded_sets(say), shifted={})
+    say(f"a small network for digits 0 to 7 ({arch}): trained now, or loaded from the cache")
+    return trained(NETWORKS[arch], seed=seed), sets
 
 
 def cache_folder() -> Path:
@@ -33,14 +45,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("NAC_CACHE") or base / "nac_openood")
 
 
-def trained(
-    arch: str = "resnet_embedded",
-    *,
-    cache: Optional[PathLike] = None,
-    seed: int = 0,
-    epochs: Optional[int] = None,
-    progress: Optional[bool] = None,
-) -> nn.Module:
+def trained(arch: str, *, cache: Optional[PathLike] = None, seed: int = 0) -> nn.Module:
     """Train a network on digits 0 to 7, or load it from the cache, in evaluation mode.
 
     If the file is damaged, the network is trained again. If the cache cannot be written, there is a
@@ -50,10 +55,8 @@ def trained(
         arch: `resnet_embedded` or `vit_embedded`.
         cache: folder of the cache; None takes `cache_folder()`.
         seed: random seed of the training.
-        epochs: number of epochs; None takes those of `EPOCHS`.
-        progress: whether to show a progress bar; None shows it on a terminal.
     """
-    path = cached_file(arch, cache=cache, seed=seed, epochs=epochs)
+    path = cached_file(arch, cache=cache, seed=seed)
     if path.is_file():
         net = build(arch, N_CLASSES)
         try:
@@ -61,36 +64,29 @@ def trained(
             return net
         except (FileError, RuntimeError) as error:  # RuntimeError: other names or shapes
             warnings.warn(f"{error} The network is trained again.", stacklevel=2)
-    net = train_embedded(arch, seed=seed, epochs=epochs, progress=progress)
+    net = train_embedded(arch, seed=seed)
     try:
         write_tensors(make_folder(path.parent) / path.name, _KIND, _FORMAT, net.state_dict(), {})
     except FileError as error:
-        warnings.warn(
-            f"the network cannot be saved ({error}). Set NAC_CACHE to a writable folder.",
-            stacklevel=2,
-        )
+        warnings.warn(f"{error} Set NAC_CACHE to a writable folder.", stacklevel=2)
     return net
 
 
-def cached_file(
-    arch: str, *, cache: Optional[PathLike] = None, seed: int = 0, epochs: Optional[int] = None
-) -> Path:
+def cached_file(arch: str, *, cache: Optional[PathLike] = None, seed: int = 0) -> Path:
     """The file in which `trained` caches a network, named after all that its weights depend on."""
-    epochs = EPOCHS[arch] if epochs is None else epochs
-    name = f"{arch}-seed{seed}-epochs{epochs}-torch{torch.__version__}-nac{__version__}"
+    if arch not in EPOCHS:
+        raise NACError(f"expected one of {', '.join(EPOCHS)}, got '{arch}'.")
+    name = f"{arch}-seed{seed}-epochs{EPOCHS[arch]}-torch{torch.__version__}-nac{__version__}"
     return Path(cache or cache_folder()) / f"{name}.safetensors"
 
 
-def train_embedded(
-    arch: str, *, seed: int = 0, epochs: Optional[int] = None, progress: Optional[bool] = None
-) -> nn.Module:
+def train_embedded(arch: str, *, seed: int = 0, epochs: Optional[int] = None) -> nn.Module:
     """Train a network on digits 0 to 7, without changing the caller's random state.
 
     Args:
         arch: `resnet_embedded` or `vit_embedded`.
         seed: random seed; on processors of one kind, equal seeds give equal weights.
         epochs: number of epochs; None takes those of `EPOCHS`.
-        progress: whether to show a progress bar; None shows it on a terminal.
 
     Returns:
         The network, in evaluation mode.
@@ -105,7 +101,7 @@ def train_embedded(
             steps = epochs * -(-len(images) // _BATCH)
             optimizer = torch.optim.AdamW(net.parameters(), _RATE, weight_decay=_DECAY)
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, max(steps, 1))
-            for _ in bar(range(epochs), f"training {arch}", progress):
+            for _ in bar(range(epochs), f"training {arch}", None):
                 for rows in torch.randperm(len(images)).split(_BATCH):
                     optimizer.zero_grad()
                     F.cross_entropy(net(_shifted(images[rows])), labels[rows]).backward()

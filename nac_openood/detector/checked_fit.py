@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from nac_openood import files, tensor_files
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
-from nac_openood.detector import outcomes
+from nac_openood.core.pvalues import ALPHA, PValues
+from nac_openood.detector import decisions, outcomes
 from nac_openood.detector.batches import check_labels
+from nac_openood.detector.decisions import FalseAlarms
 from nac_openood.detector.detector import NACDetector
-from nac_openood.detector.outcomes import ALPHA, FalseAlarms, ScoredBatch
+from nac_openood.detector.outcomes import ScoredBatch
 from nac_openood.detector.readings import Readings
 from nac_openood.detector.store import FitSummary, Fitted
 from nac_openood.distributed import ShardResult, as_shard, ordered_shards
@@ -35,6 +36,9 @@ from nac_openood.records import from_values
 _FEW_SAMPLES = 10
 #: Another order of the classes is suggested if it raises the accuracy by more than this.
 _BETTER = 0.3
+#: The accuracy on validation data is reported if it is lower than that on the fitting data by
+#: more than this, beyond three standard errors of the difference.
+_FAR_BELOW = 0.25
 #: The files in the folder of a shard.
 NOTES_FILE, _COUNTS, _VAL, _TEST = "shard.json", "counts.nac", "val.safetensors", "test.safetensors"
 _FORMAT = 1
@@ -50,7 +54,7 @@ class FitReport:
         accuracy: the accuracy of the network on validation data.
         n_val: number of validation samples.
         alpha: the false-alarm rate that is wanted.
-        threshold: scores at or below it have p-values of at most `alpha`.
+        threshold: scores below it have p-values of at most `alpha`.
         false_alarms: measured on test data; None without any.
         warnings: what looks suspicious, a sentence or two each.
     """
@@ -95,6 +99,7 @@ def fit_checked(
         scored = detector._calibrate(val, 1 - alpha)
         tested = None if test is None else torch.from_numpy(detector.score_loader(test).score)
     summary = detector.fit_summary_ or FitSummary(0)
+    assert detector.pvalues_ is not None
     return _report(summary, scored, detector.pvalues_, tested, messages, n_classes, alpha)
 
 
@@ -183,10 +188,11 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
     scored = (outcomes.score_batch(rule, read, read.label) for read in val)
     with _recorded() as messages:
         outcomes.warn_if_saturated(rule)
-        threshold, pvalues, batches = outcomes.calibrate_rule(rule, scored, 1 - notes.alpha)
+        pvalues, batches = decisions.calibrate_rule(rule, scored, 1 - notes.alpha)
     tested = torch.cat([rule.score(batch) for batch in test]) if test else None
     report = _report(summary, batches, pvalues, tested, messages, notes.n_classes, notes.alpha)
-    return replace(first, summary=summary, threshold=threshold, pvalues=pvalues), report
+    found = replace(first, summary=summary, threshold=pvalues.threshold, pvalues=pvalues)
+    return found, report
 
 
 def _read_shard(folder: Path) -> ShardResult:
@@ -228,7 +234,7 @@ def _recorded() -> Iterator[list[str]]:
 def _report(
     summary: FitSummary,
     batches: Sequence[ScoredBatch],
-    pvalues: Optional[PValues],
+    pvalues: PValues,
     tested: Optional[Tensor],
     messages: Sequence[str],
     n_data_classes: Optional[int],
@@ -239,7 +245,7 @@ def _report(
     Args:
         summary: what was fitted on.
         batches: of validation data.
-        pvalues: converts scores to p-values; None if there was too little validation data.
+        pvalues: of the calibration.
         tested: scores of test data; None without any.
         messages: warnings so far.
         n_data_classes: number of classes in the data, if it is known.
@@ -248,11 +254,6 @@ def _report(
     from scipy.optimize import linear_sum_assignment
     from sklearn.metrics import confusion_matrix
 
-    if pvalues is None:
-        raise NACError(
-            f"expected at least {MIN_SAMPLES} validation samples to calibrate on, got fewer. Pass "
-            "more as `val`."
-        )
     notes, n_classes, alarms = list(messages), batches[0].n_classes, None
     label, prediction = (
         torch.cat([getattr(batch, name) for batch in batches]).cpu()
@@ -273,7 +274,7 @@ def _report(
             f"{len(few)} of {len(counts)} classes have fewer than {_FEW_SAMPLES} fitting samples, "
             f"as few as {min(few)}: add training images of these classes."
         )
-    right = int(np.trace(answers))
+    right, threshold = int(np.trace(answers)), float(pvalues.limits[0])
     chance = answers.sum(axis=1).max() / n_val
     reordered = int(answers[linear_sum_assignment(answers, maximize=True)].sum())
     if reordered - right > _BETTER * n_val:
@@ -282,21 +283,35 @@ def _report(
             f"{reordered / n_val:.1%} if its classes had another order. Its classes and those of "
             "the data are probably numbered differently."
         )
-    elif outcomes.binomial_interval(right, n_val)[0] <= chance:
+    elif decisions.binomial_interval(right, n_val)[0] <= chance:
         notes.append(
             f"the network is right on {right / n_val:.1%} of validation samples, no better than "
             f"chance ({chance:.1%}). Check the weights, the transform and the labels."
         )
+    n_labelled = sum(counts)
+    if summary.n_right is not None and n_labelled:
+        known, new = summary.n_right / n_labelled, right / n_val
+        error = math.sqrt(known * (1 - known) / n_labelled + new * (1 - new) / n_val)
+        if known - new - 3 * error > _FAR_BELOW:
+            notes.append(
+                f"the network is right on {new:.1%} of validation samples, far below the "
+                f"{known:.1%} of training samples (standard error of the difference: {error:.1%}). "
+                "Are both labeled alike, and made by the transform that the network was trained "
+                "with?"
+            )
     if tested is not None:
         outcomes.report_nonfinite(tested)
-        (alarms,) = outcomes.false_alarm_rates(pvalues(tested), [alpha])
-        if not alarms.low <= alpha <= alarms.high:
-            kind = "more" if alarms.rate > alpha else "fewer"
+        (alarms,) = decisions.false_alarm_rates(pvalues(tested), [alpha], pvalues)
+        low, high = alarms.expected
+        # scores equal to the threshold are no alarms, and might have been
+        if alarms.rate > high or float((tested <= threshold).double().mean()) < low:
+            kind = "more" if alarms.rate > high else "fewer"
             notes.append(
                 f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} "
-                f"than {alpha:.1%}: test and validation data are not alike."
+                f"than the {low:.1%} to {high:.1%} that chance explains: test and validation data "
+                "are not alike."
             )
     return FitReport(
-        summary.n_samples, n_classes, right / n_val, n_val, alpha, pvalues.score_at(alpha), alarms,
+        summary.n_samples, n_classes, right / n_val, n_val, alpha, threshold, alarms,
         tuple(dict.fromkeys(notes)),
     )  # fmt: skip

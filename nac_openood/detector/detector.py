@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import warnings
 from collections import Counter
 from functools import partial
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.metrics import threshold_at
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import batches as data
-from nac_openood.detector import config, outcomes
+from nac_openood.detector import config, decisions, outcomes
 from nac_openood.detector.batches import Batch
-from nac_openood.detector.outcomes import Explanation, FalseAlarms, ScoredBatch, Scores, Verdicts
+from nac_openood.detector.decisions import FalseAlarms, Selection
+from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
+from nac_openood.detector.outcomes import Explanation, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
-from nac_openood.detector.store import FitSummary, Fitted
+from nac_openood.detector.store import SHAPE, FitSummary, Fitted
 from nac_openood.distributed import all_gather, all_sum, world
 from nac_openood.errors import FileError, NACError, NotFittedError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
-from nac_openood.network.fingerprint import difference, fingerprint, identity
-from nac_openood.network.inputs import PRECISIONS, checked_autocast
+from nac_openood.network.checks import InputRange
+from nac_openood.network.fingerprint import Watch, difference, identity
+from nac_openood.network.inputs import (
+    PRECISIONS,
+    NamedOutput,
+    checked_autocast,
+    named_output,
+    sample_shape,
+)
 from nac_openood.network.replica import kept_random_state, unwrap
+
+#: Threads that call `partial_fit` count one after the other.
+_COUNTING = threading.Lock()
 
 
 class NACDetector:
@@ -43,12 +57,14 @@ class NACDetector:
         autocast: `torch.bfloat16` or `torch.float16` runs the network under `torch.autocast`, for
             fitting as well as scoring; files keep it. None runs it in its own precision, also
             where the caller is inside `torch.autocast`.
+        output: which of several outputs of the network are the logits: a number or a name; files
+            keep it. None takes `logits` of a dict or an object, or the first one.
 
     Attributes:
         layers: the settings of each layer, by name.
         rule_: the fitted rule.
         fit_summary_: what it was fitted on.
-        threshold_: the decision threshold, once calibrated.
+        threshold_: the decision threshold, once calibrated; None if it differs by class.
         pvalues_: converts scores to p-values, once calibrated.
         classes_: names of the network's classes, kept in the file; empty unless you set them.
         notes_: anything else to keep in the file, as strings by name.
@@ -67,14 +83,18 @@ class NACDetector:
         rule: str = "nac",
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
+        output: Union[int, str, None] = None,
     ) -> None:
         unwrap(net)  # refuses what is not a network
+        net = named_output(net, output)
         self.net, self.rule, self.fast = net, rule, config.checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         kind = rule_named(rule)
         settings = config.layer_settings(net, layers, kind)
         find = partial(config.automatic_settings, net, kind)
         self._reader = Reader(net, kind, settings, find, fast=fast, autocast=autocast)
+        self._warned = False  # of inputs unlike those of the fit
+        self._watch: Optional[Watch] = None  # of the network that the rule was fitted on
         self.rule_: Optional[Rule] = None
         self.fit_summary_: Optional[FitSummary] = None
         self.threshold_: Optional[float] = None
@@ -94,7 +114,7 @@ class NACDetector:
         """Make a fitted detector from a rule that was fitted on the same network."""
         detector = cls(net, rule.layers, rule=rule.name, fast=fast, autocast=autocast)
         rule.check()
-        detector._accept(rule, FitSummary(rule.n_samples))
+        detector._accept(rule, FitSummary(rule.n_samples), Watch(net))
         return detector
 
     @property
@@ -136,17 +156,26 @@ class NACDetector:
             progress: whether to show a progress bar; None shows one on a terminal.
         """
         counts: Counter[int] = Counter()
+        answers: list[tuple[Tensor, Tensor]] = []
         batches = data.fitting_batches(
             self.net, loader, n_samples, counts, "NAC fit", progress, seed
         )
         rule: Optional[Rule] = None
+        watch = Watch(self.net)
+        inputs: list[Optional[InputRange]] = []
 
         def update(readings: BatchReadings, batch: Batch) -> None:
             nonlocal rule
+            _check_unchanged(watch, self._reader.structure)
+            if not inputs:
+                self._warn_if_doubtful(batch.data, readings)
+            inputs.append(InputRange.of(batch.data))
             rule = rule or self._new_rule()
             _check_labeled(rule, batch)
             rule.start_at(batch.start)
             rule.update(readings, batch.label)
+            if batch.label is not None:
+                answers.append((readings.logits.argmax(dim=1), batch.label))
 
         with kept_random_state():
             for _ in self._reader.map("fit", batches, update):
@@ -158,10 +187,21 @@ class NACDetector:
             rule.set_kept_samples(all_gather("samples", samples))
         rule.check()
         total: Counter[int] = Counter()
-        for part in all_gather("class counts", counts):
+        found, labels = map(torch.cat, zip(*answers)) if answers else (torch.empty(0),) * 2
+        right = int((found.cpu() == labels).sum())  # one wait for the device, not one per batch
+        parts = all_gather("class counts", (counts, right))
+        for part, _ in parts:
             total.update(part)
-        self._accept(rule, FitSummary(rule.n_samples, dict(sorted((+total).items()))))
+        classes = dict(sorted((+total).items()))
+        ranges = [FitSummary(0, inputs=each) for p in all_gather("inputs", inputs) for each in p]
+        seen = sum(ranges, FitSummary(0)).inputs
+        n_right = sum(right for _, right in parts)
+        self._accept(rule, FitSummary(rule.n_samples, classes, n_right, seen), watch)
+        shape = sample_shape(self._reader.sample)
+        if shape:
+            self.notes_[SHAPE] = shape
         data.warn_if_uneven(total, n_samples)
+        rule.warn_if_few()
         outcomes.warn_if_saturated(rule)
         return self
 
@@ -180,9 +220,13 @@ class NACDetector:
             NACError: the batch has NaN or Inf readings, or labels that are not classes of the
                 network. Nothing of it was counted.
         """
-        new = data.as_batch(batch)
+        new, watch = data.as_batch(batch), self._watch or Watch(self.net)
         with kept_random_state():
             readings = self._reader.read(new.data)
+            _check_unchanged(watch, self._reader.structure)
+            if self.rule_ is None:
+                self._warn_if_doubtful(new.data, readings)
+        with _COUNTING:
             rule = self.rule_ or self._new_rule()
             data.check_labels(new.label, readings.logits.shape[1])
             _check_labeled(rule, new)
@@ -194,9 +238,9 @@ class NACDetector:
                 of = f"{new.size} samples of this batch"
                 raise broken_error(broken, of, then="; nothing of it was counted")
             rule.update(readings, new.label)
-        labels = [] if new.label is None else new.label.tolist()
-        summary = self.fit_summary_ or FitSummary(0)
-        self._accept(rule, summary + FitSummary(new.size, Counter(labels)))
+            labels = [] if new.label is None else new.label.tolist()
+            added = FitSummary(new.size, Counter(labels), inputs=InputRange.of(new.data))
+            self._accept(rule, (self.fit_summary_ or FitSummary(0)) + added, self._watch or watch)
         return self
 
     def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
@@ -207,7 +251,7 @@ class NACDetector:
             readings.check_labels("fitting")
             parts = readings.batches()
         rule = fit_rule(self._new_rule(), parts)
-        self._accept(rule, FitSummary(rule.n_samples))
+        self._accept(rule, FitSummary(rule.n_samples), Watch(self.net))
         return self
 
     def merge(self, other: NACDetector) -> NACDetector:
@@ -218,18 +262,18 @@ class NACDetector:
         """
         if other is self:
             raise NACError("cannot merge a detector with itself: its samples would count twice.")
-        rule, other_rule = self._fitted(), other._fitted()
+        rule, watch, other_rule = self._fitted(), self._watched(certain=True), other._fitted()
         if (other.rule, other.autocast) != (self.rule, self.autocast):
             raise NACError(
                 f"cannot merge a detector of rule '{self.rule}' and autocast={self.autocast} with "
                 f"one of rule '{other.rule}' and autocast={other.autocast}."
             )
-        differs = other.net is not self.net and difference(fingerprint(self.net), other.net)
+        differs = difference(watch.fingerprint, other._watched().fingerprint)
         if differs:
             raise NACError(f"cannot merge: the other detector is of another network: {differs}.")
         rule.merge(other_rule)
         summaries = self.fit_summary_, other.fit_summary_
-        self._accept(rule, sum(filter(None, summaries), FitSummary(0)))
+        self._accept(rule, sum(filter(None, summaries), FitSummary(0)), watch)
         return self
 
     def _new_rule(self) -> Rule:
@@ -240,14 +284,50 @@ class NACDetector:
             )
         return rule_named(self.rule)(self.layers)
 
-    def _accept(self, rule: Rule, summary: FitSummary) -> None:
-        self.rule_, self.fit_summary_ = rule, summary
+    def _accept(self, rule: Rule, summary: FitSummary, watch: Watch) -> None:
+        self.rule_, self.fit_summary_, self._watch = rule, summary, watch
+        self._warned = False
         self.threshold_ = self.pvalues_ = None  # they belong to the previous rule
+
+    def _warn_if_doubtful(self, x: Any, readings: BatchReadings) -> None:
+        for doubt in self._reader.doubts(x, readings.logits):
+            warnings.warn(
+                f"{doubt}. See docs/unnoticed.md for what that means for scores.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _warn_if_unlike(self, x: Any) -> None:
+        """Warn once if a batch is far from what the rule was fitted on."""
+        known = None if self._warned or not self.fit_summary_ else self.fit_summary_.inputs
+        what = known.unlike(x) if known else ""
+        if what:
+            self._warned = True
+            warnings.warn(
+                f"this batch is unlike the data that the detector was fitted on: {what}. If it is "
+                "normalized or resized in another way, its scores mean nothing.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _fitted(self) -> Rule:
         if self.rule_ is None:
             raise NotFittedError("this NACDetector is not fitted: call fit first.")
         return self.rule_
+
+    def _watched(self, *, certain: bool = False) -> Watch:
+        """What watches the network that the rule was fitted on, if that has not changed."""
+        watch = self._watch = self._watch or Watch(self.net)  # none if somebody has set `rule_`
+        _check_unchanged(watch, certain=certain)
+        return watch
+
+    def _read(self, x: Any) -> BatchReadings:
+        """The readings of a batch by the network that the rule was fitted on."""
+        self._fitted()
+        readings = self._reader.read(x)
+        _check_unchanged(self._watch or self._watched(), self._reader.structure)
+        self._warn_if_unlike(x)
+        return readings
 
     # -- scoring ---------------------------------------------------------------------------
 
@@ -260,7 +340,7 @@ class NACDetector:
             nonfinite: what to do with samples whose readings are NaN or Inf: "raise" an error, or
                 "nan" to score them NaN and warn with their number.
         """
-        score = self._fitted().score(self._reader.read(x))
+        score = self._fitted().score(self._read(x))
         outcomes.report_nonfinite(score, nonfinite)
         return score
 
@@ -268,6 +348,7 @@ class NACDetector:
         """Like `score`, from `Readings` or a dict `layer -> (activation, gradient)`."""
         if isinstance(readings, Readings):
             readings.check_network(self.net)
+            self._watched()
         return self._fitted().score(readings)
 
     def score_loader(
@@ -293,9 +374,14 @@ class NACDetector:
         self, step: str, loader: Iterable[Any], progress: Optional[bool]
     ) -> Iterator[ScoredBatch]:
         rule, batches = self._fitted(), data.load_batches(loader, step, progress)
-        return self._reader.map(
-            step, batches, lambda read, batch: outcomes.score_batch(rule, read, batch.labels())
-        )
+        watch = self._watched()
+
+        def score(read: BatchReadings, batch: Batch) -> ScoredBatch:
+            _check_unchanged(watch, self._reader.structure)
+            self._warn_if_unlike(batch.data)
+            return outcomes.score_batch(rule, read, batch.labels())
+
+        return self._reader.map(step, batches, score)
 
     def read_loader(
         self,
@@ -335,27 +421,39 @@ class NACDetector:
     # -- deciding --------------------------------------------------------------------------
 
     def calibrate(
-        self, loader: Iterable[Any], tpr: float = 0.95, *, progress: Optional[bool] = None
+        self,
+        loader: Iterable[Any],
+        tpr: float = 1 - ALPHA,
+        *,
+        confidence: Optional[float] = None,
+        per_class: bool = False,
+        progress: Optional[bool] = None,
     ) -> NACDetector:
-        """Choose the threshold that keeps `tpr` of held-out in-distribution data.
+        """Calibrate on held-out in-distribution data, for decisions and p-values.
+
+        `guarantee` says what they promise then, and `docs/guarantees.md` why.
 
         Args:
             loader: batches of ID validation data that were not used for fitting or training.
-            tpr: the share of it that `predict` calls in-distribution.
+            tpr: the share of new ID data that `predict` calls in-distribution, at least.
+            confidence: None makes promises that hold on average over calibration sets; a number
+                such as 0.9 makes them for this set, with this probability.
+            per_class: whether to compare a sample only with those of the same predicted class, so
+                that the promises hold for every class.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        self._calibrate(loader, tpr, progress)
+        self._calibrate(loader, tpr, confidence, per_class, progress=progress)
         return self
 
     def _calibrate(
-        self, loader: Iterable[Any], tpr: float, progress: Optional[bool] = None
+        self, loader: Iterable[Any], *how: Any, progress: Optional[bool] = None
     ) -> list[ScoredBatch]:
         """Calibrate, and return the batches."""
         with kept_random_state():
+            self._watched(certain=True)
             scored = self._score_batches("calibrate", loader, progress)
-            self.threshold_, self.pvalues_, batches = outcomes.calibrate_rule(
-                self._fitted(), scored, tpr
-            )
+            self.pvalues_, batches = decisions.calibrate_rule(self._fitted(), scored, *how)
+        self.threshold_ = self.pvalues_.threshold
         return batches
 
     @property
@@ -363,15 +461,23 @@ class NACDetector:
         """Whether `calibrate` was called; p-values and threshold are then based on its data."""
         return self.pvalues_ is not None or self.threshold_ is not None
 
+    def guarantee(self) -> str:
+        """What the decisions of this detector promise, in words."""
+        return decisions.guarantee(self.pvalues_)
+
     def p_value(self, x: Any) -> Tensor:
         """How unusual each sample is, `[batch]`.
 
-        About a share `p` of new in-distribution data falls at or below `p`.
+        At most a share `p` of new in-distribution data falls at or below `p`, on average over
+        calibration sets.
 
-        Needs `calibrate`, with at least `nac_openood.core.pvalues.MIN_SAMPLES` samples. For a rule
-        that holds out training samples (NAC+) it is optional, with a warning; see `calibrated_`.
+        Needs `calibrate`. For a rule that holds out training samples (NAC+) it is optional, with a
+        warning; see `calibrated_`.
         """
-        return self._p_values()(self.score(x))
+        p_values, read = self._p_values(), self._read(x)
+        score = self._fitted().score(read)
+        outcomes.report_nonfinite(score, "raise")
+        return p_values(score, read.logits.argmax(dim=1))
 
     def judge(self, x: Any) -> Verdicts:
         """Class, confidence, score and p-value of each sample, from one pass.
@@ -381,16 +487,38 @@ class NACDetector:
         Args:
             x: samples `[batch, ...]`.
         """
-        p_values = self._p_values()
-        read = self._reader.read(x)
+        p_values, read = self._p_values(), self._read(x)
         confidence, prediction = double(read.logits).softmax(dim=1).max(dim=1)
         score = self._fitted().score(read)
-        return Verdicts(*(t.cpu() for t in (prediction, confidence, score, p_values(score))))
+        found = prediction, confidence, score, p_values(score, prediction)
+        return Verdicts(*(tensor.cpu() for tensor in found))
+
+    def predict(self, x: Any) -> Tensor:
+        """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
+        limit = self.threshold_
+        p_values = self._p_values() if limit in (None, -math.inf) else self.pvalues_
+        read = self._read(x)
+        score = self._fitted().score(read)
+        outcomes.report_nonfinite(score, "nan")
+        if limit is not None and limit != -math.inf:  # also where you have set it
+            return score >= limit
+        assert p_values is not None
+        p_values.warn_if_never(p_values.alpha)
+        return p_values.accepts(score, read.logits.argmax(dim=1))
+
+    def explain(self, x: Any, *, top: int = 5) -> list[Explanation]:
+        """Why each sample of a batch has its score.
+
+        Args:
+            x: as in `score`.
+            top: how many neurons to name per layer, least covered first.
+        """
+        return outcomes.explanations(self._fitted(), self._read(x), self.pvalues_, top)
 
     def false_alarms(
         self,
         loader: Iterable[Any],
-        levels: Sequence[float] = outcomes.LEVELS,
+        levels: Sequence[float] = decisions.LEVELS,
         *,
         progress: Optional[bool] = None,
     ) -> list[FalseAlarms]:
@@ -402,39 +530,83 @@ class NACDetector:
             progress: whether to show a progress bar; None shows one on a terminal.
 
         Returns:
-            The measured rate at each level, with its confidence interval.
+            The measured rate at each level, and the range that chance explains.
         """
         p_values = self._p_values()
-        scores = self.score_loader(loader, progress=progress).score
-        return outcomes.false_alarm_rates(p_values(torch.from_numpy(scores)), levels)
+        _, classes, p = self._ranked(p_values, loader, progress, "raise")
+        return decisions.false_alarm_rates(p, levels, p_values, classes)
 
-    def explain(self, x: Any, *, top: int = 5) -> list[Explanation]:
-        """Why each sample of a batch has its score.
+    def select(
+        self, loader: Iterable[Any], fdr: float = 0.1, *, progress: Optional[bool] = None
+    ) -> Selection:
+        """Select the out-of-distribution samples of a dataset, with few false alarms among them.
+
+        Unlike `predict`, which accepts a share of false alarms among all in-distribution samples,
+        this limits their share among the alarms, by the procedure of Benjamini and Hochberg.
 
         Args:
-            x: as in `score`.
-            top: how many neurons to name per layer, least covered first.
+            loader: batches, as in `score_loader`, or one batch as a tensor.
+            fdr: on average, at most this share of the selected samples is in-distribution.
+            progress: whether to show a progress bar; None shows one on a terminal.
         """
-        return outcomes.explanations(self._fitted(), self._reader.read(x), self.pvalues_, top)
+        p_values = self._p_values()
+        return decisions.select(self._ranked(p_values, loader, progress)[2], fdr, p_values)
 
-    def predict(self, x: Any) -> Tensor:
-        """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
-        threshold = self.threshold_
-        if threshold is None:
-            threshold = threshold_at(self._held_out_scores("threshold"))
-        return self.score(x, nonfinite="nan") >= threshold
+    def drift(
+        self, loader: Iterable[Any], *, seed: int = 0, progress: Optional[bool] = None
+    ) -> Drift:
+        """Test whether a dataset, as a whole, is like the calibration data.
+
+        Args:
+            loader: batches, as in `score_loader`, or one batch as a tensor. At least two samples.
+            seed: of the permutations.
+            progress: whether to show a progress bar; None shows one on a terminal.
+        """
+        p_values = self._p_values()
+        return dataset_drift(p_values, *self._ranked(p_values, loader, progress), seed=seed)
+
+    def monitor(self, alpha: float = 0.01, *, seed: int = 0) -> DriftMonitor:
+        """Watch a stream of inputs: raise an alarm if they are unlike the calibration data.
+
+        Args:
+            alpha: the probability of a false alarm, ever, while nothing changes.
+            seed: of the random numbers that break ties.
+
+        Examples:
+            >>> monitor = detector.monitor()
+            >>> for images in stream:
+            ...     if monitor.update(images):
+            ...         print(monitor)
+        """
+        return DriftMonitor(self._p_values().scores, alpha=alpha, seed=seed, score=self._nan_scores)
+
+    def _nan_scores(self, x: Any) -> Tensor:
+        """Scores of a batch; NaN where readings are NaN or Inf."""
+        return self._fitted().score(self._read(x))
+
+    def _ranked(
+        self,
+        p_values: PValues,
+        loader: Iterable[Any],
+        progress: Optional[bool],
+        nonfinite: str = "nan",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores, predicted classes and p-values of a dataset, `[samples]` each."""
+        batches = [loader] if isinstance(loader, Tensor) else loader
+        found = self.score_loader(batches, progress=progress, nonfinite=nonfinite)
+        score, classes = torch.from_numpy(found.score), torch.from_numpy(found.prediction)
+        return score, classes, p_values(score, classes)
 
     def _p_values(self) -> PValues:
-        return self.pvalues_ or PValues(self._held_out_scores("p-values"))
-
-    def _held_out_scores(self, missing: str) -> Tensor:
+        if self.pvalues_ is not None:
+            return self.pvalues_
         scores = self._fitted().held_out_scores()
         if scores is None:
             raise NotFittedError(
-                f"no {missing} yet: call calibrate(loader) with at least {MIN_SAMPLES} held-out "
+                "this detector is not calibrated: call calibrate(loader) with held-out "
                 "in-distribution samples first."
             )
-        return scores
+        return PValues(scores, exact=False)
 
     # -- files -----------------------------------------------------------------------------
 
@@ -442,13 +614,14 @@ class NACDetector:
         """Write the fitted rule, its threshold and the network's fingerprint, atomically."""
         Fitted(
             self._fitted(),
-            fingerprint(self.net),
+            self._watched(certain=True).fingerprint,
             self.fit_summary_ or FitSummary(0),
             self.threshold_,
             self.pvalues_,
             tuple(self.classes_),
             dict(self.notes_),
             None if self.autocast is None else PRECISIONS[self.autocast],
+            self.net.output if isinstance(self.net, NamedOutput) else None,
         ).save(path)
 
     @classmethod
@@ -472,14 +645,16 @@ class NACDetector:
         fitted = Fitted.load(path, net)
         rule, dtypes = fitted.rule, {name: dtype for dtype, name in PRECISIONS.items()}
         autocast = None if fitted.autocast is None else dtypes[fitted.autocast]
-        detector = cls.from_rule(net, rule, fast=fast, autocast=autocast)
+        detector = cls.from_rule(
+            named_output(net, fitted.output), rule, fast=fast, autocast=autocast
+        )
+        detector.fit_summary_ = fitted.summary
         wanted = {} if layers is None else config.layer_settings(net, layers, type(rule))
         if wanted and wanted != rule.layers:
             raise FileError(
                 f"{path} was fitted with {rule.layers}, not {wanted}. Fit again, or load it "
                 "without `layers`."
             )
-        detector.fit_summary_ = fitted.summary
         detector.threshold_, detector.pvalues_ = fitted.threshold, fitted.pvalues
         detector.classes_, detector.notes_ = fitted.classes, dict(fitted.notes)
         return detector
@@ -489,9 +664,9 @@ class NACDetector:
     ) -> None:
         """Write the network and this detector as one program that runs without this package.
 
-        Its input `image` is a batch of any size; its outputs are `logits` `[batch, classes]`,
-        `score` and `p_value` float64 `[batch]`, and `decision` bool `[batch]`: True where a sample
-        is out-of-distribution, that is, where its p-value is at most `alpha` or NaN.
+        Its input `image` is a batch of one sample or more; its outputs are `logits` `[batch,
+        classes]`, `score` and `p_value` float64 `[batch]`, and `decision` bool `[batch]`: True
+        where a sample is out-of-distribution, that is, where its p-value is at most `alpha` or NaN.
 
         Args:
             path: ends in `.onnx` (for ONNX Runtime) or `.pt2` (for `torch.export.load`).
@@ -507,6 +682,17 @@ class NACDetector:
         from nac_openood.detector.export import export
 
         export(self, path, self._reader.sample if example is None else example, alpha=alpha)
+
+
+def _check_unchanged(
+    watch: Watch, structure: Optional[list[int]] = None, *, certain: bool = False
+) -> None:
+    changed = watch.change(structure, certain=certain)
+    if changed:
+        raise NACError(
+            f"the network has changed since this detector was fitted: {changed}. Its counts are of "
+            "the network as it was: fit again, or load the weights that it was fitted on."
+        )
 
 
 def _check_labeled(rule: Rule, batch: Batch) -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
@@ -20,7 +21,6 @@ from torch.utils._pytree import tree_map_only
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
-from nac_openood.core.pvalues import MIN_SAMPLES
 from nac_openood.detector.outcomes import checked_alpha
 from nac_openood.errors import NACError, NotFittedError, first_line
 from nac_openood.network.inputs import prepare
@@ -56,6 +56,7 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
     x: Tensor = prepare(unwrap(detector.net), example)
     # from a single sample, a tracer would conclude that every batch has one
     x = torch.cat([x, x]) if x.shape[0] == 1 else x
+    summary = detector.fit_summary_
     write = _write_onnx if suffix == ".onnx" else _write_pt2
     about = {
         "version": __version__,
@@ -63,10 +64,13 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         "layers": list(detector.layers),
         "alpha": alpha,
         "classes": list(detector.classes_),
+        # what the inputs of the fit were like
+        "inputs": None if summary is None or not summary.inputs else asdict(summary.inputs),
     }
     with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:
         detector.prepare(x)  # finds the layouts of layers
         program = DetectorProgram(detector, alpha=alpha, portable=suffix == ".onnx")
+        detector._p_values().warn_if_never(alpha)
         p_value = detector.judge(x).p_value
         logits = program(x)["logits"]  # fills the rule's caches outside of the trace
         shapes = ({0: torch.export.Dim("batch")},)
@@ -118,7 +122,7 @@ class DetectorProgram(nn.Module):
         if pvalues is None:
             raise NotFittedError(
                 "an exported detector returns p-values, which this one does not have yet: call "
-                f"calibrate(loader) with at least {MIN_SAMPLES} held-out in-distribution samples."
+                "calibrate(loader) with held-out in-distribution samples."
             )
         self.network = ReadNetwork(detector.net, detector.locations, mean=rule.needs.mean)
         # a copy: tracing must not change the rule of the detector
@@ -135,7 +139,7 @@ class DetectorProgram(nn.Module):
         readings = self.network(x)
         with Portable() if self._portable else nullcontext():
             score = self._rule.score(readings)
-            p_value = self._pvalues(score)
+            p_value = self._pvalues(score, readings.logits.argmax(dim=1))
             decision = ~(p_value > self._alpha)
         return dict(zip(OUTPUTS, (readings.logits, score, p_value, decision)))
 

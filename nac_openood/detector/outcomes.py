@@ -1,25 +1,19 @@
-"""Results of a detector: scores of a dataset, decisions, explanations, false-alarm rates."""
+"""Results of a detector: scores of a dataset, verdicts on samples, explanations."""
 
 from __future__ import annotations
 
 import warnings
-from itertools import tee
 from numbers import Real
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional
 
 import numpy as np
 from torch import Tensor
 
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.metrics import threshold_at
-from nac_openood.core.pvalues import MIN_SAMPLES, PValues
+from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.core.reading import BatchReadings, Reading, logits_in
 from nac_openood.core.rule import Rule
 from nac_openood.errors import NACError
-
-#: The p-value at or below which a sample counts as out-of-distribution by default.
-ALPHA = 0.05
-LEVELS = (0.01, 0.05, 0.10)
 
 
 class Scores(NamedTuple):
@@ -53,15 +47,21 @@ class Verdicts(NamedTuple):
     def out(self, alpha: float = ALPHA) -> Tensor:
         """Whether each sample counts as out-of-distribution, bool `[batch]`.
 
-        About a share `alpha` of in-distribution samples will. Samples without a p-value always do.
+        At most a share `alpha` of in-distribution samples will, on average. Samples without a
+        p-value always do.
         """
         return ~(self.p_value > checked_alpha(alpha))
+
+
+#: What is usual, for errors.
+_USUAL = {"tpr": 0.95, "confidence": 0.9, "fdr": 0.1}
 
 
 def checked_alpha(alpha: float, name: str = "alpha") -> float:
     """Return `alpha` if it is a number between 0 and 1; an error calls it `name`."""
     if not isinstance(alpha, Real) or not 0 < alpha < 1:
-        raise NACError(f"`{name}` must lie between 0 and 1, got {alpha!r}. Usual is {ALPHA}.")
+        usual = _USUAL.get(name, ALPHA)
+        raise NACError(f"`{name}` must lie between 0 and 1, got {alpha!r}. Usual is {usual}.")
     return float(alpha)
 
 
@@ -90,7 +90,9 @@ def explanations(
     score = rule.combine(parts)
     report_nonfinite(score)
     contributions = rule.contributions(parts)
-    p_values = [None] * len(score) if pvalues is None else pvalues(score).tolist()
+    p_values = [None] * len(score)
+    if pvalues is not None:
+        p_values = pvalues(score, readings.logits.argmax(dim=1)).tolist()
     worst = {
         name: covered.topk(min(top, covered.shape[1]), dim=1, largest=False)
         for name, covered in rule.neurons(readings).items()
@@ -127,23 +129,6 @@ def score_batch(rule: Rule, readings: Mapping[str, Reading], label: Tensor) -> S
     return ScoredBatch(rule.parts(readings), logits.argmax(dim=1), label, logits.shape[1])
 
 
-def calibrate_rule(
-    rule: Rule, batches: Iterable[ScoredBatch], tpr: float
-) -> tuple[float, Optional[PValues], list[ScoredBatch]]:
-    """Calibrate a rule: the threshold, p-values if there are enough samples, and the batches.
-
-    Args:
-        rule: a fitted rule.
-        batches: calibration data, scored while iterating.
-        tpr: the share of the data at or above the threshold.
-    """
-    iterated, kept = tee(batches)
-    scores = rule.calibrate(batch.parts for batch in iterated).cpu()
-    report_nonfinite(scores)
-    pvalues = PValues(scores) if len(scores) >= MIN_SAMPLES else None
-    return threshold_at(scores, tpr), pvalues, list(kept)
-
-
 def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
     """Raise or warn if samples have scores of NaN, that is, readings that are not finite."""
     broken = int(scores.isnan().sum())
@@ -168,45 +153,3 @@ def warn_if_saturated(rule: Rule) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-class FalseAlarms(NamedTuple):
-    """The false-alarm rate at one level.
-
-    Args:
-        level: an alarm is a p-value at or below it.
-        rate: the share of in-distribution samples with an alarm; about `level` if the p-values are
-            right.
-        low: lower end of the 95 % confidence interval (Clopper and Pearson) of the rate.
-        high: its upper end. It reflects the size of this dataset, not that of the calibration set.
-        n_samples: how many samples were measured.
-    """
-
-    level: float
-    rate: float
-    low: float
-    high: float
-    n_samples: int
-
-    def __str__(self) -> str:
-        return (
-            f"p <= {self.level:g}: {self.rate:.1%} of {self.n_samples} samples "
-            f"(95 % interval {self.low:.1%} to {self.high:.1%})"
-        )
-
-
-def false_alarm_rates(p_values: Any, levels: Sequence[float] = LEVELS) -> list[FalseAlarms]:
-    """False-alarm rates from the p-values `[samples]` of in-distribution data."""
-    p = np.asarray(p_values, dtype=np.float64).ravel()
-    n = len(p)
-    # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
-    alarms = [(level, int((~(p > checked_alpha(level, "levels"))).sum())) for level in levels]
-    return [FalseAlarms(level, k / n, *binomial_interval(k, n), n) for level, k in alarms]
-
-
-def binomial_interval(count: int, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval (Clopper and Pearson) of a share, given `count` of `n`."""
-    from scipy.stats import binomtest
-
-    low, high = binomtest(count, n).proportion_ci(0.95, "exact")
-    return float(low), float(high)

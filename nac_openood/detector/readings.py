@@ -19,8 +19,9 @@ from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
+from nac_openood.network.checks import check_outputs, doubtful_logits, unstable
 from nac_openood.network.fingerprint import identity
-from nac_openood.network.inputs import autocast_to, device_of, mapped
+from nac_openood.network.inputs import as_inputs, autocast_to, device_of, mapped, rows
 from nac_openood.network.probe import PassPlan, read, with_layouts
 
 _T = TypeVar("_T")
@@ -216,7 +217,7 @@ class Reader:
     Attributes:
         layers: settings by layer name; empty before they are found.
         locations: where in the network each layer is.
-        sample: the first sample of the first batch, if that was a tensor.
+        sample: three samples of the first batch, or fewer.
     """
 
     def __init__(
@@ -232,11 +233,16 @@ class Reader:
         self.net, self.rule, self.fast, self.autocast = net, rule, fast, autocast
         self.layers: dict[str, Any] = {}
         self.locations: dict[str, Layer] = {}
-        self.sample: Optional[Tensor] = None
+        self.sample: Any = None
         self._find = find
         self._plan: Optional[PassPlan] = None
         if layers:
             self._set_layers(layers)
+
+    @property
+    def structure(self) -> Optional[list[int]]:
+        """The `identities` of the network in the last pass."""
+        return None if self._plan is None else self._plan.replicas.last
 
     def _set_layers(self, layers: Mapping[str, Any]) -> None:
         self.locations = locate_layers(self.net, layers)
@@ -252,7 +258,7 @@ class Reader:
         """
         if self._plan is None:
             self._plan = PassPlan(self.net, x, fast=self.fast)
-            self.sample = x[:1].clone() if isinstance(x, Tensor) else None
+            self.sample = mapped(rows(as_inputs(x), slice(3)), torch.clone)
         if not self.layers:
             self._set_layers(self._find(x))
         if not self._has_layouts:
@@ -268,6 +274,21 @@ class Reader:
             return read(
                 self.net, x, self.locations, self._plan, gradients=needs.gradients, mean=needs.mean
             )
+
+    def doubts(self, x: Any, logits: Tensor) -> list[str]:
+        """What makes the readings of a batch doubtful, found by running a few samples again.
+
+        Args:
+            x: the batch.
+            logits: what the network returned for it.
+        """
+        with autocast_to(self.net, self.autocast):
+            check_outputs(self.net, x)
+            found = {
+                "outputs": doubtful_logits(logits),
+                "readings of a sample": unstable(self.net, x, self.locations),
+            }
+        return [f"the {what} {why}" for what, why in found.items() if why]
 
     def map(
         self, step: str, batches: Iterable[Batch], work: Callable[[BatchReadings, Batch], _T]

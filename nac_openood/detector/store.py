@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -14,27 +15,43 @@ from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule, rule_named
-from nac_openood.errors import FileError
-from nac_openood.files import PathLike, damage
+from nac_openood.errors import FileError, why_unreadable
+from nac_openood.files import PathLike
+from nac_openood.network.checks import InputRange
 from nac_openood.network.fingerprint import difference
+from nac_openood.network.inputs import named_output
 from nac_openood.records import from_values
 
-#: Version 2 names its rule; version 1 is always reference NAC.
-_KIND, _VERSION = "nac_openood detector", 2
-#: The prefix of the rule's tensors, and the name of the scores that p-values are computed from.
-_RULE, _SCORES = "rule/", "calibration"
+#: Version 1 is always reference NAC, and 2 names its rule. Version 3 says how it was calibrated;
+#: before it, the calibration samples also shaped the score of NAC+.
+_KIND, _VERSION = "nac_openood detector", 3
+#: The prefix of the rule's tensors, and the names of the calibration samples' scores and classes.
+_RULE, _SCORES, _CLASSES = "rule/", "calibration", "calibration classes"
+#: The note with the shape of the inputs that a detector was fitted on.
+SHAPE = "input_shape"
+#: What a file says about the calibration: arguments of `PValues`.
+_HOW = ("alpha", "confidence", "per_class", "exact")
 
 
 @dataclass(frozen=True)
 class FitSummary:
-    """What a detector was fitted on: samples, and how many of each class (empty if unlabeled)."""
+    """What a detector was fitted on: samples, and how many of each class (empty if unlabeled).
+
+    `n_right` is the number that the network classified correctly, if `fit` has just counted it; it
+    is not kept in files. `inputs` is what the samples were like; None where that is unknown.
+    """
 
     n_samples: int
     class_counts: Mapping[int, int] = field(default_factory=dict)
+    n_right: Optional[int] = field(default=None, compare=False)
+    inputs: Optional[InputRange] = field(default=None, compare=False, repr=False)
 
     def __add__(self, other: FitSummary) -> FitSummary:
         counts = Counter(self.class_counts) + Counter(other.class_counts)
-        return FitSummary(self.n_samples + other.n_samples, dict(sorted(counts.items())))
+        both = self.inputs and other.inputs and self.inputs + other.inputs
+        inputs = both or self.inputs or other.inputs
+        n_samples, counted = self.n_samples + other.n_samples, dict(sorted(counts.items()))
+        return FitSummary(n_samples, counted, inputs=inputs)
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Fitted:
         classes: names of the network's classes.
         notes: strings by name.
         autocast: name of the precision that the network ran in; None for its own.
+        output: which output of the network are the logits; None for the usual one.
     """
 
     rule: Rule
@@ -60,6 +78,7 @@ class Fitted:
     classes: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     autocast: Optional[str] = None
+    output: Union[int, str, None] = None
 
     def save(self, path: PathLike) -> None:
         """Write the file, atomically."""
@@ -69,15 +88,19 @@ class Fitted:
             "rule": self.rule.name,
             "settings": self.rule.settings(),
             "network": dict(self.network),
-            "summary": asdict(self.summary),
+            "summary": {name: v for name, v in asdict(self.summary).items() if name != "n_right"},
             "threshold": self.threshold,
             "classes": list(self.classes),
             "notes": dict(self.notes),
             "autocast": self.autocast,
+            "output": self.output,
         }
         tensors = {f"{_RULE}{name}": tensor for name, tensor in self.rule.tensors().items()}
         if self.pvalues is not None:
             tensors[_SCORES] = self.pvalues.scores
+            about["calibration"] = {name: getattr(self.pvalues, name) for name in _HOW}
+            if self.pvalues.classes is not None:
+                tensors[_CLASSES] = self.pvalues.classes
         tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
 
     @classmethod
@@ -89,15 +112,16 @@ class Fitted:
             net: the network, which must be the one it was fitted on; None skips this check.
         """
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
+        net = None if net is None else named_output(net, about.get("output"))
         differs = net is not None and difference(about.get("network", {}), net)
         if differs:
             raise FileError(
                 f"{path} was fitted on another network: {differs}. Load the network it was fitted "
                 "on, with the same weights (its checkpoint), or fit again."
             )
-        with damage(path, "Fit again"):
+        try:
             about = {k: v for k, v in about.items() if k not in ("nac_openood", "torch")}
-            scores = tensors.pop(_SCORES, None)
+            scores, predicted = tensors.pop(_SCORES, None), tensors.pop(_CLASSES, None)
             if "rule" in about:
                 rule = rule_named(about.pop("rule")).restore(
                     about.pop("settings"), {n.removeprefix(_RULE): t for n, t in tensors.items()}
@@ -105,5 +129,16 @@ class Fitted:
             else:  # version 1: settings are top-level entries, tensors have no prefix
                 names: set[str] = {"layers", "n_samples"} & set(about)
                 rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
-            pvalues = None if scores is None else PValues(scores)
-            return from_values(cls, about, rule=rule, pvalues=pvalues)
+            how = about.pop("calibration", {"exact": not rule.needs_calibration})
+            pvalues = None if scores is None else PValues(scores, predicted, **how)
+            fitted = from_values(cls, about, rule=rule, pvalues=pvalues)
+        except Exception as error:  # a file that was edited may lack or hold anything
+            raise FileError(f"{path} is damaged: {why_unreadable(error)}. Fit again.") from error
+        if pvalues is not None and not pvalues.exact:
+            warnings.warn(
+                f"{path} is of version 0.1: its scores are right, but its p-values hold only "
+                "approximately. Calibrate again for guaranteed ones.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return fitted

@@ -7,7 +7,7 @@ correctly classified training samples, and which samples of all data are classif
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_argument
 from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
-from nac_openood.core.reading import BatchReadings, Reading, broken_error, not_finite
+from nac_openood.core.reading import Reading, broken_error, not_finite
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
 from nac_openood.detector.readings import Reader
@@ -90,9 +90,17 @@ def count_coverage(
     config = config or IntegralConfig()
     reader = layer_reader(net, layer, config.layout)
     counted: Optional[CoverageIntegral] = None
-    for name, read, label in labeled_passes(reader, loader, "NAC-ME", progress):
-        counted = counted or CoverageIntegral(name, config)
-        counted.update(read, label)
+    with kept_random_state():
+        for batch in batches(loader, "NAC-ME", progress):
+            if batch.label is None:
+                raise NACError(
+                    "NAC-ME: expected labels, because only correctly classified samples count, but "
+                    "this loader yields none. Let it yield (x, y)."
+                )
+            read = reader.read(batch.data)
+            check_labels(batch.label, read.logits.shape[1])
+            counted = counted or CoverageIntegral(next(iter(reader.layers)), config)
+            counted.update(read, batch.label)
     if counted is None:
         raise NACError("NAC-ME: the loader yielded no batch, so there is nothing to read.")
     counted.check()
@@ -138,32 +146,6 @@ def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None)
     return Reader(net, Coverage, {}, find)
 
 
-def labeled_passes(
-    reader: Reader, loader: Iterable[Any], title: str, progress: Optional[bool] = None
-) -> Iterator[tuple[str, BatchReadings, Tensor]]:
-    """Read labeled batches: the name of the layer, what was read, and labels int64 `[batch]`.
-
-    Args:
-        reader: from `layer_reader`.
-        loader: batches as `(x, y)` tuples or dicts `{'data', 'label'}`.
-        title: title of the progress bar.
-        progress: whether to show one; None shows it on a terminal.
-
-    Raises:
-        NACError: there are no labels, or they are not classes of the network.
-    """
-    with kept_random_state():
-        for batch in batches(loader, title, progress):
-            if batch.label is None:
-                raise NACError(
-                    f"{title}: expected labels, because only correctly classified samples "
-                    "count, but this loader yields none. Let it yield (x, y)."
-                )
-            read = reader.read(batch.data)
-            check_labels(batch.label, read.logits.shape[1])
-            yield next(iter(reader.layers)), read, batch.label
-
-
 @dataclass(frozen=True)
 class CheckpointReadings:
     """The stored readings of a checkpoint.
@@ -195,16 +177,13 @@ class CheckpointReadings:
         States are computed once per steepness and counted once per number of bins.
         """
         neurons, device = self.product.shape[1], self.product.device
-        histograms: dict[float, dict[int, LinearHistogram]] = {}
-        for config in configs:
-            empty = LinearHistogram.empty(neurons, config.n_bins, device)
-            histograms.setdefault(config.steepness, {})[config.n_bins] = empty
+        settings = {(c.steepness, c.n_bins) for c in configs}
+        counted = {each: LinearHistogram.empty(neurons, each[1], device) for each in settings}
         for part in self.product.split(_SLICE):
-            for steepness, by_bins in histograms.items():
-                states = sigmoid(steepness * part)
-                for histogram in by_bins.values():
-                    histogram.update(states)
-        return [histograms[c.steepness][c.n_bins].integral(c.full_count) for c in configs]
+            states = {steepness: sigmoid(steepness * part) for steepness, _ in settings}
+            for (steepness, _), histogram in counted.items():
+                histogram.update(states[steepness])
+        return [counted[c.steepness, c.n_bins].integral(c.full_count) for c in configs]
 
     @classmethod
     def extract(
@@ -224,20 +203,20 @@ class CheckpointReadings:
         with TensorWriter(path) as writer, kept_random_state():
             for (role, name), data in samples.items():
                 domains.setdefault(role, []).append(name)
-                title, key = f"{role} {name}", f"{role}/{name}"
-                if role != "train":
-                    for batch in batches(data.loader(), title, data.progress):
-                        right = classify(net, batch.data).argmax(dim=1).cpu() == batch.labels()
-                        writer.add({key: right.to(torch.uint8)})
-                    continue
-                passes = labeled_passes(reader, data.loader(), title, data.progress)
-                for layer, read, label in passes:
-                    right = read.logits.argmax(dim=1).cpu() == label.cpu()
-                    product = state_argument(layer, read[layer])[right.to(read.logits.device)]
-                    broken = int(not_finite(Reading(product)).sum())
-                    if broken:
-                        raise broken_error(broken, f"{len(product)} samples of {title}", layer)
-                    writer.add({_PRODUCT: product, key: right.to(torch.uint8)})
+                title = f"{role} {name}"
+                for batch in batches(data.loader(), title, data.progress):
+                    read = reader.read(batch.data) if role == "train" else None
+                    logits = classify(net, batch.data) if read is None else read.logits
+                    right = logits.argmax(dim=1).cpu() == batch.labels()
+                    rows = {f"{role}/{name}": right.to(torch.uint8)}
+                    if read is not None:
+                        layer = next(iter(reader.layers))
+                        product = state_argument(layer, read[layer])[right.to(logits.device)]
+                        broken = int(not_finite(Reading(product)).sum())
+                        if broken:
+                            raise broken_error(broken, f"{len(product)} samples of {title}", layer)
+                        rows[_PRODUCT] = product
+                    writer.add(rows)
             about = {"layer": layer, "domains": domains, "made_with": dict(made_with)}
             writer.finish(_KIND, _VERSION, about)
         return cls.load(path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Iterable, Optional
 
-from nac_openood.adapters.lightning import Callback, FindNetwork, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from nac_openood.adapters.lightning import FindNetwork, trained_network
 from nac_openood.evaluation.monitor import CoverageMonitor, Measured
 from nac_openood.files import PathLike
 
@@ -47,15 +49,13 @@ class CoverageCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *batch: Any, **more: Any
     ) -> None:
         """Measure every `every` steps."""
-        net = pl_module if self.network is None else self.network(pl_module)
-        found = self.monitor(trainer.global_step, net)
+        found = self.monitor(trainer.global_step, trained_network(pl_module, self.network))
         if found is None:
             return
         pl_module.log("nac_me", found)
         if self.path is not None and self.monitor.best == self.monitor.history[-1]:
             trainer.save_checkpoint(Path(self.path))
-        if self.monitor.should_stop:
-            trainer.should_stop = True
+        trainer.should_stop |= self.monitor.should_stop
 
     def state_dict(self) -> dict[str, Any]:
         """The measurements so far, which a resumed training needs."""

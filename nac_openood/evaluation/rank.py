@@ -21,7 +21,6 @@ from nac_openood.detector.config import AUTO
 from nac_openood.errors import NACError
 from nac_openood.evaluation import ranking as results
 from nac_openood.evaluation.integral import CheckpointReadings, SamplesByRole
-from nac_openood.evaluation.ranking import Ranking, rank_correlation
 from nac_openood.files import locked, make_folder
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.probe import count_classes
@@ -29,8 +28,8 @@ from nac_openood.search.run import grid_points
 from nac_openood.sources import checkpoints as sources
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.images import Transform
-from nac_openood.sources.readers import DomainFolder, domain_classes, domain_folders, split_domain
-from nac_openood.sources.samples import Samples
+from nac_openood.sources.readers import domain_classes, domain_folders, read_domain, split_domain
+from nac_openood.sources.samples import SampleList, Samples
 from nac_openood.sources.sets import check_file_names, check_mapping
 
 Paths = Sequence[Union[str, Path]]
@@ -67,7 +66,7 @@ def rank_checkpoints(
     workers: int = 0,
     progress: Optional[bool] = None,
     say: Say = lambda text: None,
-) -> Ranking:
+) -> results.Ranking:
     """Rank the checkpoints of a training run by their coverage on training data (NAC-ME).
 
     Each checkpoint is read once. Of the settings in `space`, those are chosen whose coverage agrees
@@ -197,13 +196,13 @@ def _origins(
 
 def _ranking(
     readings: Mapping[Checkpoint, CheckpointReadings], configs: Sequence[IntegralConfig]
-) -> Ranking:
+) -> results.Ranking:
     """Choose the settings and rank the checkpoints, from readings alone."""
     read = list(readings.values())
     val = [each.accuracy("val") or 0.0 for each in read]  # there is always validation data
     coverage = np.array([each.coverage(configs) for each in read])  # [checkpoints, settings]
     tried = [
-        results.IntegralCandidate(config, tuple(values), rank_correlation(values, val))
+        results.IntegralCandidate(config, tuple(values), results.rank_correlation(values, val))
         for config, values in zip(configs, coverage.T.tolist())
     ]
     notes: tuple[str, ...] = ()
@@ -211,9 +210,9 @@ def _ranking(
     if best.rc_val is None:
         if len(tried) > 1:
             raise NACError(
-                "the settings of NAC-ME cannot be chosen: all validation accuracies are equal, or "
-                "all coverage is with every setting. Rank checkpoints that differ, use more "
-                "validation data, or pass one IntegralConfig as `space`."
+                "the settings of NAC-ME cannot be chosen: all checkpoints have the same validation "
+                "accuracy, or the same coverage with every setting. Rank checkpoints that differ, "
+                "use more validation data, or give rank_checkpoints one IntegralConfig."
             )
         notes = ("RC with validation accuracy is undefined: all values are equal.",)
     roles = read[0].correct
@@ -232,7 +231,7 @@ def _ranking(
     scores = {"validation": val, "nac-me": best.coverage}
     volume = tuple(results.rc_by_volume(scores, correct)) if correct else ()
     sizes = {role: {name: len(c) for name, c in found.items()} for role, found in roles.items()}
-    return Ranking(ranked, tuple(tried), best.config, read[0].layer, sizes, volume, notes)
+    return results.Ranking(ranked, tuple(tried), best.config, read[0].layer, sizes, volume, notes)
 
 
 def space_named(name: str) -> str:
@@ -254,7 +253,7 @@ def integral_candidates(space: Space) -> list[IntegralConfig]:
         return [space]
     if isinstance(space, str):
         if space not in SPACES:
-            raise NACError(f"`space` must be one of {list(SPACES)}, lists or a config: {space!r}.")
+            raise NACError(f"unknown `space` {space!r}; expected one of {', '.join(SPACES)}.")
         space = SPACES[space]
     found = [IntegralConfig.from_dict(point) for point in grid_points(space)]
     if not found:
@@ -356,11 +355,11 @@ def split_domains(
     return roles
 
 
-def all_domains(root: Union[str, Path], transform: Transform) -> dict[str, DomainFolder]:
+def all_domains(root: Union[str, Path], transform: Transform) -> dict[str, SampleList]:
     """All domains of a dataset in DomainBed's layout, sorted by name, with the same classes."""
     folders = domain_folders(root)
     classes = domain_classes(folders.values())
-    return {name: DomainFolder(path, classes, transform) for name, path in folders.items()}
+    return {name: read_domain(path, classes, transform) for name, path in folders.items()}
 
 
 def domains_by_role(
@@ -383,7 +382,7 @@ def domains_by_role(
         names = [Path(path).resolve().name for path in paths]
         if len(set(names)) < len(names):
             raise NACError(f"`{role}`: two domains have the same name: {names}. Rename a folder.")
-        roles[role] = {n: DomainFolder(path, classes, transform) for n, path in zip(names, paths)}
+        roles[role] = {n: read_domain(path, classes, transform) for n, path in zip(names, paths)}
     for path, name in zip(train, list(roles["train"])) if not val else ():
         index = list(domain_folders(Path(path).resolve().parent)).index(name)
         split = split_domain(roles["train"][name], trial, index)

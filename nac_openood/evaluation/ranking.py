@@ -12,10 +12,10 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Type,
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import spearmanr
+from scipy.stats import sem, spearmanr
 
 from nac_openood import files
-from nac_openood.core.layer_config import IntegralConfig
+from nac_openood.core.layer_config import IntegralConfig, refuse_unknown
 from nac_openood.errors import NACError
 from nac_openood.records import from_values
 from nac_openood.tensor_files import versions
@@ -128,8 +128,7 @@ class Ranking:
 
     def scores(self, criterion: str) -> list[float]:
         """The score of each checkpoint by a criterion."""
-        if criterion not in CRITERIA:
-            raise NACError(f"unknown criterion {criterion!r}; expected one of {list(CRITERIA)}.")
+        refuse_unknown({criterion: None}, CRITERIA, "criterion")
         return self._values(_SCORES[criterion])
 
     def order(self, criterion: str = "nac-me") -> list[RankedCheckpoint]:
@@ -189,8 +188,8 @@ class RankedRun:
     @property
     def name(self) -> str:
         """Its name in tables and plots."""
-        alone = self.target or "run"
-        return alone if self.trial is None else f"{self.target}, trial {self.trial}"
+        trial = "" if self.trial is None else f", trial {self.trial}"
+        return f"{self.target or 'run'}{trial}"
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,8 @@ class RankedRuns:
             return Summary(float(np.mean(known)) if len(known) == len(means) else None, None)
         rows = [value(run.ranking) for run in self.runs if run.target == target]
         known = [100 * row for row in rows if row is not None]
-        return Summary(float(np.mean(known)) if known else None, standard_error(known))
+        error = float(sem(known)) if len(known) > 1 else None
+        return Summary(float(np.mean(known)) if known else None, error)
 
     def save(self, folder: Union[str, Path]) -> Path:
         """Write `results.json` into a folder, atomically."""
@@ -301,11 +301,6 @@ def rank_correlation(scores: ArrayLike, accuracies: ArrayLike) -> Optional[float
     if len(first) < 2 or len(set(first)) == 1 or len(set(second)) == 1:
         return None
     return float(spearmanr(first, second).statistic)
-
-
-def standard_error(values: Sequence[float]) -> Optional[float]:
-    """Standard error of the mean, as the paper prints it; None for fewer than two values."""
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def rc_by_volume(

@@ -8,17 +8,15 @@ architecture, add a row.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from itertools import count, takewhile
-from typing import Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from torch import nn
 
 from nac_openood.errors import ProbeError
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One module to read.
 
     Args:
@@ -35,11 +33,9 @@ class Layer:
     also: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A row: where the layers of a network are, deepest first, and what else it has."""
+class Architecture(NamedTuple):
+    """A row: a family, where its layers are, deepest first, and which other modules it has."""
 
-    name: str
     family: str
     layers: tuple[Layer, ...]
     requires: tuple[str, ...] = ()
@@ -63,60 +59,51 @@ def _vit(final: str, layout: str, block: str) -> tuple[Layer, ...]:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture("ResNet (torchvision, OpenOOD)", "resnet", _stages("avgpool", "layer{}")),
-    Architecture("ResNet (timm)", "resnet", _stages("global_pool", "layer{}")),
+    # torchvision and OpenOOD
+    Architecture("resnet", _stages("avgpool", "layer{}")),
+    # timm
+    Architecture("resnet", _stages("global_pool", "layer{}")),
+    # torchvision and OpenOOD
     Architecture(
-        "ViT (torchvision, OpenOOD)",
         "vit",
         _vit("encoder.ln", "class_token", "encoder.layers.encoder_layer_{k}.ln_2"),
         ("conv_proj",),
     ),
+    # timm's distilled DeiT
     Architecture(
-        "DeiT, distilled (timm)",
-        "vit",
-        _vit("norm", "class_token", "blocks.{k}.norm2"),
-        ("patch_embed", "head_dist"),
+        "vit", _vit("norm", "class_token", "blocks.{k}.norm2"), ("patch_embed", "head_dist")
     ),
+    # timm's ViT and DeiT; `fc_norm` returns what the head receives, whether the network takes the
+    # class token or averages
+    Architecture("vit", _vit("fc_norm", "flat", "blocks.{k}.norm2"), ("patch_embed", "norm")),
+    # torchvision and OpenOOD
     Architecture(
-        "ViT, DeiT (timm)",
-        "vit",
-        # what the head receives, whether the network takes the class token or averages
-        _vit("fc_norm", "flat", "blocks.{k}.norm2"),
-        ("patch_embed", "norm"),
-    ),
-    Architecture(
-        "Swin (torchvision, OpenOOD)",
         "swin",
         _stages("avgpool", "features.{}", (7, 5, 3, 1), "maps_last"),
         ("norm", "permute", "head"),
     ),
+    # timm
     Architecture(
-        "Swin (timm)",
         "swin",
         _stages("head.global_pool", "layers.{}", (3, 2, 1, 0), "maps_last"),
         ("patch_embed", "layers.3.blocks", "norm"),
     ),
+    # torchvision and OpenOOD
+    Architecture("regnet", _stages("avgpool", "trunk_output.block{}"), ("stem", "fc")),
+    # torchvision; its VGG, AlexNet and MobileNetV3 have `features.7` as well
     Architecture(
-        "RegNet (torchvision, OpenOOD)",
-        "regnet",
-        _stages("avgpool", "trunk_output.block{}"),
-        ("stem", "fc"),
-    ),
-    Architecture(
-        "ConvNeXt (torchvision)",
         "convnext",
         _stages("avgpool", "features.{}", (7, 5, 3, 1)),
-        # VGG, AlexNet and MobileNetV3 have `features.7` as well
         ("features.7.0.block", "classifier.2"),
     ),
+    # timm
     Architecture(
-        "ConvNeXt (timm)",
         "convnext",
         _stages("head.global_pool", "stages.{}", (3, 2, 1, 0)),
         ("stem", "stages.3.blocks", "norm_pre"),
     ),
+    # torchvision and timm
     Architecture(
-        "DenseNet (torchvision, timm)",
         "densenet",
         (Layer("norm5", "features.norm5", "maps"), *_stages("", "features.denseblock{}")[1:]),
         ("classifier",),

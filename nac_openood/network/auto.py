@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence
 
 import torch
@@ -33,8 +32,7 @@ _SAMPLES = 3
 _MOST_STAGES = 8
 
 
-@dataclass(frozen=True)
-class AutoLayers:
+class AutoLayers(NamedTuple):
     """The layers of a network that are worth reading.
 
     Attributes:
@@ -43,12 +41,10 @@ class AutoLayers:
         early: what NAC+ reads, in forward order: the last block of each stage but the last. If all
             blocks have one size, as in a transformer, the blocks at a quarter, half and three
             quarters of the depth. If the network has no such blocks, the head's input.
-        last: the last block of the last stage; None if all blocks have one size.
     """
 
     head_input: Layer
     early: tuple[Layer, ...]
-    last: Optional[Layer]
 
     @property
     def deepest_first(self) -> tuple[Layer, ...]:
@@ -86,13 +82,13 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     calls = {call.path: call for call in recorded.calls}
     table = [row for row in table_layers(inner) if row.path in calls]
 
-    def layer(block: Block, inside: bool) -> Layer:
+    def layer(block: Block) -> Layer:
         """The layer of a block, as in the table if that has the module or one inside it."""
         path = block.reader.path
         for row in table:
             same = calls[row.path].outputs[0].node == block.node
-            if same or (inside and row.path.startswith(f"{path}.")):
-                return replace(row, path=prefix + row.path)
+            if same or row.path.startswith(f"{path}."):
+                return row._replace(path=prefix + row.path)
         return Layer(path, prefix + path, block.reader.outputs[0].layout)
 
     output = nearest.outputs[0]
@@ -101,14 +97,13 @@ def auto_layers(net: nn.Module, x: Any) -> AutoLayers:
     for row in table_layers(inner)[:1]:
         if row in table and structure.is_after_products(calls[row.path], operand.node):
             head_input = row
-    head_input = replace(head_input, path=prefix + head_input.path)
+    head_input = head_input._replace(path=prefix + head_input.path)
     if head_input.layout == "tokens":
         # the code between a layer and the head may take some of its tokens
         layouts = token_layouts(inner, few, {"": net.get_submodule(head_input.path)})
-        head_input = replace(head_input, layout=layouts.get("") or "tokens")
-    blocks, last = structure.stages(operand.node)
-    early = tuple(layer(block, inside=last is None) for block in blocks)
-    return AutoLayers(head_input, early or (head_input,), last and layer(last, inside=False))
+        head_input = head_input._replace(layout=layouts.get("") or "tokens")
+    early = tuple(map(layer, structure.stages(operand.node)))
+    return AutoLayers(head_input, early or (head_input,))
 
 
 class Block(NamedTuple):
@@ -181,10 +176,10 @@ class Structure:
 
     # -- stages ----------------------------------------------------------------------------
 
-    def stages(self, end: int) -> tuple[list[Block], Optional[Block]]:
-        """The ends of the stages up to the node `end`, in forward order, and the last end.
+    def stages(self, end: int) -> list[Block]:
+        """The ends of all stages but the last up to the node `end`, in forward order.
 
-        The latter is None if all blocks have one size.
+        If all blocks have one size, those at the quarters of the depth.
         """
         products = [n for n in self.products if n <= end]
         modules = [b for b in map(self._block, self.calls) if b is not None and b.node <= end]
@@ -200,15 +195,14 @@ class Structure:
         if len(runs) > _MOST_STAGES:
             runs = _grouped(blocks, Size.same_resolution)
         if len(runs) < 2:
-            return _quarters(blocks if is_chain else _most_frequent_kind(blocks)), None
+            return _quarters(blocks if is_chain else _most_frequent_kind(blocks))
         if len(runs) == 2 and not is_chain:
             # add stages without branches, which lie between the stem and the first block
             known = (self.nodes[self.products[0]].value.size, blocks[0].size)
             links = self._links(modules, min(block.call.nodes.start for block in blocks) - 1)
             before = _grouped(links, Size.same_resolution)
             runs[:0] = [r for r in before if not any(map(r[0].size.same_resolution, known))]
-        *early, last = self._outermost([run[-1] for run in runs])
-        return early, None if is_chain and last.node == end else last
+        return self._outermost([run[-1] for run in runs[:-1]])
 
     def _outermost(self, blocks: Sequence[Block]) -> list[Block]:
         """Blocks read at the largest module that ends there and begins in the same stage."""

@@ -17,14 +17,15 @@ import sys
 import textwrap
 import types
 from functools import cache, partial
+from operator import is_
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping, Optional, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nac_openood.errors import NACError
-from nac_openood.network.replica import unwrap
+from nac_openood.network.replica import identities, unwrap
 from nac_openood.tensor_files import raw_bytes
 
 #: Source is compared within a version of Python only: `ast.unparse` differs between versions.
@@ -42,8 +43,12 @@ _IGNORED = frozenset(
 _OF_THE_MACHINE = re.compile("cuda|device|gpu|path|file|folder|log|debug|verbose|name|cfg|config")
 
 
-def fingerprint(net: nn.Module) -> dict[str, str]:
+def fingerprint(net: nn.Module, known: Optional[Mapping[str, str]] = None) -> dict[str, str]:
     """Hashes that are equal for equal networks, in every process and on every device.
+
+    Args:
+        net: the network.
+        known: its fingerprint before, if parameters and buffers are the same; they are not read.
 
     Returns:
         `structure`: names, shapes and precision of parameters and buffers. `weights`: their
@@ -58,8 +63,9 @@ def fingerprint(net: nn.Module) -> dict[str, str]:
         for attribute, text in _settings(module):
             key = f"setting {_class(module)}.{attribute}"
             settings.setdefault(key, []).append(f"{name} {text}")
+    tensors = _tensors(inner) if known is None else {n: known[n] for n in ("structure", "weights")}
     return {
-        **_tensors(inner),
+        **tensors,
         "modules": _hash(f"{name} {_class(module)}" for name, module in modules),
         **{key: _hash(lines)[:16] for key, lines in settings.items()},
         _FORWARD: _hash(_forward_code(inner)),
@@ -72,15 +78,73 @@ def identity(net: nn.Module) -> str:
     return _hash([found["structure"], found["weights"]])[:32]
 
 
-def difference(saved: Mapping[str, str], net: nn.Module) -> str:
-    """How `net` differs from the saved fingerprint, in words; "" if it does not.
+class Watch:
+    """Notices that a network has changed since it was first looked at.
+
+    A network that was moved to another device or put in train mode, which passes do not use, has
+    not changed. Values that were written through `.data` are noticed if one of them is the sample
+    that is kept of each tensor on the CPU, or by a `certain` comparison.
+
+    Attributes:
+        fingerprint: of the network at first.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net, self.fingerprint = unwrap(net), fingerprint(net)
+        self._look(identities(self._net.modules()))
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy compares all weights once
+        return {"_net": self._net, "fingerprint": self.fingerprint, "_structure": []}
+
+    def change(self, structure: Optional[list[int]] = None, *, certain: bool = False) -> str:
+        """How the network has changed, in words; "" if it has not.
+
+        Args:
+            structure: the `identities` of its modules; None looks at them.
+            certain: whether to compare all weights even if nothing suggests a change.
+        """
+        structure = structure or identities(self._net.modules())
+        same = not certain and bool(self._structure) and self._values() == self._seen
+        if same and structure != self._structure:
+            tensors = _plain_tensors(self._net)
+            same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        if not same or structure != self._structure:
+            found = difference(
+                self.fingerprint, fingerprint(self._net, self.fingerprint if same else None)
+            )
+            if found:
+                return found
+            self._look(structure)
+        return ""
+
+    def _look(self, structure: list[int]) -> None:
+        self._structure, self._tensors = structure, _plain_tensors(self._net)
+        self._versioned = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        on_cpu = [t.detach() for t in self._tensors if t.numel() and t.device.type == "cpu"]
+        # views, which show what is written into the tensors later
+        self._samples = [t[tuple(n // 2 for n in t.shape)] for t in on_cpu]
+        self._seen = self._values()
+
+    def _values(self) -> list[Any]:
+        """What changes with the values of the tensors and is read quickly."""
+        versions = [tensor._version for tensor in self._versioned]
+        return [*versions, *map(Tensor.data_ptr, self._tensors), *map(Tensor.item, self._samples)]
+
+
+def _plain_tensors(net: nn.Module) -> list[Tensor]:
+    tensors = (*net.parameters(), *net.buffers())
+    return [t for t in tensors if type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided]
+
+
+def difference(saved: Mapping[str, str], net: Union[nn.Module, Mapping[str, str]]) -> str:
+    """How `net`, or its fingerprint, differs from a saved fingerprint, in words; "" if it does not.
 
     Only what both have is compared: a setting that one of them does not have is new in another
     version of a library or of this package. Early fingerprints have `structure` and `weights` only.
     """
     if not {"structure", "weights"} <= set(saved):
         raise NACError("its fingerprint of the network has no 'structure' and 'weights'.")
-    now = fingerprint(net)
+    now = fingerprint(net) if isinstance(net, nn.Module) else net
     names = [name for name in now if now[name] != saved.get(name, now[name])]
     if "structure" in names:
         return "its parameters have other names, shapes or precision (another architecture)"
@@ -98,9 +162,13 @@ def _tensors(net: nn.Module) -> dict[str, str]:
     for name, tensor in sorted(net.state_dict().items()):
         if not isinstance(tensor, torch.Tensor):
             continue  # a module may keep other extra state
+        if type(tensor) is torch.Tensor and tensor.is_meta:  # a subclass may keep its own values
+            name = type(net).__name__
+            raise NACError(f"the weights of {name} are on the meta device: load them.")
+        values = raw_bytes(tensor.detach().cpu())
         name = name.replace("_orig_mod.", "")
         structure.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        weights.update(raw_bytes(tensor.detach().cpu()))
+        weights.update(values)
     return {"structure": structure.hexdigest(), "weights": weights.hexdigest()}
 
 

@@ -135,6 +135,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if torch.is_inference_mode_enabled():  # where operations arrive in larger pieces
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         read = [(t, self._node_of(t)) for t in tensors_in((args, kwargs))]
         addresses = {_address(t) for t, _ in read}
         read = [(t, node) for t, node in read if node != _STATIC]
@@ -189,19 +194,18 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
         x: a batch as it takes it.
     """
     recorder, batch = Recorder(net), sample_count(x)
-    calls: dict[str, list[Optional[Call]]] = {}
-    starts: dict[str, int] = {}
+    starts: dict[str, list[int]] = {}
+    calls: dict[str, Call] = {}
 
     def before(path: str, module: nn.Module, inputs: Any) -> None:
-        calls.setdefault(path, []).append(None)
-        starts[path] = len(recorder.nodes)
+        starts.setdefault(path, []).append(len(recorder.nodes))
 
     def after(path: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        nodes = range(starts[path], len(recorder.nodes))
+        nodes = range(starts[path][-1], len(recorder.nodes))
         found = tuple(filter(None, map(recorder.value, tensors_in(output))))
         has_rows = bool(found) and found[0].shape[:1] == (batch,) and len(found[0].shape) > 1
         readable = isinstance(output, Tensor) and has_rows and found[0].layout is not None
-        calls[path][-1] = Call(path, module, nodes, found, readable)
+        calls[path] = Call(path, module, nodes, found, readable)
 
     modules = [(path, module) for path, module in net.named_modules() if path]
     with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
@@ -212,8 +216,8 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
             on_output=[(module, partial(after, path)) for path, module in modules],
             adapt=_layer_by_layer,
         )
-    once = [found[0] for found in calls.values() if len(found) == 1]
-    recorder.calls = [one for one in once if one is not None and one.outputs]
+    once = [path for path, begun in starts.items() if len(begun) == 1 and path in calls]
+    recorder.calls = [calls[path] for path in once if calls[path].outputs]
     return recorder
 
 

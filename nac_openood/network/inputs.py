@@ -7,6 +7,7 @@ module handles these forms; all others count samples, take rows and call network
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Iterator, Mapping, Optional, Sequence, Union
@@ -88,6 +89,11 @@ def describe_value(value: Any) -> str:
     return f"{kind} of {', '.join(parts) or 'nothing'}"
 
 
+def sample_shape(x: Any) -> str:
+    """The shape of one sample of a batch, as in "3 x 32 x 32"; "" for inputs by name."""
+    return " x ".join(map(str, x.shape[1:])) if isinstance(x, Tensor) else ""
+
+
 def tensors_in(x: Any) -> list[Tensor]:
     """All tensors of a batch, in order."""
     return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
@@ -152,8 +158,20 @@ def prepare(net: nn.Module, x: Any) -> Any:
     if not sample_count(x):
         raise ProbeError(f"expected a batch of at least one sample, got {describe_value(x)}.")
     weights = next((p for p in net.parameters() if p.is_floating_point()), None)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise ProbeError(
+            "networks cannot be read inside of torch.func (grad, vmap, ...): the gradients of a "
+            "pass are its own, and its results have none. Call it with tensors as they are."
+        )
 
     def move(tensor: Tensor) -> Tensor:
+        empty = type(tensor) is Tensor and tensor.is_meta  # a subclass may keep its own values
+        if tensor.layout != torch.strided or tensor.is_nested or empty:
+            kind = "nested" if tensor.is_nested else "meta" if empty else str(tensor.layout)
+            raise ProbeError(
+                f"expected dense tensors with values, got {kind}. "
+                "Pass x.to_dense(), or pad sequences to one length and pass a mask."
+            )
         if weights is not None:
             dtype = weights.dtype if tensor.is_floating_point() else tensor.dtype
             tensor = tensor.to(weights.device, dtype, non_blocking=True)
@@ -202,6 +220,7 @@ def token_mask(net: nn.Module, x: Inputs) -> Optional[Tensor]:
 
 def _signature(net: nn.Module) -> tuple[list[str], bool]:
     """The names of the parameters of `forward`, and whether it takes any other name, too."""
+    net = net.net if isinstance(net, NamedOutput) else net
     try:
         found = list(inspect.signature(net.forward).parameters.values())
     except (TypeError, ValueError):  # compiled code has no signature
@@ -220,13 +239,19 @@ def explained(x: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        hint = _common_mistake(x)
+        hint = _common_mistake(x, str(error))
         if not hint or isinstance(error, (NACError, MemoryError, torch.cuda.OutOfMemoryError)):
             raise
         raise ProbeError(f"the network failed on this batch: {first_line(error)} {hint}") from error
 
 
-def _common_mistake(x: Any) -> Optional[str]:
+#: Errors that name the module's idea of a batch, not the user's.
+_SHAPES = re.compile(
+    "channels|shapes cannot be multiplied|size of tensor|input of size|normalized_shape"
+)
+
+
+def _common_mistake(x: Any, error: str) -> Optional[str]:
     tensors = tensors_in(x)
     found = f"The batch has {describe_value(x)}"
     if isinstance(x, _SEQUENCES) and len(tensors) > 1 and len({t.shape for t in tensors}) == 1:
@@ -242,7 +267,13 @@ def _common_mistake(x: Any) -> Optional[str]:
             )
         if tensor.ndim == 3 and tensor.shape[0] in (1, 3, 4):
             return f"{found}. {_NO_BATCH}"
-    return None
+    if "nference tensor" in error:
+        return (
+            "Its forward uses torch.inference_mode, which allows no gradients: use torch.no_grad "
+            "there, or LayerConfig(state='output'), which needs none."
+        )
+    another = f"{found}: has it another number of channels, or size, than the network takes?"
+    return another if _SHAPES.search(error) else None
 
 
 # -- outputs and precision -----------------------------------------------------
@@ -251,22 +282,28 @@ def _common_mistake(x: Any) -> Optional[str]:
 def logits_of(output: Any, x: Inputs) -> Tensor:
     """The logits `[batch, classes]` in what a network returned.
 
-    The output is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs; or a
-    tuple that begins with one of these. A single logit `z` per sample, `[batch]` or `[batch, 1]`,
-    as of classifiers with a sigmoid, counts as the two logits `[0, z]`: `softmax([0, z])[1]` is
-    `sigmoid(z)`.
+    The output is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs and
+    named tuples; or another tuple that begins with one of these. `NamedOutput` is for all others.
+    A single logit `z` per sample, `[batch]` or `[batch, 1]`, as of classifiers with a sigmoid,
+    counts as the two logits `[0, z]`: `softmax([0, z])[1]` is `sigmoid(z)`.
 
     Args:
         output: what the network returned.
         x: the batch it was called with.
     """
     found = returned_logits(output)
+    if found is not None and not found.is_floating_point():
+        raise ProbeError(
+            f"expected logits from the network, got {found.dtype} of {describe_value(found)}, such "
+            "as numbers of classes. Let it return the logits that they are chosen by."
+        )
     if found is not None and (found.ndim == 1 or found.shape[1:] == (1,)):
         found = torch.stack([torch.zeros_like(found), found], dim=1).flatten(1)
     if found is None or found.ndim != 2 or found.shape[1] < 2:
         raise ProbeError(
             "expected logits of shape [batch, classes] from the network, or [batch] for two "
-            f"classes; got {describe_value(output)}. Wrap a network that returns something else."
+            f"classes; got {describe_value(output)}. Name the output that they are, as `output` of "
+            "NACDetector, or wrap the network."
         )
     if found.shape[0] != sample_count(x):
         raise ProbeError(
@@ -278,9 +315,40 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
 
 def returned_logits(output: Any) -> Optional[Tensor]:
     """The tensor of logits that a network returned, as it is; None if there is none."""
-    found = output[0] if isinstance(output, _SEQUENCES) and output else output
+    first = isinstance(output, _SEQUENCES) and output and not hasattr(output, "logits")
+    found = output[0] if first else output
     found = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", found)
     return found if isinstance(found, Tensor) else None
+
+
+class NamedOutput(nn.Module):
+    """A network that returns several things, of which one is used.
+
+    Args:
+        net: the network.
+        output: which one: its number in a tuple, or its name.
+    """
+
+    def __init__(self, net: nn.Module, output: Union[int, str]) -> None:
+        super().__init__()
+        self.net, self.output = net, output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of that name."""
+        found = self.net(*args, **kwargs)
+        if isinstance(self.output, str) and hasattr(found, self.output):
+            return getattr(found, self.output)
+        try:
+            return found[self.output]
+        except (TypeError, LookupError):
+            raise ProbeError(
+                f"the network returns {describe_value(found)}, without an output {self.output!r}."
+            ) from None
+
+
+def named_output(net: nn.Module, output: Union[int, str, None]) -> nn.Module:
+    """The network with that output; None leaves it as it is."""
+    return net if output is None or isinstance(net, NamedOutput) else NamedOutput(net, output)
 
 
 def checked_autocast(dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:

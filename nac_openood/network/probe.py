@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
-from typing import Any, Collection, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Collection, Iterable, Mapping, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -202,10 +200,18 @@ class Taps:
         layers: what to read, by name.
         wanted: the names of the layers whose gradients to compute.
         mean: whether to average over positions instead of summing.
+        pool: what to read of activations and gradients; None is what the layer's layout says.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], wanted: Collection[str], mean: bool) -> None:
-        self._layers, self._wanted, self._mean = layers, wanted, mean
+    def __init__(
+        self,
+        layers: Mapping[str, Layer],
+        wanted: Collection[str],
+        *,
+        mean: bool = False,
+        pool: Optional[Pool] = None,
+    ) -> None:
+        self._layers, self._wanted, self._mean, self._pool = layers, wanted, mean, pool
         self._mask: Optional[Tensor] = None
         self._anchor = torch.zeros((), requires_grad=True)
         self._activations: dict[str, Tensor] = {}
@@ -252,7 +258,9 @@ class Taps:
                 f"layer '{name}' (module '{layer.path}', {type(module).__name__}) returns "
                 f"{type(output).__name__}, expected one tensor. Choose a module inside or after it."
             )
-        pool = pooling_for(layer.layout, output.shape, name, mean=self._mean, mask=self._mask)
+        pool = self._pool or pooling_for(
+            layer.layout, output.shape, name, mean=self._mean, mask=self._mask
+        )
         self._activations[name] = pool(output.detach())
         if name not in self._wanted:
             return None
@@ -281,25 +289,22 @@ class Taps:
                 "(torch.no_grad, .detach()). Choose a module between the input and the logits."
             )
 
-    def clear(self) -> None:
-        """Forget what was read, before another pass."""
-        self._activations.clear()
-
     def readings(self, batch: int) -> dict[str, Reading]:
-        """The readings of a batch of `batch` samples."""
-        missing = [name for name in self._layers if name not in self._activations]
+        """The readings of a batch of `batch` samples, which end the pass."""
+        activations, self._activations = self._activations, {}
+        missing = [name for name in self._layers if name not in activations]
         if missing:
             raise ProbeError(
                 f"layer {', '.join(map(repr, missing))} did not run in the forward pass. Choose a "
                 "module that the logits are computed with."
             )
-        for name, activation in self._activations.items():
+        for name, activation in activations.items():
             if activation.shape[0] != batch:
                 raise ProbeError(
                     f"layer '{name}' outputs {activation.shape[0]} rows for a batch of {batch}: "
                     "it mixes samples with positions (windows, crops). Choose a module around it."
                 )
-        return {n: Reading(self._activations[n], self._gradients.get(n)) for n in self._layers}
+        return {n: Reading(activations[n], self._gradients.get(n)) for n in self._layers}
 
 
 class ReadNetwork(nn.Module):
@@ -328,7 +333,6 @@ class ReadNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> BatchReadings:
         """Logits and readings of a batch `[batch, ...]`."""
-        self._taps.clear()
         logits = logits_of(self.net(x), x)
         return BatchReadings(logits, self._taps.readings(x.shape[0]))
 
@@ -352,45 +356,32 @@ def with_layouts(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> Optiona
     found = token_layouts(inner, inputs.rows(inputs.prepare(inner, x), slice(3)), unknown)
     if None in found.values():
         return None
-    return {n: replace(layer, layout=found.get(n, layer.layout)) for n, layer in layers.items()}
+    return {n: layer._replace(layout=found.get(n, layer.layout)) for n, layer in layers.items()}
 
 
 def token_layouts(
     net: nn.Module, x: Inputs, modules: Mapping[str, nn.Module]
 ) -> dict[str, Optional[str]]:
-    """Find the layouts of modules that return tokens, by name; None where it is ambiguous.
+    """Find which tokens the logits depend on, by name of a module that returns tokens.
+
+    The result has a layout for each such module, None where it is ambiguous.
 
     Args:
         net: the network, without wrappers.
         x: a batch as it takes it.
         modules: of `net`, by name.
     """
-    batch, mask = inputs.sample_count(x), inputs.token_mask(net, x)
-    seen: dict[str, Tensor] = {}
-
-    def observe(name: str, module: nn.Module, inputs: Any, output: Any) -> Optional[Tensor]:
-        is_tokens = isinstance(output, Tensor) and output.ndim == 3 and output.is_floating_point()
-        if not is_tokens or output.shape[0] != batch:
-            return None
-        seen[name] = output if output.requires_grad else output.detach().requires_grad_()
-        return seen[name].clone()  # an operation in place must not change what was seen
-
-    observers = [(module, partial(observe, name)) for name, module in modules.items()]
-    gradients: Sequence[Optional[Tensor]] = ()
-    with replica.kept_random_state(), torch.inference_mode(False), torch.enable_grad():
+    mask, found = inputs.token_mask(net, x), {}
+    for name, module in modules.items():
+        taps = Taps({name: Layer(name, "")}, [name], pool=lambda tensor: (tensor != 0).any(dim=-1))
         try:
-            logits = inputs.returned_logits(replica.run(net, x, on_output=observers))
-            if seen and logits is not None and logits.requires_grad:
-                # different weights, so that gradients do not cancel
-                by = torch.arange(1, logits.shape[-1] + 1, device=logits.device)
-                total = (logits.float() * by).sum()
-                gradients = torch.autograd.grad(total, list(seen.values()), allow_unused=True)
-        except RuntimeError:  # no gradient can be computed: then all tokens count
-            gradients = ()
-    return {
-        name: "tokens" if gradient is None else _layout((gradient != 0).any(dim=2), mask)
-        for name, gradient in zip_longest(seen, gradients)
-    }
+            with replica.kept_random_state():
+                read = taps.run(net, x, {name: module})[name].gradient
+        except (ProbeError, RuntimeError):  # no gradient can be computed: then all tokens count
+            continue
+        if read is not None and read.ndim == 2:
+            found[name] = _layout(read != 0, mask)
+    return found
 
 
 def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:

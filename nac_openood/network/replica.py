@@ -42,6 +42,8 @@ _REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(v
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: Types of values that refer to no module; most attributes of a module have one of them.
 _SIMPLE = {type(None), bool, int, float, str, bytes, Tensor}
+#: The file with the code of functions below a decorator such as @torch.inference_mode().
+_DECORATORS = torch.no_grad()(lambda: None).__code__.co_filename
 #: Longer containers hold data, not modules; they are not searched.
 _LONGEST = 1000
 
@@ -70,9 +72,13 @@ class ReplicaCache:
 
     Every pass has a replica to itself. One on which `forward` has left something is not used
     again, and neither is one after an error.
+
+    Attributes:
+        last: the `identities` of the network in the last pass.
     """
 
     def __init__(self) -> None:
+        self.last: list[int] = []
         self._free: list[Replica] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +86,8 @@ class ReplicaCache:
 
     def take(self, net: nn.Module, read: Iterable[nn.Module], adapt: Optional[Adapt]) -> Replica:
         """A replica of `net`, adapted to the modules that are read; made if none is free."""
-        state = [*map(id, read), *_identities(net.modules())]
+        self.last = identities(net.modules())
+        state = [*map(id, read), *self.last]
         with suppress(IndexError):  # raised when no replica is left
             while True:
                 replica = self._free.pop()
@@ -89,28 +96,28 @@ class ReplicaCache:
         replica = Replica(net)
         if adapt is not None:
             adapt(replica.modules)
-        replica.original, replica.pristine = state, [*_identities(replica.modules.values())]
+        replica.original, replica.pristine = state, identities(replica.modules.values())
         return replica
 
     def give_back(self, replica: Replica) -> None:
         """Keep a replica for the next pass, if the last one left it unchanged."""
-        if replica.reusable and replica.pristine == [*_identities(replica.modules.values())]:
+        if replica.reusable and replica.pristine == identities(replica.modules.values()):
             self._free.append(replica)
 
 
-def _identities(modules: Iterable[nn.Module]) -> Iterator[int]:
+def identities(modules: Iterable[nn.Module]) -> list[int]:
     """The identities of everything that modules consist of.
 
     A replica keeps the attributes that it shares alive, so no new object gets the same identity.
     """
-    for name in _HOOKS:
-        yield from map(id, getattr(torch_module, f"_global{name}").values())
+    found = [id(h) for name in _HOOKS for h in getattr(torch_module, f"_global{name}").values()]
     for module in modules:
-        yield id(type(module))
+        found.append(id(type(module)))
         for value in vars(module).values():
-            yield id(value)
+            found.append(id(value))
             if isinstance(value, dict):
-                yield from map(id, value.values())
+                found.extend(map(id, value.values()))
+    return found
 
 
 def run(
@@ -204,7 +211,7 @@ class Replica:
 
     Attributes:
         modules: the replicas by their originals, that of `net` first.
-        reusable: whether `_identities` of `net` shows if they are still replicas of it.
+        reusable: whether `identities` of `net` shows if they are still replicas of it.
     """
 
     original: list[int]
@@ -259,6 +266,11 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
             state[name] = _rebound(value, new)
             shared &= state[name] is value
     state["training"] = False
+    forward: Any = type(module).forward
+    code = getattr(forward, "__code__", None)
+    if code is not None and code.co_filename == _DECORATORS and "forward" not in state:
+        # without @torch.inference_mode() or @torch.no_grad(), below which there are no gradients
+        state["forward"] = MethodType(forward.__wrapped__, new[id(module)])
     if isinstance(module, nn.TransformerEncoder):
         state["use_nested_tensor"] = False  # such tensors cannot be read
     if isinstance(state["_modules"].get("_orig_mod"), nn.Module):  # made by torch.compile(module)
@@ -351,7 +363,9 @@ def kept_random_state(seed: Optional[int] = None) -> Iterator[None]:
     saved, numpy_state, python_state = torch_states(), np.random.get_state(), random.getstate()
     try:
         if seed is not None:
-            seed_all(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
         yield
     finally:
         here = threading.current_thread()
@@ -368,10 +382,3 @@ def torch_states() -> list[Tensor]:
     """The states of torch's generators, the CPU's first."""
     on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *on_gpu]
-
-
-def seed_all(seed: int) -> None:
-    """Seed the generators of torch, CUDA, NumPy and Python."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """Patches that let OpenOOD run on NumPy 2, on new Pythons and without a GPU.
 
-Nothing is patched on import. `apply_compat()` applies the patches that this machine needs,
-`remove_compat()` removes them, and `compat()` does both around a block. OpenOOD's files are not
-changed. Only the calls that OpenOOD makes are patched, so that others are not slowed down.
+Nothing is patched on import: `compat()` applies the patches that this machine needs around a block.
+OpenOOD's files are not changed. Only the calls that OpenOOD makes are patched, so that others are
+not slowed down.
 """
 
 from __future__ import annotations
@@ -11,51 +11,37 @@ import functools
 import multiprocessing
 import sys
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import torch
 
-#: The patches that are applied now, and what undoes each of them.
-applied: dict[str, ExitStack] = {}
+#: The names of the patches that are applied now.
+applied: set[str] = set()
 
 
-def apply_compat(on_cpu: bool = False) -> tuple[str, ...]:
-    """Apply the patches that are needed and not applied yet.
+@contextmanager
+def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
+    """Apply the patches that are needed until the block ends; earlier patches stay.
 
     Args:
         on_cpu: keep OpenOOD on the CPU even if there is a GPU.
 
-    Returns:
-        The names of the patches applied by this call; pass them to `remove_compat` to remove
-        exactly these. A second call applies nothing and returns `()`.
+    Yields:
+        The names of the patches that are applied in this block and not before.
     """
     patches = {
         "numpy-names": (bool(_missing_in_numpy()), _add_numpy_names),
         "fork-workers": (sys.platform == "linux" and _start_method() != "fork", _fork_workers),
         "cuda-to-cpu": (on_cpu or not torch.cuda.is_available(), _use_cpu),
     }
-    new = {n: patch for n, (needed, patch) in patches.items() if needed and n not in applied}
-    for name, patch in new.items():
-        patch(applied.setdefault(name, ExitStack()))
-    return tuple(new)
-
-
-def remove_compat(names: Optional[Iterable[str]] = None) -> None:
-    """Remove the patches `names` (default: all)."""
-    for name in list(applied if names is None else names):
-        if name in applied:
-            applied.pop(name).close()
-
-
-@contextmanager
-def compat(on_cpu: bool = False) -> Iterator[tuple[str, ...]]:
-    """Apply the patches that are needed until the block ends; earlier patches stay."""
-    names = apply_compat(on_cpu)
-    try:
-        yield names
-    finally:
-        remove_compat(names)
+    new = [name for name, (needed, _) in patches.items() if needed and name not in applied]
+    with ExitStack() as undo:
+        for name in new:
+            undo.callback(applied.remove, name)
+            applied.add(name)
+            patches[name][1](undo)
+        yield tuple(new)
 
 
 def replace_attribute(owner: Any, name: str, value: Any, undo: ExitStack) -> None:

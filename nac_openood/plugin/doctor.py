@@ -13,7 +13,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Iterable, Iterator, NamedTuple, Union
+from typing import Any, Iterable, Iterator, NamedTuple, Union
 
 from nac_openood.plugin.source import find_openood
 
@@ -82,10 +82,9 @@ def examine_platform() -> Iterator[Check]:
     """Python, NumPy, torch and the GPU."""
     yield Check("python", OK, platform.python_version())
     version = metadata.version("numpy")
-    if tuple(int(part) for part in version.split(".")[:2]) < (1, 24):
-        yield Check("numpy", OK, version)
-    else:
-        yield Check("numpy", WARNING, f"{version} lacks names that OpenOOD uses", _COMPAT)
+    complete = tuple(int(part) for part in version.split(".")[:2]) < (1, 24)
+    lacking = f"{version} lacks names that OpenOOD uses"
+    yield _check("numpy", complete and version, lacking, _COMPAT, WARNING)
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library that does not fit
@@ -93,47 +92,37 @@ def examine_platform() -> Iterator[Check]:
         yield Check("torch", MISSING, detail, f"{_PIP} torch torchvision")
         return
     yield Check("torch", OK, str(torch.__version__))
-    if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Check("GPU", OK, ", ".join(names))
-    else:
-        yield Check("GPU", WARNING, "none, but OpenOOD calls .cuda() anyway", _COMPAT)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    yield _check(
+        "GPU", ", ".join(names), "none, but OpenOOD calls .cuda() anyway", _COMPAT, WARNING
+    )
 
 
 def examine_packages() -> Iterator[Check]:
     """OpenOOD, what it imports, and pytorch-ood, which has baselines where OpenOOD is missing."""
     tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
-    if tree is not None:
-        yield Check("OpenOOD", OK, str(tree))
-    else:
-        detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
-        # without its dependencies: it asks for a faiss-gpu that pip cannot find
-        clone = "git clone https://github.com/Jingkang50/OpenOOD"
-        yield Check("OpenOOD", MISSING, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
+    detail = f"no openood/__init__.py in OPENOOD_SRC={named}" if named else "not installed"
+    # without its dependencies: it asks for a faiss-gpu that pip cannot find
+    clone = "git clone https://github.com/Jingkang50/OpenOOD"
+    yield _check("OpenOOD", tree, detail, f"{clone} && {_PIP} --no-deps -e ./OpenOOD")
     for module, (requirement, use) in DEPENDENCIES.items():
-        if importlib.util.find_spec(module) is None:
-            fix = _LIBMR if module == "libmr" else f"{_PIP} 'nac-openood[openood]'"
-            yield Check(module, MISSING, f"not installed; needed for {use}", fix)
-        else:
-            name = requirement.split("==")[0]
-            yield Check(module, OK, _version(name) or "installed by another package")
-    version = _version("pytorch-ood")
-    if version:
-        yield Check("pytorch-ood", OK, version)
-    else:
-        detail = "not installed; it provides baselines where OpenOOD is missing"
-        yield Check("pytorch-ood", WARNING, detail, f"{_PIP} 'nac-openood[baselines]'")
+        version = _version(requirement.split("==")[0]) or "installed by another package"
+        found = importlib.util.find_spec(module) is not None and version
+        fix = _LIBMR if module == "libmr" else f"{_PIP} 'nac-openood[openood]'"
+        yield _check(module, found, f"not installed; needed for {use}", fix)
+    detail = "not installed; it provides baselines where OpenOOD is missing"
+    fix = f"{_PIP} 'nac-openood[baselines]'"
+    yield _check("pytorch-ood", _version("pytorch-ood"), detail, fix, WARNING)
 
 
 def examine_import() -> Check:
     """Import OpenOOD's evaluation API with compat in another process."""
     command = [sys.executable, "-c", _IMPORT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Check("import of OpenOOD", OK, "works with compat")
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     fix = "install what is missing; if nothing is, report this line as a bug"
-    return Check("import of OpenOOD", MISSING, lines[-1], fix)
+    works = not done.returncode and "works with compat"
+    return _check("import of OpenOOD", works, lines[-1], fix)
 
 
 def examine_data(data_root: _Folder) -> Iterator[Check]:
@@ -141,26 +130,28 @@ def examine_data(data_root: _Folder) -> Iterator[Check]:
     for name in ("benchmark_imglist", "images_classic", "images_largescale"):
         folder = Path(data_root) / name
         inside = sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-        if inside:
-            yield Check(f"data: {name}", OK, f"{folder}: {', '.join(inside)}")
-            continue
         # ImageNet is large, and the CIFAR benchmarks do not need it
-        status, data = MISSING, "cifar-10"
-        if name == "images_largescale":
-            status, data = WARNING, "imagenet-1k"
+        large = name == "images_largescale"
+        data, status = ("imagenet-1k", WARNING) if large else ("cifar-10", MISSING)
         fix = _download(f"datasets --datasets {data} --save_dir {shlex.quote(str(data_root))}")
-        yield Check(f"data: {name}", status, f"{folder} is empty or does not exist", fix)
+        found = inside and f"{folder}: {', '.join(inside)}"
+        detail = f"{folder} is empty or does not exist"
+        yield _check(f"data: {name}", found, detail, fix, status)
 
 
 def examine_checkpoints(results_root: _Folder) -> Check:
     """Checkpoints in the layout that OpenOOD's evaluation script reads."""
     runs = sorted({path.parent.parent.name for path in Path(results_root).glob("*/s*/best.ckpt")})
-    if runs:
-        return Check("checkpoints", OK, f"{results_root}: {', '.join(runs)}")
     # the script wants a folder for data as well, though it does not use it here
     folders = f"./data {shlex.quote(str(results_root))}"
     fix = _download(f"checkpoints --checkpoints cifar10_res18_v1.5 --save_dir {folders}")
-    return Check("checkpoints", MISSING, f"no */s*/best.ckpt in {results_root}", fix)
+    found = runs and f"{results_root}: {', '.join(runs)}"
+    return _check("checkpoints", found, f"no */s*/best.ckpt in {results_root}", fix)
+
+
+def _check(name: str, found: Any, problem: str, fix: str, status: str = MISSING) -> Check:
+    """`ok` with what was found; if that is empty, `status`, the problem and how to fix it."""
+    return Check(name, OK, str(found)) if found else Check(name, status, problem, fix)
 
 
 def checks_text(checks: Iterable[Check]) -> str:
@@ -168,13 +159,10 @@ def checks_text(checks: Iterable[Check]) -> str:
     checks = list(checks)
     width = max((len(check.name) for check in checks), default=0)
     lines = [f"{check.status:<7}  {check.name:<{width}}  {check.detail}" for check in checks]
-    fixes: dict[str, list[str]] = {}
-    for check in checks:
-        if check.fix:
-            fixes.setdefault(check.fix, []).append(check.name)
-    if fixes:
-        lines += ["", "How to fix it:"]
-    for fix, names in fixes.items():
+    fixes = dict.fromkeys(check.fix for check in checks if check.fix)
+    lines += ["", "How to fix it:"] if fixes else []
+    for fix in fixes:
+        names = [check.name for check in checks if check.fix == fix]
         lines += [f"  {', '.join(names)}:", f"      {fix}"]
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from nac_openood.network.fingerprint import difference, fingerprint
 from nac_openood.plugin.source import IMPORT_ERRORS, import_failure
 from nac_openood.search import SURROGATE_LABEL, SearchResult
 from nac_openood.search.advise import Advice
-from nac_openood.search.recipe import ReadingSet, advise_after_search, gather, search_settings
+from nac_openood.search.recipe import ReadingSet, gather, set_up
 
 try:
     from openood.postprocessors.base_postprocessor import BasePostprocessor
@@ -98,36 +98,37 @@ class NACPostprocessor(BasePostprocessor):
         detector = NACDetector(net, settings.layer_choice, rule=settings.rule, fast=settings.fast)
         train = _unaugmented(_loader(id_loader_dict, "train"))
         if self.APS_mode and self.args_dict:
-            id_val = _loader(id_loader_dict, "val")
-            self._search(detector, settings, train, id_val, (ood_loader_dict or {}).get("val"))
+            id_val, ood_val = _loader(id_loader_dict, "val"), (ood_loader_dict or {}).get("val")
+            if ood_val is None:
+                warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=3)
+            if settings.search_in == "openood":
+                self._read(detector, settings, train, id_val, ood_val)
+            else:
+                self._search(net, settings, train, id_val, ood_val)
         else:
             detector.fit(train, settings.n_samples)
             if rule_named(settings.rule).needs_calibration:
                 detector.calibrate(_loader(id_loader_dict, "val"))
             self._use(detector.layers, detector.rule_)
-            self._detector = detector
+        if self._rule is not None:
+            self._detector_on(net)
         self.setup_flag = True
 
-    def _search(
-        self, detector: NACDetector, settings: NACConfig, train: Any, id_val: Any, ood_val: Any
-    ) -> None:
-        """Read everything once; then search here, or leave it to OpenOOD's sweep."""
-        readings = gather(
-            detector, train, id_val, ood_val, n_samples=settings.n_samples, n_held_out=_HELD_OUT
-        )
-        if readings.surrogate:
-            warnings.warn(f"there is no OOD validation data: {SURROGATE_LABEL}.", stacklevel=4)
+    def _read(self, reader: NACDetector, settings: NACConfig, *loaders: Any) -> None:
+        """Read everything once, and leave the search to OpenOOD's sweep."""
+        readings = gather(reader, *loaders, n_samples=settings.n_samples, n_held_out=0)
         self._use(settings.layers)
-        if settings.search_in == "openood":
-            self._cache = readings, [(id_val, readings.id_val), (ood_val, readings.ood_val)]
-            for _, validation in self._cache[1]:
-                validation.check_finite("validation")
-            return
-        found = self.search_result = search_settings(readings, settings, strategy="grid")
-        rule = fit_rule(rule_named(settings.rule)(found.layers), readings.fit.batches())
-        self._use(found.layers, rule)
-        self._detector_on(detector.net)
-        self.hyperparam_search_done = True
+        self._cache = readings, list(zip(loaders[1:], (readings.id_val, readings.ood_val)))
+        for _, validation in self._cache[1]:
+            validation.check_finite("validation")
+
+    def _search(self, net: nn.Module, settings: NACConfig, *loaders: Any) -> None:
+        """Read everything once, search, and fit with the best settings."""
+        settings = replace(settings, search=True)
+        detector, found, self.advice = set_up(net, settings, *loaders, n_held_out=_HELD_OUT)
+        assert found is not None and self.advice is not None
+        self._use(found.layers, detector.rule_)
+        self.search_result, self.hyperparam_search_done = found, True
         if found.overfits:
             warnings.warn(
                 f"NAC's settings overfit: they separate held-out training from validation samples "
@@ -135,7 +136,6 @@ class NACPostprocessor(BasePostprocessor):
                 "or a larger full_count overfit less; see docs/search.md.",
                 stacklevel=4,
             )
-        self.advice = advise_after_search(rule, readings)
         for text in self.advice.warnings:
             warnings.warn(f"{text}. See docs/which_method.md.", stacklevel=4)
 
@@ -204,7 +204,6 @@ class NACPostprocessor(BasePostprocessor):
             warnings.warn(
                 f"a fitted NACPostprocessor was loaded, but {changed}: it is fitted again. Delete "
                 f"the outdated {self._name}.pkl in postprocessors/ (and in scores/, if any).",
-                UserWarning,
                 stacklevel=3,
             )
         return not changed

@@ -53,7 +53,7 @@ def register(compat: bool = False) -> bool:
         return False
     with ExitStack() as undo:
         if compat:
-            undo.callback(patches.remove_compat, patches.apply_compat())
+            undo.enter_context(patches.compat())
         try:
             _replace_lookups(undo)
         except IMPORT_ERRORS as error:
@@ -83,7 +83,6 @@ def _replace_lookups(undo: ExitStack) -> None:
             warnings.warn(
                 f"OpenOOD has a postprocessor '{name}' of its own, which is kept. To use this one, "
                 "pass Evaluator(postprocessor=NACPostprocessor(config)).",
-                UserWarning,
                 stacklevel=4,
             )
         else:

@@ -11,7 +11,6 @@ import re
 import sys
 import warnings
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Iterator, Optional
 
@@ -36,10 +35,17 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
     """
     from nac_openood.plugin.compat import compat
 
-    tree = openood_tree()
+    tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
+    if tree is None:
+        known = (
+            f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
+        )
+        raise NACError(
+            f"Expected OpenOOD, but {known}. `nac-openood doctor` shows how to install it; "
+            '`backend="pytorch-ood"` does not need it.'
+        )
     if str(tree) not in sys.path:
         sys.path.append(str(tree))
-        importlib.invalidate_caches()
     with compat(on_cpu):
         try:
             with warnings.catch_warnings():
@@ -61,22 +67,6 @@ def find_openood() -> Optional[Path]:
     return None
 
 
-def openood_tree() -> Path:
-    """The folder that holds the package `openood`.
-
-    Raises:
-        NACError: OpenOOD is not installed, and OPENOOD_SRC names no source tree of it.
-    """
-    tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
-    if tree is not None:
-        return tree
-    found = f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
-    raise NACError(
-        f"Expected OpenOOD, but {found}. `nac-openood doctor` shows how to install it; "
-        '`backend="pytorch-ood"` does not need it.'
-    )
-
-
 def import_failure(error: Exception) -> str:
     """The error message if OpenOOD cannot be imported."""
     text = f"OpenOOD cannot be imported: {error}"
@@ -86,26 +76,15 @@ def import_failure(error: Exception) -> str:
 
 
 @functools.cache
-def openood_title(tree: Path) -> str:
-    """OpenOOD and its version, e.g. "OpenOOD 1.5"."""
-    setup = tree / "setup.py"
+def openood_code(tree: Path) -> tuple[str, str]:
+    """OpenOOD and its version, e.g. "OpenOOD 1.5", and a hash of its code."""
+    setup, digest = tree / "setup.py", hashlib.sha256()
     text = setup.read_text(encoding="utf-8", errors="replace") if setup.is_file() else ""
     found = re.search(r"""\bversion=['"]([\w.+-]+)['"]""", text)
-    if found is not None:
-        return f"OpenOOD {found[1]}"
-    try:
-        return f"OpenOOD {metadata.version('openood')}"
-    except metadata.PackageNotFoundError:
-        return "OpenOOD of unknown version"
-
-
-@functools.cache
-def code_of(tree: Path) -> str:
-    """A hash of OpenOOD's code, on which its scores depend."""
-    digest = hashlib.sha256()
     for path in sorted((tree / "openood").rglob("*.py")):
         digest.update(path.relative_to(tree).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    version = found[1] if found else "of unknown version"
+    return f"OpenOOD {version}", digest.hexdigest()[:16]
 
 
 def has_openood() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from textwrap import wrap
 from typing import Any, Sequence
 
@@ -11,40 +10,29 @@ from nac_openood.evaluation.ranking import AVERAGE, CRITERIA, RankedRun, RankedR
 from nac_openood.report import render
 from nac_openood.report.formatting import capital, count
 from nac_openood.report.render import Figures, Section
-from nac_openood.tables import Column, Entry, Lines, Series, Table
+from nac_openood.tables import Column, Entry, Lines, Series, Table, text_columns
 
 _UNDEFINED = "undefined"
+#: The metrics of the table, and the criteria that have them: the oracle has no RC.
+_METRICS = {"RC": ("validation", "nac-me"), "ACC": tuple(CRITERIA)}
 _ROLES = {"train": "training", "val": "validation", "test": "test", "oracle": "choice by oracle"}
-
-
-def write_ranked_tables(ranked: RankedRuns, folder: Path) -> list[Path]:
-    """Write `results.csv` and `results.md`; neither needs matplotlib."""
-    return render.write_results(folder, ranked_csv(ranked), ranked_document(ranked))
-
-
-def write_ranked_page(ranked: RankedRuns, folder: Path) -> Path:
-    """Write `report.html`.
-
-    Raises:
-        NACError: if matplotlib is not installed.
-    """
-    return render.write_html(folder, ranked_document(ranked))
 
 
 def ranked_csv(ranked: RankedRuns) -> str:
     """A line for each checkpoint of each run, with all digits."""
     records = []
     for run in ranked.runs:
-        config = run.ranking.config
         criteria = [c for c in CRITERIA if c != "oracle" or run.ranking.has_test]
         chosen = {criterion: run.ranking.chosen(criterion).name for criterion in criteria}
+        names = ("n_bins", "steepness", "full_count")
+        settings = {name: getattr(run.ranking.config, name) for name in names}
         for each in run.ranking.checkpoints:
-            by = " ".join(c for c, name in chosen.items() if name == each.name)
-            names = {"target": run.target, "trial": run.trial, "checkpoint": each.name}
-            scores = {"step": each.step, "coverage": each.coverage, "validation": each.val}
-            scores |= {"test": each.test, "oracle": each.oracle}
-            settings = {k: getattr(config, k) for k in ("n_bins", "steepness", "full_count")}
-            records.append({**names, **scores, **settings, "chosen_by": by})
+            records.append({
+                "target": run.target, "trial": run.trial, "checkpoint": each.name,
+                "step": each.step, "coverage": each.coverage, "validation": each.val,
+                "test": each.test, "oracle": each.oracle, **settings,
+                "chosen_by": " ".join(c for c, name in chosen.items() if name == each.name),
+            })  # fmt: skip
     return render.csv_text(records)
 
 
@@ -52,7 +40,7 @@ def ranked_summary(ranked: RankedRuns) -> str:
     """The tables as text for a terminal of 100 columns."""
     tables = [*([_choice_table(ranked)] if ranked.has_test else []), _settings_table(ranked)]
     lines = [line for table in tables for line in (*render.text_table(table), "")]
-    texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in ranked.notes)]
+    texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in _notes(ranked))]
     return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
 
 
@@ -70,21 +58,31 @@ def ranked_document(ranked: RankedRuns) -> render.Document:
     steps = Section("steps", "Over training", [Figures(list(map(_steps, ranked.runs)), marked)])
     tables = list(map(_checkpoints_table, ranked.runs))
     checkpoints = Section("checkpoints", "Checkpoints", tables)
+    runs = count(len(ranked.runs), "run"), count(many, "checkpoint")
+    about = {
+        "Data" if len(ranked.runs) == 1 else f"Data of {first.name}": data,
+        "Versions": {**ranked.versions, "created": ranked.created},
+    }
     return render.Document(
-        f"{name or 'Your run'}: which checkpoint generalizes?",
-        ranked.arch,
+        f"{name or 'Your run'}: which checkpoint generalizes?", ranked.arch,
         ranking_verdict(ranked),
         [_results(ranked), _paper(ranked), steps, _volume(ranked), _settings(ranked), checkpoints],
-        [count(len(ranked.runs), "run"), count(many, "checkpoint"), f"layer {first.ranking.layer}"],
-        ranked.notes,
+        [*runs, f"layer {first.ranking.layer}"], _notes(ranked),
         [("", _tiles(ranked))] if ranked.has_test else [],
-        topic="Model evaluation",
-        command=ranked.command,
-        about={
-            "Data" if len(ranked.runs) == 1 else f"Data of {first.name}": data,
-            "Versions": {**ranked.versions, "created": ranked.created},
-        },
+        topic="Model evaluation", command=ranked.command, about=about,
+    )  # fmt: skip
+
+
+def _notes(ranked: RankedRuns) -> list[str]:
+    """What a reader should know, also why the oracle is not the best where it is not."""
+    targets = ranked.targets if ranked.has_test else []
+    found: Any = {t: {c: ranked.accuracy(c, t).mean for c in CRITERIA} for t in targets}
+    beaten = [_domain(t) for t, own in found.items() if own["oracle"] < max(own.values())]
+    note = (
+        f"{', '.join(beaten)}: ACC is not measured on the samples by which the oracle chooses, so "
+        "another criterion can choose a better checkpoint."
     )
+    return [*ranked.notes, *([note] if beaten else [])]
 
 
 def ranking_verdict(ranked: RankedRuns) -> str:
@@ -92,18 +90,15 @@ def ranking_verdict(ranked: RankedRuns) -> str:
     if not ranked.has_test:
         names = [run.ranking.chosen().name for run in ranked.runs]
         return f"NAC-ME chooses {', '.join(names)}, judged by training data alone."
-    ours, validation = (ranked.rc(c, _target(ranked)).mean for c in ("nac-me", "validation"))
-    best, other = (ranked.accuracy(c, _target(ranked)).mean for c in ("nac-me", "validation"))
-    text = "The rank correlation is undefined for some runs; see the notes."
+    found = ranked.measured()[_target(ranked)]
+    ours, validation = (found[c]["RC"].mean for c in ("nac-me", "validation"))
+    best, other = (found[c]["ACC"].mean for c in ("nac-me", "validation"))
+    text = "The rank correlation with test accuracy is undefined for some runs; see the notes."
     if ours is not None and validation is not None:
-        text = (
-            f"Coverage has a rank correlation of {ours:.1f} with test accuracy, validation "
-            f"accuracy one of {validation:.1f}."
-        )
-    return (
-        f"{text} On unseen domains, the checkpoints that NAC-ME chooses have a test accuracy of "
-        f"{best:.2f} %, those that validation accuracy chooses {other:.2f} %."
-    )
+        text = "The rank correlation with test accuracy is "
+        text += f"{ours:.1f} for coverage and {validation:.1f} for validation accuracy."
+    chosen = f"{best:.2f} % if NAC-ME chooses the checkpoint, {other:.2f} % if validation accuracy"
+    return f"{text} Test accuracy on unseen domains is {chosen} does."
 
 
 def _target(ranked: RankedRuns) -> str:
@@ -112,20 +107,14 @@ def _target(ranked: RankedRuns) -> str:
 
 
 def _tiles(ranked: RankedRuns) -> list[render.Tile]:
-    tiles = []
-    for title, find, criteria in _metrics(ranked):
-        means = {c: find(c, _target(ranked)).mean for c in criteria}
+    found, tiles = ranked.measured()[_target(ranked)], []
+    for metric, criteria in _METRICS.items():
+        means = {c: found[c][metric].mean for c in criteria}
         texts = {c: _UNDEFINED if mean is None else f"{mean:.1f}" for c, mean in means.items()}
         ours = texts.pop("nac-me")
         lines = [f"{CRITERIA[c]} {text}" for c, text in texts.items()]
-        tiles.append(render.Tile(f"{title}, NAC-ME", ours, "", lines))
+        tiles.append(render.Tile(f"{metric}, NAC-ME", ours, "", lines))
     return tiles
-
-
-def _metrics(ranked: RankedRuns) -> list[tuple[str, Any, list[str]]]:
-    """The metrics of the table, and the criteria that have them: the oracle has no RC."""
-    known = [criterion for criterion in CRITERIA if criterion != "oracle"]
-    return [("RC", ranked.rc, known), ("ACC", ranked.accuracy, list(CRITERIA))]
 
 
 def _results(ranked: RankedRuns) -> Section:
@@ -145,18 +134,18 @@ def _results(ranked: RankedRuns) -> Section:
 
 def _choice_table(ranked: RankedRuns) -> Table:
     """The paper's table: RC and ACC of each criterion by target domain."""
-    columns = [Column("Target domain", number=False)]
+    columns = text_columns("Target domain")
     targets = [*ranked.targets, *([AVERAGE] if len(ranked.targets) > 1 else [])]
     rows: list[list[Entry]] = [[_domain(target)] for target in targets]
-    for metric, find, criteria in _metrics(ranked):
+    measured: Any = ranked.measured()
+    for metric, criteria in _METRICS.items():
         columns += [Column(CRITERIA[c], metric, "higher") for c in criteria]
         columns.append(Column("\u0394", metric))
         for row, target in zip(rows, targets):
-            found = {c: find(c, target) for c in criteria}
+            found = {c: measured[target][c][metric] for c in criteria}
             row += [_UNDEFINED if each.mean is None else each for each in found.values()]
-            ours, validation = found["nac-me"].mean, found["validation"].mean
-            known = ours is not None and validation is not None
-            row.append(f"{ours - validation:+.2f}" if known else _UNDEFINED)
+            pair = found["nac-me"].mean, found["validation"].mean
+            row.append(_UNDEFINED if None in pair else f"{pair[0] - pair[1]:+.2f}")
     return Table("", columns, rows, [targets.index(AVERAGE)] if AVERAGE in targets else [])
 
 
@@ -183,15 +172,12 @@ def _steps(run: RankedRun) -> Lines:
     steps = [each.step if numbered else i for i, each in enumerate(checkpoints, start=1)]
     most = max(each.coverage for each in checkpoints) or 1.0
     curves = {
-        "G, % of its maximum": [each.coverage / most for each in checkpoints],
-        "validation accuracy": [each.val for each in checkpoints],
+        "G, % of its maximum": [100 * each.coverage / most for each in checkpoints],
+        "validation accuracy": [100 * each.val for each in checkpoints],
     }
     if run.ranking.has_test:
-        curves["test accuracy"] = [each.test or 0.0 for each in checkpoints]
-    series = [
-        Series(name, [(step, 100 * value) for step, value in zip(steps, values)])
-        for name, values in curves.items()
-    ]
+        curves["test accuracy"] = [100 * (each.test or 0.0) for each in checkpoints]
+    series = [Series(name, list(zip(steps, values))) for name, values in curves.items()]
     title, label = run.name if run.target else "Over training", "training step"
     mark = steps[checkpoints.index(run.ranking.chosen())]
     return Lines("steps", title, label if numbered else "checkpoint", "%", series, mark=mark)
@@ -210,9 +196,8 @@ def _volume(ranked: RankedRuns) -> Section:
     title, label = "RC against the volume of test data", "share of the test data, % (log scale)"
     figure = Lines("volume", title, label, "RC with test accuracy", series, log_x=True)
     text = (
-        "With few test samples, test accuracy itself is noise, and no criterion can agree with "
-        "it. Means over random draws of the test data and over runs; the bands are one standard "
-        "deviation over runs."
+        "On few test samples, test accuracy is too noisy to agree with any criterion. Means over "
+        "random draws of the test data and over runs; bands show one standard deviation over runs."
     )
     return Section("volume", "Volume of test data", [Figures([figure], text)] if series else [])
 
@@ -230,8 +215,7 @@ def _settings_table(ranked: RankedRuns) -> Table:
     """What was chosen for each run, and how well coverage agrees with validation accuracy."""
     numbers = ("Trial", "M", "alpha", "O*", "RC with validation")
     choices = ("Validation chooses", "NAC-ME chooses")
-    columns = [Column("Target domain", number=False), *map(Column, numbers)]
-    columns += [Column(title, number=False) for title in choices]
+    columns = [*text_columns("Target domain"), *map(Column, numbers), *text_columns(*choices)]
     rows: list[Sequence[Entry]] = []
     for run in ranked.runs:
         config, rc = run.ranking.config, run.ranking.rc_val
@@ -246,7 +230,7 @@ def _settings_table(ranked: RankedRuns) -> Table:
 def _checkpoints_table(run: RankedRun) -> Table:
     """The checkpoints of a run, best first by NAC-ME."""
     titles = ["G", "Validation, %", *(["Test, %"] if run.ranking.has_test else [])]
-    columns = [Column("#"), Column("Checkpoint", number=False)]
+    columns = [Column("#"), *text_columns("Checkpoint")]
     columns += [Column(title, better="higher") for title in titles]
     rows = []
     for rank, each in enumerate(run.ranking.order(), start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Iterator, Mapping, Sequence
@@ -13,9 +14,8 @@ from nac_openood.report.gallery import hardest_samples
 from nac_openood.report.methods import Ranked, RankedMethod, hyperparameters
 from nac_openood.report.render import Content, Figures, Section, Tile
 from nac_openood.report.scores import distributions, layers_section, rocs
-from nac_openood.tables import BarGroups, Cell, Column, Entry, Table
+from nac_openood.tables import Cell, Column, Entry, Table, metric_bars, text_columns
 
-_NAME = Column("Method", number=False)
 _COSTS = {"ms_per_image": "ms / image", "setup_seconds": "Setup, s", "peak_mb": "Peak MB"}
 _ROLES = {"id": "in-distribution", "csid": "in-distribution, covariate shift"}
 
@@ -56,20 +56,15 @@ def summary_table(results: Results) -> str:
 def comparison_document(results: Results) -> render.Document:
     """Everything there is to show; figures are not drawn yet."""
     ranked = Ranked(results)
-    tiles = [(m.title, list(_tiles(ranked, m))) for m in ranked.worked if m.ours]
+    tiles = {m.title: list(_tiles(ranked, m)) for m in ranked.worked if m.ours}
     sections = [_ranking, _bars, _datasets, distributions, rocs, _times, layers_section]
     sections += [hardest_samples, hyperparameters, against_paper]
     return render.Document(
-        f"{fmt.set_title(results.id_name)}: how NAC compares",
-        results.arch,
-        verdict(ranked),
-        [section(ranked) for section in sections],
-        list(_facts(ranked)),
-        results.notes,
-        [(title, own) for title, own in tiles if own],
-        command=results.command,
-        about=_about(results),
-    )
+        f"{fmt.set_title(results.id_name)}: how NAC compares", results.arch, verdict(ranked),
+        [section(ranked) for section in sections], list(_facts(ranked)), results.notes,
+        [(title, own) for title, own in tiles.items() if own],
+        command=results.command, about=_about(results),
+    )  # fmt: skip
 
 
 def verdict(ranked: Ranked) -> str:
@@ -133,34 +128,29 @@ def _ranking(ranked: Ranked) -> Section:
     """Means, times and implementations, and what went wrong."""
     several = len(ranked.results.runs) > 1
     spread = ", mean \u00b1 standard deviation over checkpoints" if several else ""
-    text = (
-        f"Percent{spread}. Methods are ordered by near-OOD AUROC, or by far-OOD AUROC if there is "
-        "no near-OOD."
-    )
-    problems = _problems(ranked)
-    for m in (m for m in ranked.worked if m.error):
-        problems.append(f"{m.title}: {len(m.worked)} of {len(m.rows)} runs succeeded ({m.error})")
-    blocks: list[Content] = [text, *_metric_notes(ranked), _ranking_table(ranked), problems]
-    return Section("ranking", "Ranking", blocks)
+    text = f"Percent{spread}. Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
+    notes, problems = _metric_notes(ranked), _problems(ranked)
+    return Section("ranking", "Ranking", [text, *notes, _ranking_table(ranked), problems])
 
 
 def _problems(ranked: Ranked) -> list[str]:
-    """Why methods have no result."""
-    return [
-        f"{m.title} {m.status}{m.implementation and f' ({m.implementation})'}: {m.error}"
-        for m in ranked.methods
-        if m.status != "ok"
-    ]
+    """Why methods have no result, on all or on some checkpoints."""
+    found = []
+    for m in (m for m in ranked.methods if m.error):
+        none = f" {m.status}{m.implementation and f' ({m.implementation})'}: {m.error}"
+        some = f": {len(m.worked)} of {len(m.rows)} runs succeeded ({m.error})"
+        found.append(m.title + (some if m.worked else none))
+    return found
 
 
 def _ranking_table(ranked: Ranked) -> Table:
     """One row for each method with a result, best first."""
     shown = [(group, key) for group in ranked.groups for key in ranked.metrics]
-    columns = [Column("#"), _NAME]
+    columns = [Column("#"), *text_columns("Method")]
     for group, key in shown:
         title, note, better, _ = fmt.SHOWN[key]
         columns.append(Column(f"{title}\n{note}".rstrip(), GROUP_NAMES[group], better))
-    columns += [Column("ms / image"), Column("Implementation", number=False)]
+    columns += [Column("ms / image"), *text_columns("Implementation")]
     rows: list[list[Entry]] = []
     for rank, m in enumerate(ranked.worked, 1):
         cells = [*(_cell(m, *at) for at in shown), _cost(m, "ms_per_image")]
@@ -201,26 +191,22 @@ def _datasets(ranked: Ranked) -> Section:
     for key, shown in ranked.metrics.items() if names else ():
         columns = [Column(fmt.set_title(n), groups[n], shown.better) for n in names]
         rows = [[Cell(m.title), *(_cell(m, n, key) for n in names)] for m in ranked.worked]
-        title = f"{shown}, % ({shown.better} is better)"
-        tables.append(Table(title, [_NAME, *columns], rows, _ours(ranked.worked)))
+        title, heads = f"{shown}, % ({shown.better} is better)", text_columns("Method")
+        tables.append(Table(title, [*heads, *columns], rows, _ours(ranked.worked)))
     return Section("datasets", "Results by dataset", tables)
 
 
 def _bars(ranked: Ranked) -> Section:
     """Every metric of all methods, with whiskers of one standard deviation over runs."""
     charts = []
-    for group in ranked.groups:
-        for key, shown in ranked.metrics.items():
-            found = [(m, m.values[group, key]) for m in ranked.worked if (group, key) in m.values]
-            found.sort(key=lambda pair: pair[1].mean, reverse=shown.better == "higher")
-            origin, hint = (50, "50 is chance") if key == "AUROC" else (0, "lower is better")
-            bars = BarGroups(
-                key, f"{GROUP_NAMES[group]} {shown}", f"{shown.title}, % ({hint})", [shown.title],
-                [(m.title, [value.mean]) for m, value in found], origin,
-                ours=[m.title for m, _ in found if m.ours],
-                spreads=[v.std for _, v in found], width=350,
-            )  # fmt: skip
-            charts += [bars] if found else []
+    for group, (key, shown) in product(ranked.groups, ranked.metrics.items()):
+        found = [(m, m.values[group, key]) for m in ranked.worked if (group, key) in m.values]
+        found.sort(key=lambda pair: pair[1].mean, reverse=shown.better == "higher")
+        rows = [(m.title, [value.mean]) for m, value in found]
+        ours, spreads = [m.title for m, _ in found if m.ours], [value.std for _, value in found]
+        title, look = f"{GROUP_NAMES[group]} {shown}", {"spreads": spreads, "width": 350.0}
+        if found:
+            charts.append(metric_bars(shown.title, title, [shown.title], rows, ours, **look))
     whiskers = "Whiskers show one standard deviation over checkpoints. "
     text = f"{whiskers if len(ranked.results.runs) > 1 else ''}Our methods are blue and bold."
     blocks = [Figures(charts, text)] if charts else []
@@ -230,12 +216,13 @@ def _bars(ranked: Ranked) -> Section:
 def _times(ranked: Ranked) -> Section:
     """AUROC over time as a picture, then times and memory as a table."""
     measured = [m for m in ranked.methods if m.times]
-    text = "Times include the forward pass of the network, as if each method ran alone."
+    text = "Times include the network's forward pass, as if each method ran alone."
     groups = {g: [m for m in measured if g in m.ranks and m.ms > 0] for g in ranked.groups}
     pictures = [_time_picture(own, group) for group, own in groups.items() if own]
     hint = "Up and to the left is better. Our methods are blue diamonds."
     rows = [[Cell(m.title), *(_cost(m, key) for key in _COSTS)] for m in measured]
-    table = Table("", [_NAME, *map(Column, _COSTS.values())], rows, _ours(measured))
+    columns = [*text_columns("Method"), *map(Column, _COSTS.values())]
+    table = Table("", columns, rows, _ours(measured))
     blocks: list[Content] = [text, *_uncertain_times(ranked), Figures(pictures, hint), table]
     return Section("times", "Time and memory", blocks if measured else [])
 

@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from nac_openood import files
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.errors import NACError
 from nac_openood.search.run import Candidate, SearchResult
 from nac_openood.tables import BarGroups, Densities, Figure, Lines, Matrix
@@ -159,7 +160,7 @@ def log_axis(axis: Any) -> None:
 
 def picture_of(figure: Union[Figure, Picture]) -> Picture:
     """The figure as a picture, to be drawn by a page."""
-    found: Picture = figure if isinstance(figure, Picture) else _PICTURES[figure.type](figure)
+    found: Picture = figure if isinstance(figure, Picture) else _PICTURES[type(figure)](figure)
     return found
 
 
@@ -196,7 +197,7 @@ def _lines(figure: Lines) -> Picture:
 
 
 def _bars(figure: BarGroups) -> Picture:
-    """Bars; several in a row are told apart by colors, and of single ones ours are highlighted."""
+    """Several bars in a row differ in color; among rows of one bar each, ours are highlighted."""
     many, origin = len(figure.names), figure.origin
     names = [name for name, _ in figure.rows]
     ours = [name in figure.ours for name in names]
@@ -237,20 +238,20 @@ def _densities(figure: Densities) -> Picture:
 
     def paint(canvas: Any) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False)
+        heads = [f"{column}\n".lstrip() for column in figure.columns]
         for axes, (title, panels) in zip(grid, figure.rows):
             look = {"weight": "bold", "color": OUR_COLOR} if title in figure.ours else {}
             axes[0].set_ylabel(title, rotation=0, ha="right", va="center", **look)
-            for axis, panel in zip(axes, panels):
+            for axis, panel, head in zip(axes, panels, heads):
                 inside = {"edgecolor": ID_COLOR, "linewidth": 1.2, "facecolor": f"{ID_COLOR}59"}
                 axis.stairs(panel.inside, panel.edges, fill=True, label=figure.inside, **inside)
                 outside = {"edgecolor": OOD_COLOR, "linewidth": 1.5, "linestyle": "--"}
                 axis.stairs(panel.outside, panel.edges, label=figure.outside, **outside)
                 axis.set(xlim=(panel.edges[0], panel.edges[-1]), ylim=(0, None), yticks=[])
-                axis.set_title(panel.note)
+                axis.set_title(f"{head}{panel.note}".strip())
                 axis.locator_params(axis="x", nbins=3)
                 axis.spines["left"].set_visible(False)
-        for axis, title, panel in zip(grid[0], figure.columns, figure.rows[0][1]):
-            axis.set_title(f"{title}\n{panel.note}".strip())
+            heads = [""] * columns  # above the first row only
         canvas.supxlabel(figure.x_label, fontsize=9)
         canvas.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
@@ -260,7 +261,7 @@ def _densities(figure: Densities) -> Picture:
         for column, panel in zip(figure.columns, panels)
     )
     alt = f"{figure.title}: {figure.inside} against {figure.outside}. {listed}."
-    return Picture(figure.title, alt, (128 + 172 * columns, 60 + 96 * rows), paint)
+    return Picture(figure.title, alt, (128 + 172 * columns, 60 + max(140, 96 * rows)), paint)
 
 
 def _matrix(figure: Matrix) -> Picture:
@@ -297,7 +298,7 @@ def _alt(title: str, rows: Iterable[tuple[str, Iterable[tuple[Any, Optional[floa
     return f"{title}. {'; '.join(listed)}."
 
 
-_PICTURES: Any = {"lines": _lines, "bars": _bars, "densities": _densities, "matrix": _matrix}
+_PICTURES: Any = {Lines: _lines, BarGroups: _bars, Densities: _densities, Matrix: _matrix}
 
 
 def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None) -> Path:
@@ -315,23 +316,19 @@ def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None)
         NACError: if matplotlib is not installed.
     """
     layers = list(dict.fromkeys(point.layer for point in result.landscape))
-    bins = sorted({point.config.n_bins for point in result.landscape})
-    figure = blank((11.5, 1.7 + 1.8 * len(layers)), dpi=150)
-    axes = figure.subplots(len(layers), len(bins), squeeze=False, sharey="row")
+    figure = blank((11.5, 1.7 + 2 * len(layers)), dpi=150)
+    axes = figure.subplots(len(layers), squeeze=False)[:, 0]
     aurocs = [100 * point.auroc for point in result.landscape]
     scale = {"vmin": min(aurocs), "vmax": max(max(aurocs), min(aurocs) + 1)}
-    for row, layer in zip(axes, layers):
+    for axis, layer in zip(axes, layers):
         points = [point for point in result.landscape if point.layer == layer]
-        for axis, n_bins in zip(row, bins):
-            image = _draw_map(axis, points, n_bins, result, scale)
-        row[0].set_ylabel("full count O*", fontsize=8)
-        c, chosen = result.layers.get(layer), "layer left out"
-        if c is not None:
-            chosen = f"{c.n_bins} bins, O* {c.full_count}, {_ALPHA} {c.steepness:g}"
-            chosen += f", weight {c.weight:g}"
-        best = 100 * max(point.auroc for point in points)
-        title = f"{layer}   \u00b7   best: {best:.1f} %   \u00b7   chosen: {chosen}"
-        row[0].set_title(title, loc="left", fontsize=9.5, weight="bold")
+        values = _draw_map(axis, points, result)
+        image = axis.imshow(values, "cividis", aspect="auto", origin="lower", **scale)
+        c, best = result.layers.get(layer), max(point.auroc for point in points)
+        used = c and f"{c.n_bins} bins, O* {c.full_count}, {_ALPHA} {c.steepness:g}"
+        chosen = f"chosen: {used}, weight {c.weight:g}" if c else "layer left out"
+        title = f"{layer}   \u00b7   best: {best:.1%}   \u00b7   {chosen}"
+        axis.set_title(title, loc="left", fontsize=9.5, weight="bold")
     figure.colorbar(image, ax=axes, aspect=40, label="AUROC of the layer alone, %")
     text = f"chosen layers together: AUROC {result.best.auroc:.2%}"
     text += "" if note is None else f"   \u00b7   {note}"
@@ -339,34 +336,34 @@ def draw_landscape(path: Path, result: SearchResult, note: Optional[str] = None)
     if result.guard is not None:
         legend += f"     {_CROSS} guard differs from 0.5 by more than {result.guard:.2f}"
     figure.suptitle(f"AUROC of each layer alone\n{text}", x=0.01, ha="left", fontsize=11)
-    figure.supxlabel(f"steepness {_ALPHA}\n{legend}", fontsize=8.5, color=FAINT)
+    figure.supxlabel(f"number of bins, steepness {_ALPHA}\n{legend}", fontsize=8.5, color=FAINT)
     with files.replacing(path) as temporary:
         figure.savefig(temporary, format="png", facecolor="white")
     return path
 
 
-def _draw_map(
-    axis: Any, points: Sequence[Candidate], n_bins: int, result: SearchResult, scale: Any
-) -> Any:
-    """AUROC over steepness and full count; crosses mark points that the guard rejects."""
-    steep = sorted({point.config.steepness for point in points})
+def _draw_map(axis: Any, points: Sequence[Candidate], result: SearchResult) -> np.ndarray:
+    """Mark points; AUROC by full count and by bins and steepness, `[rows, columns]`."""
+    columns = sorted({(point.config.n_bins, point.config.steepness) for point in points})
     full = sorted({point.config.full_count for point in points})
-    values = np.full((len(full), len(steep)), np.nan)
-    best = max(points, key=lambda point: point.auroc).config
-    marks = [(best, "o", "none"), (result.layers.get(points[0].layer), "*", "white")]
+    limit = np.inf if result.guard is None else result.guard
+
+    def at(config: LayerConfig) -> tuple[int, int]:
+        return columns.index((config.n_bins, config.steepness)), full.index(config.full_count)
+
+    values = np.full((len(full), len(columns)), np.nan)
     for point in points:
-        if point.config.n_bins == n_bins:  # of several states, a cell shows the best one
-            cell = full.index(point.config.full_count), steep.index(point.config.steepness)
-            values[cell] = np.nanmax([values[cell], 100 * point.auroc])
-            guard = None if point.guard is None else abs(point.guard - 0.5)
-            if result.guard is not None and guard is not None and guard > result.guard:
-                axis.text(*cell[::-1], _CROSS, ha="center", va="center", fontsize=8, color="white")
+        x, y = at(point.config)
+        values[y, x] = np.fmax(values[y, x], 100 * point.auroc)  # of several states, the best
+        if point.guard is not None and abs(point.guard - 0.5) > limit:
+            axis.text(x, y, _CROSS, ha="center", va="center", fontsize=8, color="white")
+    best = max(points, key=lambda point: point.auroc).config
+    marks = (best, "o", "none"), (result.layers.get(points[0].layer), "*", "white")
     for config, marker, fill in marks:
-        if config is not None and config.n_bins == n_bins:
-            at = steep.index(config.steepness), full.index(config.full_count)
-            axis.scatter(*at, s=150, marker=marker, facecolors=fill, edgecolors=INK, zorder=3)
+        if config is not None:
+            axis.scatter(*at(config), s=150, marker=marker, facecolors=fill, edgecolors=INK)
     axis.set_facecolor(GRID)
-    axis.set_xticks(range(len(steep)), [f"{s:g}" for s in steep], fontsize=6)
-    axis.set_yticks(range(len(full)), [str(f) for f in full], fontsize=7)
-    axis.set_xlabel(f"{n_bins} bins", fontsize=8, color=FAINT)
-    return axis.imshow(values, cmap="cividis", aspect="auto", origin="lower", **scale)
+    axis.set_xticks(range(len(columns)), [f"{n}\n{a:g}" for n, a in columns], fontsize=6)
+    axis.set_yticks(range(len(full)), map(str, full), fontsize=7)
+    axis.set_ylabel("full count O*", fontsize=8)
+    return values

@@ -17,12 +17,8 @@ from nac_openood.report.figures import svg_file
 from nac_openood.report.formatting import count, set_title, settings_text
 from nac_openood.report.render import Content, Figures, Section
 
-_ROLES = {
-    "fit": "fitting subset",
-    "id_val": "ID validation",
-    "ood_val": "OOD validation",
-    "held_out": "held-out training",
-}
+_ROLES = {"fit": "fitting subset", "id_val": "ID validation", "ood_val": "OOD validation",
+          "held_out": "held-out training"}  # fmt: skip
 
 
 def write_finding(found: Finding, folder: Path) -> list[Path]:
@@ -37,11 +33,9 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    written = []
-    for figure in found.figures:
-        name = f"{found.kind}-{figure.key}" if len(found.figures) > 1 else found.kind
-        written.append(files.write_text(folder / f"{name}.svg", svg_file(figure)))
-    return written
+    several = len(found.figures) > 1
+    names = {f"{found.kind}-{f.key}" if several else found.kind: f for f in found.figures}
+    return [files.write_text(folder / f"{n}.svg", svg_file(f)) for n, f in names.items()]
 
 
 def write_analysis_page(folder: Path) -> Path:
@@ -72,17 +66,13 @@ def finding_text(found: Finding) -> str:
 def analysis_document(findings: Sequence[Finding], about: About) -> render.Document:
     """A section for each finding; figures are not drawn yet."""
     sections = []
-    for found in findings:
-        charts: list[Content] = [Figures(found.figures)] if found.figures else []
-        blocks = [found.sentence, *charts, *found.tables, [*found.notes], *found.gallery]
-        sections.append(Section(found.kind, found.title, blocks))
+    for f in findings:
+        blocks: list[Content] = [f.sentence, Figures(f.figures), *f.tables, [*f.notes], *f.gallery]
+        sections.append(Section(f.kind, f.title, blocks))
     surrogate = f"The OOD validation set is made of {about.ood_val['name']}."
     notes = [surrogate] if about.ood_val["surrogate"] else []
     notes += [] if about.searched else ["NAC's settings were not searched."]
-    several = (
-        "Each section repeats tables or figures of the paper on this network and begins with what "
-        "it found."
-    )
+    several = "Each section repeats tables or figures of the paper on this network."
     facts = [
         count(len(findings), "analysis", "analyses"),
         f"{about.accuracy:.2f} % ID accuracy",
@@ -90,22 +80,12 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
         count(sum(about.samples[name] for name in about.roles), "test sample"),
     ]
     samples = {_ROLES.get(n, set_title(n)): count(k, "sample") for n, k in about.samples.items()}
-    settings = {
-        layer: settings_text({k: v for k, v in own.items() if k != "layout"})
-        for layer, own in about.settings.items()
-    }
+    layers = {n: {k: v for k, v in s.items() if k != "layout"} for n, s in about.settings.items()}
+    settings = {name: settings_text(own) for name, own in layers.items()}
+    versions = about.made_with["versions"]
     return render.Document(
-        f"{set_title(about.id_name)}: analyses of NAC",
-        about.arch,
+        f"{set_title(about.id_name)}: analyses of NAC", about.arch,
         findings[0].sentence if len(findings) == 1 else several,
-        sections,
-        facts,
-        notes,
-        topic="Analysis of NAC",
-        command=about.command,
-        about={
-            "Data": samples,
-            "Settings of NAC": settings,
-            "Versions": about.made_with["versions"],
-        },
-    )
+        sections, facts, notes, topic="Analysis of NAC", command=about.command,
+        about={"Data": samples, "Settings of NAC": settings, "Versions": versions},
+    )  # fmt: skip

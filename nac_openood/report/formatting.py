@@ -9,29 +9,14 @@ from nac_openood.benchmark.run.results import GROUP_WORDS
 from nac_openood.tables import NOTHING
 
 _SETS = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet": "ImageNet-1K",
-    "imagenet200": "ImageNet-200",
-    "tin": "Tiny ImageNet",
-    "mnist": "MNIST",
-    "svhn": "SVHN",
-    "texture": "Textures",
-    "textures": "Textures",
-    "places365": "Places365",
-    "ssb_hard": "SSB-hard",
-    "ninco": "NINCO",
-    "inaturalist": "iNaturalist",
-    "openimage_o": "OpenImage-O",
-    "embedded": "Handwritten digits",
-    "digits_8_9": "digits 8, 9",
-    "mnist_8_9": "MNIST 8, 9",
-    "mnist_0_7": "MNIST 0 to 7",
-    "imagenet_v2": "ImageNet-V2",
-    "imagenet_c": "ImageNet-C",
-    "imagenet_r": "ImageNet-R",
-    **GROUP_WORDS,
-}
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "embedded": "Handwritten digits",
+    "imagenet": "ImageNet-1K", "imagenet200": "ImageNet-200", "imagenet_v2": "ImageNet-V2",
+    "imagenet_c": "ImageNet-C", "imagenet_r": "ImageNet-R", "tin": "Tiny ImageNet",
+    "mnist": "MNIST", "svhn": "SVHN", "texture": "Textures", "textures": "Textures",
+    "places365": "Places365", "ssb_hard": "SSB-hard", "ninco": "NINCO",
+    "inaturalist": "iNaturalist", "openimage_o": "OpenImage-O", "digits_8_9": "digits 8, 9",
+    "mnist_8_9": "MNIST 8, 9", "mnist_0_7": "MNIST 0 to 7", **GROUP_WORDS,
+}  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -75,8 +60,6 @@ def quantity(value: Optional[float]) -> str:
     """Three significant digits, or a whole number from 100 on."""
     if value is None:
         return NOTHING
-    if value and abs(value) < 0.001:
-        return f"{value:.1e}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

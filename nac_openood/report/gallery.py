@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import Optional, Sequence
 
 from nac_openood.benchmark.run.results import HardSample, Results
+from nac_openood.detector.outcomes import Explanation
 from nac_openood.report.formatting import count
 from nac_openood.report.methods import Ranked
 from nac_openood.report.render import Document, Section, render_page
+from nac_openood.sources.fitted import Prediction
 from nac_openood.sources.images import png_url
 from nac_openood.tables import NOTHING, Example, Examples
-
-if TYPE_CHECKING:
-    from nac_openood.detector.outcomes import Explanation
-    from nac_openood.sources.fitted import Prediction
 
 _KINDS = {
     "id-lowest": "In-distribution samples with the lowest NAC scores",
@@ -67,9 +65,10 @@ def suspects_page(
         alpha: images with p-values at or below it are out-of-distribution.
     """
     text = (
-        "The numbers are what each part of the network adds to the score: the lower, the more "
-        "suspicious. A bar compares a part that lowers the score with the one that lowers it most."
+        "Each number is what a part of the network adds to the score; lower is more suspicious. "
+        "Bars are relative to the part that lowers the score most."
     )
+    least_covered = "The neurons of each layer whose activations were seen least often in training:"
     samples, neurons = [], []
     for prediction, image, why in suspects:
         least = min(why.contributions.values(), default=0.0)
@@ -81,15 +80,12 @@ def suspects_page(
         samples.append(Example(answer, prediction.path, bars, image, p_value, labels))
         layers = [f"{n} {', '.join(map(str, found))}" for n, found in why.neurons.items()]
         neurons += [f"{prediction.path}: {'; '.join(layers)}"] if layers else []
-    least_covered = "The neurons of each layer whose activations were seen least often in training:"
     sections = [
         Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
         Section("neurons", "Least covered neurons", [least_covered, neurons]),
     ]
     verdict = f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
-    facts = [
-        f"{count(len(suspects), 'image')} with the lowest p-values",
-        f"about {alpha:.1%} of in-distribution images would be rejected by mistake",
-    ]
+    shown = f"{count(len(suspects), 'image')} with the lowest p-values"
+    mistakes = f"about {alpha:.1%} of in-distribution images would be rejected by mistake"
     title, topic = "Most suspicious images", "nac-openood score"
-    return render_page(Document(title, arch, verdict, sections, facts, topic=topic))
+    return render_page(Document(title, arch, verdict, sections, [shown, mistakes], topic=topic))

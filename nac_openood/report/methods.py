@@ -10,7 +10,7 @@ from nac_openood.benchmark.methods.table import METHODS
 from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
 from nac_openood.report import formatting as fmt
 from nac_openood.report.render import Content, Section
-from nac_openood.tables import Cell, Column, Entry, Table
+from nac_openood.tables import Cell, Column, Entry, Table, text_columns
 
 #: The methods that this package implements; reports highlight them.
 OURS = frozenset(name for name, method in METHODS.items() if method.rule is not None)
@@ -59,9 +59,8 @@ class RankedMethod:
         self.disturbed = any(r.disturbed for r in self.worked)
         self.times = {}
         for name in ("setup_seconds", "ms_per_image", "peak_mb"):
-            numbers = [getattr(r, name) for r in self.worked]
-            numbers = [n for n in numbers if n is not None and isfinite(n)]
-            if numbers:
+            found = (getattr(r, name) for r in self.worked)
+            if numbers := [n for n in found if n is not None and isfinite(n)]:
                 self.times[name] = fmean(numbers)
         self.ms = self.times.get("ms_per_image", 0.0)
         self.values: dict[tuple[str, str], Value] = {}
@@ -107,10 +106,9 @@ class Ranked:
         order = {"ok": 0, "failed": 1, "absent": 2}
         self.methods = sorted(found, key=lambda m: (order[m.status], -m.auroc(NEAR), -m.auroc(FAR)))
         self.worked = [m for m in self.methods if m.status == "ok"]
-        known = {key for m in found for key in m.values}
-        self.groups = [group for group in (NEAR, FAR) if group in {d for d, _ in known}]
+        sets, metrics = ({key[part] for m in found for key in m.values} for part in (0, 1))
+        self.groups = [group for group in (NEAR, FAR) if group in sets]
         self.ood_sets = [*results.names("near"), *results.names("far")]
-        metrics = {name for _, name in known}
         self.metrics = {key: shown for key, shown in fmt.SHOWN.items() if key in metrics}
 
 
@@ -133,9 +131,9 @@ def hyperparameters(ranked: Ranked) -> Section:
                 others.append([row.title, runs, settings, _search(row.search)])
         without += [] if same else [m.title]
     if others:
-        columns = [Column(t, number=False) for t in ("Method", "Runs", "In use", "Search")]
+        columns = text_columns("Method", "Runs", "In use", "Search")
         blocks.append(Table("Other methods", columns, others))
-    if without and ranked.worked:
+    if without:
         blocks.append(f"Methods without hyperparameters: {', '.join(without)}.")
     return Section("settings", "Hyperparameters", blocks)
 
@@ -152,11 +150,11 @@ def _ours(row: Row) -> Iterator[Content]:
     yield from (f"{fmt.capital(text)}." for text in texts)
     if layers:
         keys = list(dict.fromkeys(key for own in layers.values() for key in own))
-        columns = [Column("Layer", number=False), *map(Column, keys)]
-        rows = []
-        for name, own in layers.items():
-            rows.append([name, *(fmt.one_line(own[k]) if k in own else None for k in keys)])
-        yield Table("", columns, rows)
+        rows = [
+            [name, *(fmt.one_line(own[k]) if k in own else None for k in keys)]
+            for name, own in layers.items()
+        ]
+        yield Table("", [*text_columns("Layer"), *map(Column, keys)], rows)
 
 
 def _search(search: Optional[Mapping[str, Any]]) -> str:

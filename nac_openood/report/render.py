@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from dataclasses import dataclass, field
 from html import escape
 from itertools import count, groupby, product
 from math import isfinite
@@ -18,7 +17,7 @@ from nac_openood import files
 from nac_openood.__about__ import __version__
 from nac_openood.report.figures import Picture, picture_of, svg
 from nac_openood.report.formatting import ordinal, set_title
-from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table
+from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, text_columns
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
@@ -34,8 +33,7 @@ class Figures(NamedTuple):
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part of a report, or of a section; `key` is its id on the page."""
 
     key: str
@@ -56,8 +54,7 @@ class Tile(NamedTuple):
     lines: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A whole report.
 
     Args:
@@ -82,7 +79,7 @@ class Document:
     tiles: Sequence[tuple[str, Sequence[Tile]]] = ()
     topic: str = "Out-of-distribution detection"
     command: str = ""
-    about: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    about: Mapping[str, Mapping[str, str]] = {}
 
 
 def paper_section(
@@ -98,7 +95,7 @@ def paper_section(
         texts: paragraphs above the table.
         undefined: shown where nothing was measured.
     """
-    columns = [Column(title, number=False) for title in (*heads, "Metric")]
+    columns = text_columns(*heads, "Metric")
     columns += map(Column, ("Measured", "Published", "Difference"))
     lines: list[list[Entry]] = []
     for names, numbers, _ in rows:
@@ -123,14 +120,10 @@ def render_page(content: Document) -> str:
     )  # fmt: skip
     numbers = count(1)
     templates.filters.update(
-        picture=picture_of,
-        svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
-        ordinal=ordinal,
-        set_title=set_title,
-        cell=Cell.of,
-        kind=lambda block: type(block).__name__,
-        groups=_groups,
-    )
+        picture=picture_of, svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
+        kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups,
+        ordinal=ordinal, set_title=set_title,
+    )  # fmt: skip
     sections = [section for section in content.sections if section.blocks]
     page = templates.get_template("page.html")
     return page.render(document=content, sections=sections, version=__version__)
@@ -217,7 +210,9 @@ def _aligned(table: Table, shown: int, spreads: Sequence[str]) -> list[str]:
         is_name = number == table.name_column
         if is_name:
             marks = ["> " if row in table.ours else "  " for row in range(len(texts))]
-            texts = [shortened(mark + text, _NAME) for mark, text in zip(marks, texts)]
+            texts = [mark + text for mark, text in zip(marks, texts)]
+            short = [shortened(text, _NAME) for text in texts]
+            texts = short if len(set(short)) == len(set(texts)) else texts
         texts = [*["", column.group, *column.title.split("\n")][-3:], *texts]
         width = max(map(len, texts))
         grid.append([text.ljust(width) if is_name else text.rjust(width) for text in texts])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite, nan
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
+from sklearn.metrics import roc_curve
 
 from nac_openood import tables
 from nac_openood.benchmark.run.results import Results, Row
@@ -15,17 +15,17 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked, RankedMethod
 from nac_openood.report.render import Content, Figures, Section
-from nac_openood.tables import BarGroups, Column, Density, Series
+from nac_openood.tables import Column, Density, Series, metric_bars, text_columns
 
 #: The row of the combined score, beside the single layers.
 COMBINED = "all layers together"
 #: AUROC in percent by layer (or `COMBINED`) and OOD dataset.
 Aurocs = dict[str, dict[str, float]]
-_CURVES, _POINTS = 5, 200  # ROC curves in a picture, and points of a curve
+_CURVES = 5  # ROC curves in a picture
+_AGAIN = "the scores are missing or damaged. Run the comparison again to make them."
 
 
-@dataclass(frozen=True)
-class RunScores:
+class RunScores(NamedTuple):
     """A method's scores on one checkpoint.
 
     Args:
@@ -63,7 +63,7 @@ def run_scores(results: Results, method: RankedMethod) -> Optional[RunScores]:
         found = {s: results.scores(row.run, row.method, s.name) for s in results.sets}
         known = {s: scored for s, scored in found.items() if scored and finite(scored).size}
         inside = {s.name: known[s] for s in known if s.role in ("id", "csid")}
-        outside = {s.name: known[s] for s in known if s.role in ("near", "far")}
+        outside = {s.name: known[s] for s in known if s.name not in inside}
         if outside and any(s.role == "id" for s in known):
             return RunScores(method, row, inside, outside)
     return None
@@ -71,10 +71,7 @@ def run_scores(results: Results, method: RankedMethod) -> Optional[RunScores]:
 
 def distributions(ranked: Ranked) -> Section:
     """Score histograms of our methods, the best other method, and MSP."""
-    text = (
-        "Histograms are scaled to the same area: the less the two overlap, the better the method "
-        "tells ID from OOD."
-    )
+    text = "Both areas are equal: the less they overlap, the better ID and OOD are told apart."
     blocks = _by_dataset(ranked, _best(ranked, 1, "msp"), _histograms, text)
     if ranked.worked and ranked.ood_sets and not blocks:
         blocks = ["The scores are not in this folder, so there is nothing to draw here."]
@@ -98,8 +95,7 @@ def _best(ranked: Ranked, others: int, *more: str) -> list[RunScores]:
     best = [m for m in ranked.worked if not m.ours][:others]
     chosen = [m for m in ranked.worked if m.ours or m in best]
     chosen += [m for m in ranked.worked if m.method in more and m not in chosen]
-    found = [run_scores(ranked.results, m) for m in chosen]
-    return [sample for sample in found if sample is not None]
+    return list(filter(None, (run_scores(ranked.results, m) for m in chosen)))
 
 
 def _by_dataset(ranked: Ranked, scored: list[RunScores], draw: Any, text: str) -> list[Content]:
@@ -117,9 +113,8 @@ def _histograms(dataset: str, scored: Sequence[RunScores]) -> tables.Densities:
         inside, outside = sample.id_scores(), finite(sample.outside[dataset])
         # fewer samples, wider bins
         bins = int(np.clip(1.2 * (len(inside) + len(outside)) ** 0.5, 12, 44))
-        auroc = sample.auroc(dataset)
-        panel = Density.of(inside, outside, f"AUROC {auroc} %" if auroc else "", bins)
-        rows.append((sample.method.title, [panel]))
+        note = f"AUROC {auroc} %" if (auroc := sample.auroc(dataset)) else ""
+        rows.append((sample.method.title, [Density.of(inside, outside, note, bins)]))
     ours = [sample.method.title for sample in scored if sample.method.ours]
     label = "score (higher = more in-distribution)"
     return tables.Densities(dataset, fmt.set_title(dataset), label, [""], rows, ours=ours)
@@ -131,27 +126,21 @@ def _curves(dataset: str, scored: Sequence[RunScores]) -> tables.Lines:
     for sample in scored:
         points = roc_points(sample.id_scores(), finite(sample.outside[dataset]))
         name = f"{sample.method.title} {sample.auroc(dataset)}".rstrip()
-        series.append(Series(name, np.stack(points, axis=1).tolist()))
+        series.append(Series(name, points.T.tolist()))
     labels = "ID samples rejected, %", "OOD samples found, %"
     title = f"{fmt.set_title(dataset)}, AUROC in %"
     return tables.Lines(dataset, title, *labels, series, mark=5, level=95, diagonal=True)
 
 
-def roc_points(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ID rejected and OOD found, in percent, for growing thresholds; thinned evenly.
+def roc_points(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """ID rejected and OOD found, in percent, for growing thresholds: `[2, points]`.
 
     A sample is called OOD if its score is at most the threshold.
     """
-    levels = np.unique(np.concatenate([inside, outside]))
-    false = np.searchsorted(np.sort(inside), levels, side="right") / len(inside)
-    true = np.searchsorted(np.sort(outside), levels, side="right") / len(outside)
-    false, true = np.r_[0, false] * 100, np.r_[0, true] * 100
-    if len(false) > _POINTS:
-        # even steps along the curve, so that steep parts keep as many points as flat ones
-        steps = np.linspace(0, false[-1] + true[-1], _POINTS)
-        keep = np.unique(np.searchsorted(false + true, steps).clip(0, len(false) - 1))
-        false, true = false[keep], true[keep]
-    return false, true
+    is_ood = np.repeat([0, 1], [len(inside), len(outside)])
+    false, true, _ = roc_curve(is_ood, -np.concatenate([inside, outside]))
+    # a tenth of a percent is less than a pixel
+    return np.unique(np.round([100 * false, 100 * true], 1), axis=1)
 
 
 def layers_section(ranked: Ranked) -> Section:
@@ -159,6 +148,8 @@ def layers_section(ranked: Ranked) -> Section:
     blocks: list[Content] = []
     for m in (m for m in ranked.methods if m.ours):
         sample = run_scores(ranked.results, m)
+        if m.worked and sample is None:
+            blocks.append(f"{m.title}: {_AGAIN}")
         if sample is not None and len(aurocs := layer_aurocs(sample)) > 1:
             blocks.append(Section("", m.title, list(_layer_blocks(ranked, sample, aurocs))))
     return Section("layers", "What each layer contributes", blocks)
@@ -169,22 +160,19 @@ def _layer_blocks(ranked: Ranked, sample: RunScores, aurocs: Aurocs) -> Iterator
     together = means.pop(COMBINED)
     name, alone = max(means.items(), key=lambda pair: pair[1])
     yield (
-        f"Checkpoint {sample.row.run}. All layers together reach {together:.2f} % AUROC on average "
-        f"over the OOD datasets, {abs(together - alone):.2f} points "
-        f"{'above' if together >= alone else 'below'} the best single layer ({name}, "
-        f"{alone:.2f} %)."
+        f"Checkpoint {sample.row.run}. Mean AUROC over the OOD datasets: {together:.2f} % with all "
+        f"layers together, {alone:.2f} % with the best single layer ({name})."
     )
     read = {*sample.inside, *sample.outside}
     lacking = [fmt.set_title(s.name) for s in ranked.results.sets if s.name not in read]
     if lacking:
-        again = "the scores are missing or damaged. Run the comparison again to make them."
-        yield f"Without {', '.join(lacking)}: {again}"
+        yield f"Without {', '.join(lacking)}: {_AGAIN}"
     title = "AUROC of each layer alone and of all layers together"
     names = list(aurocs[COMBINED])
     rows = [(fmt.set_title(n), [own.get(n) for own in aurocs.values()]) for n in names]
-    yield Figures([BarGroups("layers", title, "AUROC, % (50 is chance)", list(aurocs), rows, 50.0)])
+    yield Figures([metric_bars("AUROC", title, list(aurocs), rows)])
     lines = [[layer, *map(own.get, names)] for layer, own in aurocs.items()]
-    columns = [Column("Layer", number=False)]
+    columns = text_columns("Layer")
     columns += [Column(fmt.set_title(n), better="higher") for n in names]
     yield tables.Table("AUROC of each layer, %", columns, lines, [list(aurocs).index(COMBINED)])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -20,16 +20,13 @@ from torch.nn import functional as F
 from nac_openood.core import RULES
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import Interval, auroc, auroc_intervals
-from nac_openood.core.plus import NACPlus
-from nac_openood.core.pvalues import MIN_SAMPLES
+from nac_openood.core.plus import MIN_CALIBRATION, NACPlus
 from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
-from nac_openood.core.rule import Rule, rule_named
-from nac_openood.detector.batches import batches
+from nac_openood.core.rule import Rule
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
-from nac_openood.errors import NACError, NotFittedError
-from nac_openood.network.auto import AutoLayers, auto_layers
-from nac_openood.network.inputs import Inputs, describe_value, rows
+from nac_openood.network.auto import auto_layers
+from nac_openood.network.inputs import Inputs, describe_value
 from nac_openood.network.probe import read
 from nac_openood.network.replica import kept_random_state
 from nac_openood.search.loaders import SurrogateLoader, can_distort, few_of
@@ -48,8 +45,6 @@ _CHANCE, _SAME = 0.55, 0.9
 _NEIGHBORS, _SHARE = 50, 100
 #: KNN and NAC+ use at most this many fitting samples, evenly spaced.
 _MAX_FITTED = 5000
-#: Number of samples that are run to find the layers.
-_PROBED = 3
 
 #: Scores `[samples]` of readings; higher means more in-distribution.
 Score = Callable[[Readings], Tensor]
@@ -59,8 +54,7 @@ NAC_TITLE, NAC_PLUS_TITLE = RULES["nac"][0], RULES["nac_plus"][0]
 REAL, SURROGATE = "OOD validation data", "surrogates, not real OOD data"
 
 
-@dataclass(frozen=True)
-class AlternativeLayers:
+class AlternativeLayers(NamedTuple):
     """Which of the layers that were read the alternatives can use.
 
     Args:
@@ -70,7 +64,7 @@ class AlternativeLayers:
     """
 
     head_input: Optional[str] = None
-    early: Mapping[str, float] = field(default_factory=dict)
+    early: Mapping[str, float] = {}
 
 
 _NO_LAYERS = AlternativeLayers()
@@ -113,11 +107,9 @@ class Advice:
             for title, auroc in self.table.items():
                 value, low, high = map(_percent, auroc)
                 row = f"{title:7}{value:>7}  {f'{low} to {high}':16}"
-                if title in self.differences:
-                    value, low, high = (f"{100 * x:+.1f}" for x in self.differences[title])
-                    lines.append(f"  {row}{value} ({low} to {high})")
-                else:
-                    lines.append(f"> {row}".rstrip())
+                more = [f"{100 * x:+.1f}" for x in self.differences.get(title, ())]
+                row = "  {}{} ({} to {})".format(row, *more) if more else f"> {row}".rstrip()
+                lines.append(row)
             if not self.warnings:
                 lines.append("No method is clearly more than 1 point ahead.")
         lines += [f"Warning: {text}." for text in self.warnings]
@@ -163,19 +155,16 @@ def advise(
         progress: whether to show progress bars; None shows them on a terminal.
     """
     began = time.perf_counter()
-    rule = detector.rule_
-    if rule is None:
-        raise NotFittedError("this NACDetector is not fitted: call fit before you ask for advice.")
+    rule = detector._fitted()
     with kept_random_state():
         inside = few_of(id_val, n_samples)
-        sample: Optional[Inputs] = next((batch.data for batch in batches(inside)), None)
-        if sample is None:
-            raise NACError("the ID validation loader yielded no batch: nothing can be compared.")
+        own = [detector.read_loader(inside, progress=progress)]
+        sample = detector._reader.sample
         if ood_val is None and not can_distort(sample):
             title = rule.title or rule.name
             note = (
                 f"{title} was not compared with other methods: surrogates can only be made from "
-                f"square images, not from batches of {describe_value(sample)}. To compare it, pass "
+                f"square images, not from inputs of {describe_value(sample)}. To compare it, pass "
                 "OOD validation data (`ood_val`)"
             )
             wrong = tuple(rule.saturated().values())
@@ -184,14 +173,13 @@ def advise(
             SurrogateLoader(inside, seed=seed) if ood_val is None else few_of(ood_val, n_samples)
         )
 
-        def read_all(reader: NACDetector, *loaders: Iterable[Any]) -> list[Readings]:
-            return [reader.read_loader(each, progress=progress) for each in loaders]
-
-        own = read_all(detector, inside, outside)
-        reader, layers = (None, _NO_LAYERS) if train is None else reader_for(detector, sample)
-        readings = own
+        own.append(detector.read_loader(outside, progress=progress))
+        readings, layers = own, _NO_LAYERS
+        reader = None if train is None else reader_for(detector, sample)
         if reader is not None and train is not None:
-            readings = read_all(reader, inside, outside, few_of(train, _TRAIN))
+            sets = inside, outside, few_of(train, _TRAIN)
+            readings = [reader.read_loader(each, progress=progress) for each in sets]
+            layers = alternative_layers(reader, sample)
     against = SURROGATE if ood_val is None else REAL
     found = advise_on_readings(rule, *readings, layers=layers, own=own, against=against)
     return replace(found, seconds=time.perf_counter() - began)
@@ -334,11 +322,11 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
 
     Args:
         detector: the detector that makes the readings.
-        x: a batch; three samples are used.
+        x: a few samples.
     """
-    x = rows(x, slice(_PROBED))
-    found = _automatic(detector, x)
-    if found is None:
+    try:
+        found = auto_layers(detector.net, x)
+    except Exception:  # a network may raise anything; then there are fewer alternatives
         return _NO_LAYERS
     names = {layer.path: name for name, layer in detector.locations.items()}
     early = [names[layer.path] for layer in found.early if layer.path in names]
@@ -347,42 +335,29 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
     return AlternativeLayers(names.get(found.head_input.path), positions)
 
 
-def reader_for(detector: NACDetector, x: Inputs) -> tuple[Optional[NACDetector], AlternativeLayers]:
+def reader_for(detector: NACDetector, x: Inputs) -> Optional[NACDetector]:
     """A detector that reads what the alternatives need in a forward pass; None if that fails.
 
     Args:
         detector: the detector whose network is read.
-        x: a batch; three samples are used.
+        x: a few samples.
     """
-    found = _automatic(detector, x)
-    if found is None:
-        return None, _NO_LAYERS
-    layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
-    reader = NACDetector(
-        detector.net, layers, rule=NACPlus.name, fast=detector.fast, autocast=detector.autocast
-    )
-    early = {layer.path: 1.0 for layer in found.early}
-    return reader, AlternativeLayers(found.head_input.path, early)
-
-
-def _automatic(detector: NACDetector, x: Inputs) -> Optional[AutoLayers]:
     try:
-        return auto_layers(detector.net, rows(x, slice(_PROBED)))
-    except Exception:  # a network may raise anything; then there are fewer alternatives
+        found = auto_layers(detector.net, x)
+    except Exception:
         return None
+    layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
+    options: Any = {"fast": detector.fast, "autocast": detector.autocast}
+    return NACDetector(detector.net, layers, rule=NACPlus.name, **options)
 
 
 def _positions(detector: NACDetector, x: Inputs, names: Sequence[str]) -> dict[str, float]:
-    """The number of positions that each layer is summed over; {} if it differs by sample."""
-    if rule_named(detector.rule)(detector.layers).needs.mean:
-        return dict.fromkeys(names, 1.0)
+    """What divides each layer's readings to make them means; {} if it differs by sample."""
     layers = {name: detector.locations[name] for name in names}
-    sums, means = (
-        read(detector.net, x, layers, gradients=False, mean=mean) for mean in (False, True)
-    )
+    own, means = detector._reader.read(x), read(detector.net, x, layers, gradients=(), mean=True)
     found = {}
     for name in names:
-        size, mean = (r[name].activation.abs().double().sum(dim=1) for r in (sums, means))
+        size, mean = (r[name].activation.abs().double().sum(dim=1) for r in (own, means))
         found[name] = float(size.sum() / mean.sum())
         if not bool(((size - found[name] * mean).abs() <= 1e-3 * size).all()):
             return {}  # NaN ends here, too
@@ -409,7 +384,7 @@ def alternatives(
         fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MAX_FITTED).long())
     if layers.head_input is not None:
         found["KNN"] = _knn(fit[layers.head_input].activation, layers.head_input)
-    if layers.early and id_val.n_samples >= MIN_SAMPLES:
+    if layers.early and id_val.n_samples >= MIN_CALIBRATION:
         found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers.early)
     return found
 

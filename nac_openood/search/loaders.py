@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
+from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector import batches
-from nac_openood.detector.batches import AUTHORS_SEED, Batch
+from nac_openood.detector.batches import Batch
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import Inputs, mapped, tensors_in
 
@@ -26,9 +27,6 @@ _SEED_STEP = 10**6
 
 #: The note in every report of a search with surrogates.
 SURROGATE_LABEL = "searched against surrogate OOD, not real OOD"
-
-#: `(images, images of other classes, generator) -> distorted images`, all `[batch, c, h, w]`.
-Distortion = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 def _rotated(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
@@ -58,8 +56,9 @@ def _blurred(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
     return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
 
 
-#: The distortions by name; an image gets one of them.
-SURROGATES: Mapping[str, Distortion] = {
+#: The distortions by name, `(images, images of other classes, generator) -> distorted images`, all
+#: `[batch, c, h, w]`; an image gets one of them.
+SURROGATES: Mapping[str, Callable[..., Tensor]] = {
     "rotated": _rotated,  # by 90, 180 or 270 degrees
     # light and dark exchanged, around the mean of each image
     "inverted": lambda images, *_: 2 * images.mean(dim=(1, 2, 3), keepdim=True) - images,
@@ -94,9 +93,7 @@ def surrogate_ood(
         `[batch * per_image, channels, h, w]`.
     """
     chosen = list(SURROGATES) if kinds is None else list(kinds)
-    unknown = [kind for kind in chosen if kind not in SURROGATES]
-    if unknown:
-        raise NACError(f"unknown surrogate kinds {unknown}; expected some of {list(SURROGATES)}.")
+    refuse_unknown(chosen, SURROGATES, "surrogate kind")
     if not can_distort(images):
         raise NACError(
             "surrogates can only be made from square images [batch, channels, side, side], got "
@@ -203,6 +200,6 @@ def _drawn(labels: Optional[np.ndarray], rest: np.ndarray, n: int) -> np.ndarray
     """Draw at most `n` of the rows `rest`, equally many of each class if `n` is large enough."""
     if not n or n >= len(rest):
         return rest[:n]
-    if labels is not None and n >= len(np.unique(labels[rest])):
-        return rest[batches.balanced_indices(labels[rest], n, AUTHORS_SEED)]
-    return np.random.RandomState(AUTHORS_SEED).permutation(rest)[:n]
+    if labels is not None:
+        labels = labels[rest] if n >= len(np.unique(labels[rest])) else None
+    return rest[batches.fitting_indices(labels, len(rest), n)]

@@ -15,23 +15,21 @@ The plugin, `nac-openood search`, the comparison and the demo all use these step
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from torch import nn
 
 from nac_openood import files, records, tensor_files
-from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig, refuse_unknown
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import config as configs
-from nac_openood.detector.batches import as_batch
 from nac_openood.detector.config import NACConfig, Sweep
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.network.architectures import recognize, table_layers
-from nac_openood.network.fingerprint import identity
 from nac_openood.search import advise as advice
 from nac_openood.search.advise import Advice, AlternativeLayers
 from nac_openood.search.loaders import SURROGATES, SurrogateLoader, held_out_of
@@ -102,9 +100,7 @@ class ReadingSet:
     @classmethod
     def load(cls, path: files.PathLike) -> ReadingSet:
         """Memory-map the set in a folder; `path` is the folder or any file in it."""
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
-        if not Path(path).exists():
-            raise FileError(f"there is no {path}: expected a folder of saved readings.")
+        folder = Path(path).parent if Path(path).is_file() else Path(path)
         roles, about, checksums = files.read_document(
             folder / _MANIFEST, _FORMAT, _manifest, again=_AGAIN,
             missing=f"{folder} holds no complete set of readings: {_MANIFEST}, which is written "
@@ -189,8 +185,7 @@ def set_up(
     )  # fmt: skip
     found = search_settings(readings, config, strategy=strategy, seed=seed, progress=progress)
     detector = NACDetector(net, found.layers, fast=config.fast).fit_readings(readings.fit)
-    assert detector.rule_ is not None
-    return detector, found, advise_after_search(detector.rule_, readings)
+    return detector, found, advise_after_search(detector._fitted(), readings)
 
 
 def is_searched(config: NACConfig) -> bool:
@@ -219,8 +214,8 @@ def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> 
         layers = {name: LayerConfig() for name in readings.fit}
         sweep = paper_space(list(layers), weights=False)
         options = {**options, "strategy": "layerwise", "leave_out": False}
-    options = {**options, **readings.roles, "guard": None, "surrogate": readings.surrogate}
-    return search(layers=layers, sweep=sweep, **options)
+    options = {**options, **readings.roles, "surrogate": readings.surrogate}
+    return search(layers=layers, sweep=sweep, guard=None, **options)
 
 
 def gather(
@@ -254,14 +249,13 @@ def gather(
         say: called with a line of text for each dataset that is read.
         progress: whether to show progress bars; None shows them on a terminal.
     """
-    first = _First(id_val)
     named = {"id_val": "ID validation", "ood_val": "OOD validation", **(names or {})}
     surrogate = ood_val is None
     if surrogate:
         named["ood_val"] = f"surrogates of {named['id_val']} ({', '.join(SURROGATES)})"
     loaders = {
         "fit": train,
-        "id_val": first,
+        "id_val": id_val,
         "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
         "held_out": held_out_of(train, n_samples, n_held_out),
     }
@@ -284,11 +278,14 @@ def gather(
             in_distribution=role != "ood_val",
             progress=progress,
         )
+    row = recognize(reader.net)
     notes = {
         **(about or {}),
+        "family": None if row is None else row[0].family,
+        "network": found["fit"].network,
         "ood_val": {"name": named["ood_val"], "surrogate": surrogate},
         "samples": {role: readings.n_samples for role, readings in found.items()},
-        "known": asdict(advice.alternative_layers(reader, first.samples)),
+        "known": advice.alternative_layers(reader, reader._reader.sample)._asdict(),
     }
     if found["id_val"].accuracy is not None:
         notes["accuracy"] = found["id_val"].accuracy
@@ -296,23 +293,6 @@ def gather(
     if target is not None:
         readings._save_manifest(target)
     return readings
-
-
-class _First:
-    """A loader that keeps the first samples it yielded: it may not yield them again."""
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader = loader
-        self.samples: Any = None
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._loader:
-            if self.samples is None:
-                self.samples = as_batch(item).rows(slice(3)).data
-            yield item
 
 
 # -- defaults of `nac-openood search` -------------------------------------------------------
@@ -329,12 +309,6 @@ def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = 
     return NACConfig({name: LayerConfig() for name in names}, n_samples=n_samples)
 
 
-def about_network(net: nn.Module) -> dict[str, Any]:
-    """The information about a network that is stored with its readings."""
-    row = recognize(net)
-    return {"family": None if row is None else row[0].family, "network": identity(net)}
-
-
 def layers_and_lists(
     readings: ReadingSet, space: str, names: Optional[Sequence[str]] = None
 ) -> tuple[dict[str, LayerConfig], Sweep]:
@@ -346,9 +320,7 @@ def layers_and_lists(
             the path of a YAML file with a sweep.
         names: layers to search; None for all layers of the readings.
     """
-    unknown = [name for name in names or () if name not in readings.fit]
-    if unknown:
-        raise NACError(f"the readings have no layers {unknown}, only {list(readings.fit)}.")
+    refuse_unknown(names or (), readings.fit, "layer of these readings")
     chosen = [name for name in readings.fit if not names or name in names]
     if space == "paper":
         return {name: LayerConfig() for name in chosen}, paper_space(chosen)

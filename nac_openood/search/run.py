@@ -8,7 +8,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ _LEFT_OUT = 0.25
 _METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """Settings and their results: of several layers together, or of one layer by itself.
 
     Args:
@@ -80,10 +79,8 @@ class Candidate:
 
     def numbers(self) -> dict[str, Optional[float]]:
         """Everything but the settings, as JSON values."""
-        found = {name: value for name, value in vars(self).items() if name != "layers"}
-        if self.objective is None:
-            del found["objective"]
-        return found
+        left_out = {"layers", "objective"} if self.objective is None else {"layers"}
+        return {name: value for name, value in self._asdict().items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -178,8 +175,8 @@ def search(
         progress: whether to show a progress bar; None shows one on a terminal.
     """
     began = time.perf_counter()
-    refuse_unknown({objective: None}, OBJECTIVES, "objective")
-    refuse_unknown({strategy: None}, STRATEGIES, "strategy")
+    refuse_unknown([objective], OBJECTIVES, "objective")
+    refuse_unknown([strategy], STRATEGIES, "strategy")
     points = layer_candidates(
         layers,
         paper_space(list(layers)) if sweep is None else sweep,
@@ -203,15 +200,13 @@ def search(
     with torch.no_grad(), bar:
         joint = JointCandidates(
             [score_layer(*layer, fit, list(scored.values())) for layer in points.items()],
-            id_val.n_samples,
-            ood_val.n_samples,
+            [readings.n_samples for readings in scored.values()],
             objective=OBJECTIVES[objective],
             guard=limit,
             top=top,
             progress=bar.update,
         )
-        rng = np.random.default_rng(seed)
-        STRATEGIES[strategy](joint, budget or Budget(), rng)
+        STRATEGIES[strategy](joint, budget or Budget(), np.random.default_rng(seed))
         return SearchResult(
             ranking=tuple(_ranking(joint, limit)),
             landscape=tuple(_landscape(joint)),
@@ -237,8 +232,9 @@ def default_guard(n_held: int, n_id: int) -> float:
 def _ranking(joint: JointCandidates, guard: Optional[float]) -> Iterator[Candidate]:
     if not len(joint.choice):
         raise NACError(
-            f"no candidate is left: guard={guard} excludes all {joint.evaluated} that were tried. "
-            "Raise `guard`, or try fewer bins or a larger full_count, which overfit less."
+            f"no candidate is left of the {joint.evaluated} that were tried: their layer weights "
+            f"are all zero, or guard={guard} excludes them. Try weights above 0, a larger `guard`, "
+            "or fewer bins and a larger full_count, which overfit less."
         )
     choice = torch.from_numpy(joint.choice)
     numbers = [joint.values, *(joint.measure(choice, metric) for metric in _METRICS)]
@@ -249,11 +245,8 @@ def _ranking(joint: JointCandidates, guard: Optional[float]) -> Iterator[Candida
 
 def _landscape(joint: JointCandidates) -> Iterator[Candidate]:
     for layer, table in enumerate(joint.tables):
-        first = dict(reversed([*zip(table.row.tolist(), table.points)]))
         numbers = [metric(joint.val[layer], joint.n_id) for metric in _METRICS]
-        for k, row in enumerate(_rows(*numbers, joint.guard_alone(layer))):
-            # the weight makes no difference to a layer by itself
-            point = dataclasses.replace(first[k], weight=1.0)
+        for point, row in zip(table.alone, _rows(*numbers, joint.guard_alone(layer))):
             yield Candidate({table.name: point}, None, *row)
 
 
@@ -307,11 +300,6 @@ def layer_candidates(
         if leave_out and len(layers) > 1:
             points.append(dataclasses.replace(points[0], weight=0.0))
         found[name] = tuple(points)
-    if all(point.weight == 0 for points in found.values() for point in points):
-        raise NACError(
-            "all layer weights are zero in every candidate, so there would be no score. "
-            "Give at least one layer a weight above 0."
-        )
     return found
 
 
@@ -325,8 +313,7 @@ def grid_points(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 # -- strategies: which joint candidates to evaluate -----------------------------------------
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """How much to try.
 
     Args:
@@ -415,8 +402,7 @@ def _draw(joint: JointCandidates, rng: np.random.Generator, n: int) -> np.ndarra
     return np.stack(columns, axis=1)
 
 
-Strategy = Callable[[JointCandidates, Budget, np.random.Generator], None]
-STRATEGIES: Mapping[str, Strategy] = {"grid": grid, "layerwise": layerwise, "random": random}
+STRATEGIES = {"grid": grid, "layerwise": layerwise, "random": random}
 
 
 # -- the result as files -------------------------------------------------------------------

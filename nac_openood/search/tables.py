@@ -9,19 +9,18 @@ detector combines them.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import reduce
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.coverage import layer_score, states_of
+from nac_openood.core.coverage import Coverage, layer_score, states_of
 from nac_openood.core.histogram import Histogram
-from nac_openood.core.layer_config import STATES, LayerConfig
+from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at
-from nac_openood.core.reading import reading_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 
@@ -29,19 +28,14 @@ from nac_openood.errors import NACError
 _PIECE = 2**18
 _NEVER = float("-inf")
 
-_Key = Tuple[str, float, int, int]
 Objective = Callable[[Tensor, int], Tensor]
-
-
-def _one_minus_fpr(scores: Tensor, n_id: int) -> Tensor:
-    return 1 - joined_fpr_at(scores, n_id)
 
 
 #: Objectives to maximize: `([candidates, samples], n_id) -> [candidates]`.
 OBJECTIVES: Mapping[str, Objective] = {
     "auroc": joined_auroc,
-    "fpr95": _one_minus_fpr,
-    "mean": lambda scores, n_id: (joined_auroc(scores, n_id) + _one_minus_fpr(scores, n_id)) / 2,
+    "fpr95": lambda scores, n_id: 1 - joined_fpr_at(scores, n_id),
+    "mean": lambda scores, n: (joined_auroc(scores, n) + (1 - joined_fpr_at(scores, n))) / 2,
 }
 
 
@@ -65,31 +59,28 @@ def check_readings(
                 "datasets with the same network and layers."
             )
         for name, options in points.items():
-            needed = any(STATES[point.state].uses_gradient for point in options)
-            if needed and reading_in(readings, name).gradient is None:
-                raise NACError(
-                    f"layer '{name}': states need gradients, but the {role} readings have none. "
-                    "Read the network again with one of these states."
-                )
+            for point in options:
+                Coverage({name: replace(point, weight=1.0)}).checked(readings)
         readings.check_finite(role, points)
         if role != "OOD validation":
             readings.check_labels(role)
 
 
-@dataclass(frozen=True)
-class LayerTable:
+class LayerTable(NamedTuple):
     """The scores of one layer's candidates; those that differ only in weight share a row.
 
     Args:
         name: name of the layer.
         points: the candidates.
         row: int64 `[points]`, the row of each.
+        alone: the settings of each row, with weight 1.
         scores: float64 `[rows, samples]`, in [0, 1], before weighing.
     """
 
     name: str
     points: Sequence[LayerConfig]
     row: Tensor
+    alone: Sequence[LayerConfig]
     scores: Tensor
 
 
@@ -104,26 +95,22 @@ def score_layer(
         fit: readings of the fitting subset.
         scored: readings to score, in the order of the columns of the table.
     """
+    unweighted = [replace(point, weight=1.0) for point in points]
+    alone = list(dict.fromkeys(unweighted))  # in the order of their first points
     groups: dict[tuple[str, float], list[LayerConfig]] = {}
-    for point in points:
+    for point in alone:
         groups.setdefault((point.state, point.steepness), []).append(point)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         found = pool.map(lambda group: _score_group(name, group, fit, scored), groups.values())
-        rows = {key: scores for part in found for key, scores in part.items()}
-    keys = list(dict.fromkeys(map(_key, points)))  # in the order of their first points
-    scores = torch.stack([rows[key] for key in keys])
-    row = torch.tensor([keys.index(_key(point)) for point in points], device=scores.device)
-    return LayerTable(name, points, row, scores)
-
-
-def _key(point: LayerConfig) -> _Key:
-    """The settings that the scores depend on."""
-    return point.state, point.steepness, point.n_bins, point.full_count
+        rows = {point: scores for part in found for point, scores in part.items()}
+    scores = torch.stack([rows[point] for point in alone])
+    row = torch.tensor([alone.index(point) for point in unweighted], device=scores.device)
+    return LayerTable(name, points, row, alone, scores)
 
 
 def _score_group(
     name: str, group: Sequence[LayerConfig], fit: Readings, scored: Sequence[Readings]
-) -> dict[_Key, Tensor]:
+) -> dict[LayerConfig, Tensor]:
     """Scores float64 `[samples]` of candidates that have the same states."""
     activation = fit[name].activation
     histograms = {
@@ -134,15 +121,16 @@ def _score_group(
         states = states_of(batch[name], group[0])
         for histogram in histograms.values():
             histogram.update(states)
-    parts: dict[_Key, list[Tensor]] = {_key(point): [] for point in group}
+    parts: dict[LayerConfig, list[Tensor]] = {point: [] for point in group}
     for readings in scored:
         for batch in readings.batches():
             states = states_of(batch[name], group[0]).to(activation.device)
             hits = {m: histogram.hits(states) for m, histogram in histograms.items()}
-            for (*_, n_bins, full_count), part in parts.items():
-                covered = hits[n_bins].clamp(max=full_count).sum(dim=0, dtype=torch.int64)
-                part.append(layer_score(covered, full_count, states.shape[1]))
-    return {key: torch.cat(part) for key, part in parts.items()}
+            for point, part in parts.items():
+                covered = hits[point.n_bins].clamp(max=point.full_count)
+                total = covered.sum(dim=0, dtype=torch.int64)
+                part.append(layer_score(total, point.full_count, states.shape[1]))
+    return {point: torch.cat(part) for point, part in parts.items()}
 
 
 class JointCandidates:
@@ -156,8 +144,7 @@ class JointCandidates:
 
     Args:
         tables: the scores of the layers, in the detector's order.
-        n_id: number of columns of ID validation, which come first.
-        n_ood: number of columns of OOD validation, which follow; the rest is held-out training.
+        sizes: numbers of columns of ID validation, OOD validation and, if any, held-out training.
         objective: what to maximize.
         guard: candidates whose guard AUROC is further than this from 0.5 are excluded.
         top: number of candidates to keep.
@@ -172,15 +159,14 @@ class JointCandidates:
     def __init__(
         self,
         tables: Sequence[LayerTable],
-        n_id: int,
-        n_ood: int,
+        sizes: Sequence[int],
         *,
         objective: Objective,
         guard: Optional[float],
         top: int,
         progress: Callable[[int], Any] = lambda n: None,
     ) -> None:
-        self.tables, self.n_id, self.objective = tables, n_id, objective
+        self.tables, self.n_id, self.objective = tables, sizes[0], objective
         self.sizes = [len(table.points) for table in tables]
         #: by layer, the first candidate of weight 0; None if the layer is always used
         self.left_out = [
@@ -190,13 +176,13 @@ class JointCandidates:
         self.values = np.empty(0)
         self.evaluated = 0
         self._limit, self._top, self._progress = guard, top, progress
-        n_val = n_id + n_ood
-        self._n_held = tables[0].scores.shape[1] - n_val
+        self._n_held = sum(sizes[2:])
         self._weights = [t.scores.new_tensor([point.weight for point in t.points]) for t in tables]
+        split = [table.scores.split(list(sizes), dim=1) for table in tables]
         #: by layer, the scores of ID and OOD validation samples, `[rows, samples]`
-        self.val = [table.scores[:, :n_val].contiguous() for table in tables]
+        self.val = [torch.cat(parts[:2], dim=1) for parts in split]
         # held-out training samples in place of ID: they should not score higher
-        self._held = [torch.cat([t.scores[:, n_val:], t.scores[:, :n_id]], dim=1) for t in tables]
+        self._held = [torch.cat([*parts[2:], parts[0]], dim=1) for parts in split]
 
     def measure(self, choice: Tensor, metric: Objective) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""

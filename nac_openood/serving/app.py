@@ -17,11 +17,13 @@ from typing import Any, AsyncIterator, Literal, Mapping, Optional
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.middleware.base import RequestResponseEndpoint
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nac_openood.__about__ import __version__
 from nac_openood.errors import NACError
@@ -33,8 +35,12 @@ _DESCRIPTION = """\
 Classifies images and tells whether the prediction can be trusted: `score` (higher = more like the
 training data), `p_value` (how unusual the score is) and `decision` (`in` or `out`).
 """
+_LIMITS, _ACCESS = Limits(), Access()
+#: Paths that are answered over any number of connections.
+_PROBES = ("/health", "/ready", "/metrics")
 #: Paths that are counted by name; all others are counted as one, so that clients cannot add any.
-_PATHS = ("/", "/score", "/health", "/ready", "/metrics", "/docs", "/openapi.json")
+_PATHS = ("/", "/score", "/health", "/ready", "/drift", "/metrics", "/docs", "/openapi.json")
+_CLOSE = {"Connection": "close", "Retry-After": "1"}
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -57,6 +63,16 @@ class Result(BaseModel):
     decision: Literal["in", "out"]
 
 
+class DriftState(BaseModel):
+    """Evidence that images are unlike the calibration data; an alarm is at 1 / probability."""
+
+    images: int
+    evidence_log10: float
+    alarm: bool
+    alarm_at: Optional[int]
+    false_alarm_probability: float
+
+
 #: The error responses of /score; their `error` says why.
 ERRORS: dict[Any, dict[str, Any]] = {
     status: {"model": dict[str, str], "description": HTTPStatus(status).phrase}
@@ -65,23 +81,22 @@ ERRORS: dict[Any, dict[str, Any]] = {
 _FILE = {"type": "string", "format": "binary"}
 _FORM = {"type": "object", "properties": {"image": {"type": "array", "items": _FILE}}}
 #: The body of /score, which is parsed by hand to keep to the limits.
-_BODY = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
+_CONTENT = {"image/*": {"schema": _FILE}, "multipart/form-data": {"schema": _FORM}}
+_BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 
 
 # -- the application -----------------------------------------------------------------------------
 
 
-def service(
-    judge: Judge, *, limits: Optional[Limits] = None, access: Optional[Access] = None
-) -> FastAPI:
+def service(judge: Judge, *, limits: Limits = _LIMITS, access: Access = _ACCESS) -> FastAPI:
     """The service as an ASGI application.
 
     Args:
         judge: a detector and its transform.
-        limits: what is accepted; the defaults of `Limits` if None.
-        access: who may use it; if None, only requests to a name of the loopback interface.
+        limits: what is accepted.
+        access: who may use it; by default, only requests to a name of the loopback interface.
     """
-    scoring = Scoring(judge, limits or Limits())
+    scoring = Scoring(judge, limits)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -93,15 +108,21 @@ def service(
         title="nac-openood", version=__version__, description=_DESCRIPTION, lifespan=lifespan,
         redoc_url=None,
     )  # fmt: skip
-    allowed = access or Access()
+
+    app.state.connections, app.state.metrics = (), scoring.metrics
 
     @app.middleware("http")
     async def guard(request: Request, respond: RequestResponseEndpoint) -> Response:
         """Check access, count the request, and add security headers to the response."""
         path, start, status = request.url.path, time.perf_counter(), 500
-        refusal = allowed.refusal(path, request.headers)
+        refusal = access.refusal(path, request.headers)
         try:
-            response = await respond(request) if refusal is None else _refused(*refusal)
+            if refusal is not None:
+                response = _refused(*refusal)
+            elif len(app.state.connections) > limits.max_connections and path not in _PROBES:
+                response = _refused(503, "too many connections. Try again.", _CLOSE)
+            else:
+                response = await respond(request)
             status = response.status_code
         finally:
             known = path if path in _PATHS else "other"
@@ -114,10 +135,8 @@ def service(
     async def refuse(_: Request, error: HTTPException) -> Response:
         return _refused(error.status_code, error.detail, error.headers)
 
-    body = {"requestBody": {"required": True, "content": _BODY}}
-
     @app.post(
-        "/score", openapi_extra=body, responses=ERRORS, response_model=dict[str, list[Result]]
+        "/score", openapi_extra=_BODY, responses=ERRORS, response_model=dict[str, list[Result]]
     )
     async def score(request: Request, path: str = "") -> Response:
         """Score one image, sent as the body, or several, sent as the files of a form.
@@ -144,12 +163,28 @@ def service(
             raise retry(503, "the service is starting or stopping.")
         return {"status": "ready"}
 
+    @app.get("/drift", response_model=DriftState)
+    async def drift() -> DriftState:
+        """Whether the images so far are like the calibration data."""
+        monitor = judge.monitor
+        return DriftState(
+            images=monitor.n_inputs,
+            evidence_log10=monitor.log10_evidence,
+            alarm=monitor.alarm,
+            alarm_at=monitor.alarm_at,
+            false_alarm_probability=monitor.alpha,
+        )
+
     @app.get("/metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
         """Numbers in the format of Prometheus."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(scoring.metrics.registry), media_type=kind)
 
+    app.openapi()  # kept, so that it does not list HEAD beside every GET
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            route.methods.add("HEAD")
     return app
 
 
@@ -182,27 +217,29 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
     except OSError as error:
-        raise NACError(
-            f"cannot listen on {host}, port {port} ({error.strerror}). Choose another `port` or "
-            "`host`."
-        ) from error
+        reason = f"({error.strerror}). Choose another `port` or `host`."
+        raise NACError(f"cannot listen on {host}, port {port} {reason}") from error
 
 
-def server(
-    judge: Judge, *, limits: Optional[Limits] = None, access: Optional[Access] = None
-) -> uvicorn.Server:
+def server(judge: Judge, *, limits: Limits = _LIMITS, access: Access = _ACCESS) -> uvicorn.Server:
     """A uvicorn server of `judge`; `run(sockets=[...])` runs it, `should_exit` stops it."""
-    limits = limits or Limits()
+    app = service(judge, limits=limits, access=access)
+
+    class Protocol(H11Protocol):
+        def send_400_response(self, msg: str) -> None:
+            app.state.metrics.requests.labels("other", "400").inc()
+            super().send_400_response(msg)
+
     config = uvicorn.Config(
-        service(judge, limits=limits, access=access),
-        http="h11", ws="none", lifespan="on", log_level="error", access_log=False,
+        app, http=Protocol, ws="none", lifespan="on", log_level="error", access_log=False,
         # clients are identified by the connection's address: any of them can claim to be a proxy
         proxy_headers=False, server_header=False,
-        limit_concurrency=limits.max_connections + 1,  # uvicorn refuses this many
         timeout_keep_alive=max(1, int(limits.timeout)),
         timeout_graceful_shutdown=int(2 * limits.timeout) + 1,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    serving = uvicorn.Server(config)
+    app.state.connections = serving.server_state.connections
+    return serving
 
 
 def run_until_signal(serving: uvicorn.Server, opened: socket.socket) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Optional, Sequence
@@ -25,10 +24,14 @@ class Judge:
     Args:
         pipeline: a fitted and calibrated detector, and the transform of its images.
         alpha: the p-value at or below which an image is out-of-distribution.
+
+    Attributes:
+        monitor: watches the images for drift.
     """
 
     def __init__(self, pipeline: Pipeline, *, alpha: float = ALPHA) -> None:
         self.pipeline, self.alpha = pipeline, checked_alpha(alpha)
+        self.monitor = pipeline.detector.monitor()
 
     def tensor(self, content: bytes, max_pixels: int = Limits.max_pixels) -> Tensor:
         """Decode and transform an image; may be called from several threads.
@@ -49,10 +52,9 @@ class Judge:
 
     def warm_up(self) -> Optional[str]:
         """Score a gray image, so that the first request is fast; return the error if it fails."""
-        content = io.BytesIO()
-        Image.new("RGB", (64, 64), (128, 128, 128)).save(content, "PNG")
+        image = Image.new("RGB", (64, 64), (128, 128, 128))
         try:
-            self.answers(self.tensor(content.getvalue())[None])
+            self.answers(self.pipeline.transform(image)[None])
         except Exception as error:  # the user's transform or network may raise anything
             return str(error) or type(error).__name__
         return None
@@ -78,16 +80,10 @@ class Batcher:
     Args:
         work: returns the n results of a batch `[n, ...]`; called in its own thread.
         limits: of which `max_batch`, `max_wait_ms` and `max_queue` are used.
-        observe: called with the size of each batch and the seconds it took.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Tensor], list[Any]],
-        limits: Limits,
-        observe: Callable[[int, float], None] = lambda images, seconds: None,
-    ) -> None:
-        self._work, self._limits, self._observe = work, limits, observe
+    def __init__(self, work: Callable[[Tensor], list[Any]], limits: Limits) -> None:
+        self._work, self._limits = work, limits
         self._queue: list[_Waiting] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="network")
         self.running = False
@@ -112,9 +108,10 @@ class Batcher:
     async def results(self, items: Sequence[Tensor]) -> list[Any]:
         """Wait for the results of some images. Cancelling it removes them from the queue.
 
+        The result of an image on which `work` failed is the exception.
+
         Raises:
             BusyError: too many images are waiting already, or `close` was called.
-            Exception: what `work` raised on one of these images.
         """
         if not self.running:
             raise BusyError("the service is stopping.")
@@ -125,8 +122,9 @@ class Batcher:
         self._queue += waiting
         self._changed.set()
         try:
-            return list(await asyncio.gather(*(entry.future for entry in waiting)))
-        except BaseException:  # the caller has given up, or one of the images failed
+            futures = (entry.future for entry in waiting)
+            return list(await asyncio.gather(*futures, return_exceptions=True))
+        except BaseException:  # the caller has given up
             for entry in waiting:
                 entry.future.cancel()
             self._queue = [entry for entry in self._queue if not entry.future.done()]
@@ -148,17 +146,15 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         """The next batch: the first image and those of its shape."""
         shape = self._queue[0].item.shape
-        batch = [entry for entry in self._queue if entry.item.shape == shape]
-        batch = batch[: self._limits.max_batch]
-        taken = set(map(id, batch))
-        self._queue = [entry for entry in self._queue if id(entry) not in taken]
-        return batch
+        same = [n for n, entry in enumerate(self._queue) if entry.item.shape == shape]
+        taken = same[: self._limits.max_batch]
+        return [self._queue.pop(n) for n in reversed(taken)][::-1]
 
     async def _process(self, batch: list[_Waiting]) -> None:
         """Process a batch; if that fails, each image alone, so that only the bad one fails."""
         loop, found = asyncio.get_running_loop(), list[Any]()
         try:
-            found = await loop.run_in_executor(self._thread, self._timed, batch)
+            found = await loop.run_in_executor(self._thread, self._results, batch)
         except Exception as error:
             for entry in batch if len(batch) > 1 else ():
                 await self._process([entry])
@@ -168,10 +164,8 @@ class Batcher:
             if not entry.future.done():
                 entry.future.set_result(result)
 
-    def _timed(self, batch: list[_Waiting]) -> list[Any]:
-        start = time.perf_counter()
+    def _results(self, batch: list[_Waiting]) -> list[Any]:
         found = self._work(torch.stack([entry.item for entry in batch]))
         if len(found) != len(batch):  # otherwise some callers would wait forever
             raise RuntimeError(f"{len(found)} results for {len(batch)} images")
-        self._observe(len(batch), time.perf_counter() - start)
         return found

@@ -13,7 +13,6 @@ import math
 import time
 from dataclasses import dataclass, fields
 from typing import Callable, Mapping, Optional
-from urllib.parse import urlsplit
 
 from nac_openood.errors import NACError
 
@@ -62,7 +61,7 @@ class Limits:
 
 
 class Rates:
-    """Rate limits by client, as token buckets.
+    """Rate limits by client, as a leaky bucket for each of them.
 
     Args:
         rate: images per second; None never refuses.
@@ -73,24 +72,20 @@ class Rates:
     def __init__(
         self, rate: Optional[float], burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.rate, self.burst, self._clock = rate, float(burst), clock
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self.rate, self.burst, self._clock = rate or math.inf, burst, clock
+        self._due: dict[str, float] = {}  # when all images of a client are paid for
 
     def wait(self, client: str) -> float:
         """Seconds until the client may send the next image, 0 if it may now."""
-        return max(0.0, (1.0 - self._left(client)) / self.rate) if self.rate else 0.0
+        ahead = self._due.get(client, 0.0) - self._clock()
+        return max(0.0, ahead - (self.burst - 1) / self.rate)
 
     def charge(self, client: str, images: int) -> None:
-        """Take images from the client's bucket, which may become negative."""
-        left = self._left(client) - images
-        self._buckets.pop(client, None)  # so that it is added at the end
-        self._buckets[client] = left, self._clock()
-        if len(self._buckets) > _MAX_CLIENTS:
-            del self._buckets[next(iter(self._buckets))]
-
-    def _left(self, client: str) -> float:
-        left, then = self._buckets.get(client, (self.burst, self._clock()))
-        return min(self.burst, left + (self._clock() - then) * (self.rate or 0.0))
+        """Count images of a client, which may be more than it should have sent."""
+        due = max(self._due.pop(client, 0.0), self._clock())  # popped, so that it is added last
+        self._due[client] = due + images / self.rate
+        if len(self._due) > _MAX_CLIENTS:
+            del self._due[next(iter(self._due))]
 
 
 @dataclass(frozen=True)
@@ -121,14 +116,13 @@ class Access:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts is not None and _name(host) not in (*_LOOPBACK, *map(_name, self.hosts)):
             return 421, f"the Host {host or 'is missing and'} is not one of this service's names."
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return 403, f"pages of another origin ({origin}) may not use this service."
         if self.token is None or path in _PUBLIC or path.startswith("/static-offline-docs/"):
             return None
         scheme, _, sent = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(
-            sent.strip().encode(), self.token.encode()
-        ):
+        same = hmac.compare_digest(sent.strip().encode(), self.token.encode())
+        if same and scheme.lower() == "bearer":
             return None
         return 401, "a token is needed: send the header Authorization: Bearer TOKEN."
 

@@ -14,13 +14,14 @@ from typing import Any, AsyncGenerator, Callable, Coroutine, Iterable, Tuple
 import prometheus_client as prometheus
 import python_multipart as python_multipart  # starlette imports it when a form arrives
 from fastapi import HTTPException, Request
+from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
-from nac_openood.sources.fitted import Prediction
+from nac_openood.sources.fitted import InputError, Prediction
 from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 
 _LOG = logging.getLogger("nac_openood.serving")
@@ -46,9 +47,26 @@ def retry(status: int, reason: str, seconds: float = 1) -> HTTPException:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Uploads are never written to disk; their total size is limited anyway."""
+    """Uploads are never written to disk; their total size is limited anyway.
 
-    spool_max_size = 2**62
+    Attributes:
+        complete: whether the form has ended; the last file of a form that is cut off is dropped.
+    """
+
+    spool_max_size, complete = 2**62, False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+    async def parse(self) -> FormData:
+        self.stream = self._whole(self.stream)
+        return await super().parse()
+
+    async def _whole(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async for chunk in chunks:
+            yield chunk
+        if not self.complete:
+            raise MultiPartException("It is cut off: the last boundary is missing.")
 
 
 class Scoring:
@@ -61,11 +79,17 @@ class Scoring:
 
     def __init__(self, judge: Judge, limits: Limits) -> None:
         self.judge, self.limits = judge, limits
-        self.metrics = ServiceMetrics(judge.alpha, lambda: len(self.batcher))
-        self.batcher = Batcher(judge.answers, limits, self.metrics.count_batch)
+        self.metrics = ServiceMetrics(judge, lambda: len(self.batcher))
+        self.batcher = Batcher(self._judged, limits)
         self.rates = Rates(limits.rate, max(limits.max_images, int(limits.rate or 0)))
         self._requests = 0
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decoder")
+
+    def _judged(self, batch: Tensor) -> list[Prediction]:
+        with self.metrics.passes.time():
+            found = self.judge.answers(batch)
+        self.metrics.batches.observe(len(batch))
+        return found
 
     async def close(self) -> None:
         """Finish the accepted images, and stop the threads."""
@@ -94,6 +118,7 @@ class Scoring:
         finally:
             self._requests -= 1
         self.metrics.count(answers)
+        self.judge.monitor.update_scores([answer.score for answer in answers])
         named = zip(images, answers)
         return [answer._replace(path=name).json_fields() for (name, _), answer in named]
 
@@ -126,13 +151,13 @@ class Scoring:
         most, chunks = self.limits.max_images, self._chunks(request)
         try:
             parser = _InMemoryParser(request.headers, chunks, max_files=most, max_fields=0)
-            form = await parser.parse()
+            form: Any = await parser.parse()
         except MultiPartException as error:
             status = 413 if "Too many files" in error.message else 400
             reason = f"the form cannot be read: {error.message} {_HINT}"
             raise HTTPException(status, reason) from error
-        parts: Any = [part for _, part in form.multi_items()]  # files: other parts were refused
-        found = [(part.filename or "", await part.read()) for part in parts]
+        # files only: other parts were refused
+        found = [(part.filename or "", await part.read()) for _, part in form.multi_items()]
         await form.close()
         if not found:
             raise HTTPException(400, f"the form holds no file. {_HINT}")
@@ -175,21 +200,23 @@ class Scoring:
     async def _answers(self, images: list[_Upload]) -> list[Prediction]:
         tensors = [await self._tensor(name or "the image", content) for name, content in images]
         try:
-            return await self.batcher.results(tensors)
+            found = await self.batcher.results(tensors)
         except BusyError as error:
             raise retry(503, str(error)) from None
-        except Exception as error:
-            shapes = sorted({tuple(tensor.shape) for tensor in tensors})
-            _LOG.exception("the network failed on tensors of shape %s", shapes)
-            reason = f"the network failed on an image of shape {shapes[0]}; the log has more."
-            raise HTTPException(500, reason) from error
+        failures = [
+            _failure(name, tensor, one)
+            for (name, _), tensor, one in zip(images, tensors, found)
+            if isinstance(one, Exception)
+        ]
+        if failures:
+            worst = max(status for status, _ in failures)
+            raise HTTPException(worst, " ".join(reason for _, reason in failures))
+        return found
 
     async def _tensor(self, name: str, content: bytes) -> Tensor:
-        loop = asyncio.get_running_loop()
+        decode = partial(self.judge.tensor, content, self.limits.max_pixels)
         try:
-            return await loop.run_in_executor(
-                self._decoders, self.judge.tensor, content, self.limits.max_pixels
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
         except LargeImageError as error:
             raise HTTPException(413, f"{name} is too large: {error}.") from error
         except ImageError as error:
@@ -201,6 +228,15 @@ class Scoring:
             raise HTTPException(500, reason) from error
 
 
+def _failure(name: str, image: Tensor, error: Exception) -> tuple[int, str]:
+    """The status and the reason of a response about an image that the network failed on."""
+    if isinstance(error, InputError):
+        return 400, f"{name or 'the image'} cannot be judged: {error}"
+    shape = tuple(image.shape)
+    _LOG.error("the network failed on a tensor of shape %s", shape, exc_info=error)
+    return 500, f"the network failed on {name or 'an image'} of shape {shape}; the log has more."
+
+
 # -- metrics for Prometheus ----------------------------------------------------------------------
 
 
@@ -208,43 +244,36 @@ class ServiceMetrics:
     """The metrics of a service, in their own registry.
 
     Args:
-        alpha: the level of decisions: the share of OOD decisions as long as nothing drifts.
+        judge: its level is at least the share of OOD decisions as long as nothing drifts.
         waiting: returns how many images wait for the network.
     """
 
-    def __init__(self, alpha: float, waiting: Callable[[], int]) -> None:
+    def __init__(self, judge: Judge, waiting: Callable[[], int]) -> None:
         own = self.registry = prometheus.CollectorRegistry()
         for collector in ("ProcessCollector", "PlatformCollector", "GCCollector"):
             getattr(prometheus, collector)(registry=own)
         counter = partial(prometheus.Counter, registry=own)
+        gauge = partial(prometheus.Gauge, registry=own)
         times = partial(prometheus.Histogram, registry=own, buckets=_SECONDS)
         self.requests = counter("nac_requests", "Requests by path and status", ["path", "status"])
         self.seconds = times("nac_request_seconds", "Time from head to response", ["path"])
         self.passes = times("nac_batch_seconds", "Time of a pass over the network")
-        self.batches = times(
-            "nac_batch_images", "Images in a pass over the network", buckets=_SIZES
-        )
+        self.batches = times("nac_batch_images", "Images per pass over the network", buckets=_SIZES)
         self.images = counter("nac_images", "Images by decision and class", ["decision", "class"])
         last = self._last = deque[bool](maxlen=WINDOW)
-        for name, description, value in (
-            ("nac_queue_images", "Images that wait for the network", waiting),
-            ("nac_alpha", "Share of in-distribution images expected to be out", lambda: alpha),
-            ("nac_out_share_images", "Images in nac_out_share", lambda: len(last)),
-            (
-                "nac_out_share",
-                f"Share of the last {WINDOW} images that was out",
-                lambda: sum(last) / len(last) if last else float("nan"),
-            ),
-        ):
-            prometheus.Gauge(name, description, registry=own).set_function(value)
+        gauge("nac_queue_images", "Images that wait for the network").set_function(waiting)
+        gauge("nac_alpha", "Share of in-distribution images expected to be out").set(judge.alpha)
+        gauge("nac_out_share_images", "Images in nac_out_share").set_function(lambda: len(last))
+        share = gauge("nac_out_share", f"Share of the last {WINDOW} images that was out")
+        share.set_function(lambda: sum(last) / len(last) if last else float("nan"))
+        monitor = judge.monitor
+        evidence = gauge("nac_drift_evidence_log10", "Evidence of drift, as a power of ten")
+        evidence.set_function(lambda: monitor.log10_evidence)
+        alarm = gauge("nac_drift_alarm", "1 after an alarm of drift")
+        alarm.set_function(lambda: float(monitor.alarm))
 
     def count(self, predictions: Iterable[Prediction]) -> None:
         """Count the decisions about images."""
         for prediction in predictions:
             self.images.labels(prediction.decision, prediction.label).inc()
             self._last.append(prediction.is_out)
-
-    def count_batch(self, images: int, seconds: float) -> None:
-        """Count a pass over the network."""
-        self.batches.observe(images)
-        self.passes.observe(seconds)

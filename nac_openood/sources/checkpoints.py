@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
+import os
 import pickle
 import re
 import textwrap
 import zipfile
-from pathlib import Path
+from collections import Counter
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, some
 from nac_openood.files import entries
 from nac_openood.network.replica import unwrap
 
@@ -83,6 +84,9 @@ def run_checkpoints(paths: Sequence[Union[str, Path]]) -> list[Checkpoint]:
 
 def _named(paths: Sequence[str]) -> list[Checkpoint]:
     """Name checkpoints for folders of results: `s0` for `.../s0/best.ckpt`, else by their files."""
+    twice = [path for path, count in Counter(map(os.path.realpath, paths)).items() if count > 1]
+    if twice:  # means and rankings would count it twice
+        raise NACError(f"expected each checkpoint once, got {some(twice)} more than once.")
     names = []
     for path in paths:
         folder, stem = Path(path).resolve().parent.name, Path(path).stem
@@ -121,9 +125,7 @@ def networks_by_name(
     """
     modules = {name: net for name, net in named.items() if isinstance(net, nn.Module)}
     if load is None and len(modules) < len(named):
-        raise NACError(
-            f"to {verb} checkpoint files, pass `load`, which makes networks of their paths."
-        )
+        raise NACError(f"to {verb} files, pass `load`, which makes a network from a path.")
     paths = {**named, **{name: type(unwrap(net)).__name__ for name, net in modules.items()}}
 
     def network(checkpoint: Checkpoint) -> nn.Module:
@@ -247,7 +249,5 @@ def _domainbed_content() -> torch.serialization.safe_globals:
     makers = [numpy_core.scalar, numpy_core._reconstruct]
     old_names = [(maker, f"numpy.core.multiarray.{maker.__name__}") for maker in makers]
     types = [type(np.dtype(name)) for name in ("float64", "float32", "int64", "bool")]
-    paths = [pathlib.PosixPath, pathlib.PurePosixPath]
-    return torch.serialization.safe_globals(
-        [*paths, *makers, *old_names, np.ndarray, np.dtype, *types]
-    )
+    classes = [PosixPath, PurePosixPath, np.ndarray, np.dtype, *types]
+    return torch.serialization.safe_globals([*classes, *makers, *old_names])

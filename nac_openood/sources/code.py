@@ -7,7 +7,6 @@ read from a data file.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import operator
@@ -101,9 +100,8 @@ def user_code(text: str, what: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         users = [frame for frame in frames if _is_user_file(frame.filename)]
         where = f" in {users[-1].filename}, line {users[-1].lineno}" if users else ""
-        raise NACError(
-            f"{what}: your code {text} failed{where}: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise NACError(f"{what}: your code {text} failed{where}: {reason}") from error
 
 
 def _is_user_file(filename: str) -> bool:
@@ -120,8 +118,7 @@ def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise NACError(f"there is no file {path}.")
     _add_to_search_path(path.parent)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the file ends in .py
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle need it
     try:

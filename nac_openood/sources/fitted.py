@@ -7,7 +7,6 @@ Files are scored one batch at a time, so memory does not grow with their number.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from functools import partial
@@ -15,20 +14,28 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
+from nac_openood.core.pvalues import PValues
 from nac_openood.detector.batches import shard_numbers
+from nac_openood.detector.config import AUTO
+from nac_openood.detector.decisions import select
 from nac_openood.detector.detector import NACDetector
+from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import ALPHA
-from nac_openood.detector.store import Fitted
+from nac_openood.detector.store import SHAPE, Fitted
 from nac_openood.distributed import all_gather, map_shared, world
-from nac_openood.errors import NACError
-from nac_openood.files import PathLike
+from nac_openood.errors import NACError, first_line
+from nac_openood.files import PathLike, digest_of
+from nac_openood.network.inputs import sample_shape
 from nac_openood.sources import transforms
-from nac_openood.sources.images import ImageError, Transform, files_in, image_names, rgb_image
+from nac_openood.sources.code import is_code
+from nac_openood.sources.images import ImageError, Transform, rgb_image, sample_names
 from nac_openood.sources.networks import kind_of, network_of
-from nac_openood.sources.samples import without_padding
+from nac_openood.sources.samples import collate_texts
+
+#: The note of a detector's file with the name of the checkpoint.
+CHECKPOINT = "checkpoint"
 
 
 class Pipeline(NamedTuple):
@@ -49,7 +56,7 @@ def load_fitted(
     arch: Optional[str] = None,
     weights: Optional[str] = None,
     transform: Optional[str] = None,
-    prepare: Callable[[nn.Module], nn.Module] = lambda net: net,
+    prepare: Callable[[torch.nn.Module], torch.nn.Module] = lambda net: net,
 ) -> Pipeline:
     """Load a detector with its network and transform.
 
@@ -71,23 +78,31 @@ def load_fitted(
         if arch is None:
             raise NACError(f"{path} does not say which network it belongs to: pass `arch`.")
         if not kind_of(arch).by_name:
-            raise NACError(
-                f"{path} names {arch}, and code or files that a file names are never loaded by "
-                f"themselves. Pass it yourself: `arch={arch}`."
-            )
-    if transform is None and "transform" not in notes:
+            raise NACError(f"{path} names {arch}, which is loaded only if you pass `arch={arch}`.")
+    checkpoint = notes.get(CHECKPOINT)
+    if weights is None and checkpoint and arch == notes.get("arch") and not is_code(arch):
+        raise NACError(
+            f"{path} was fitted on {arch} with the weights of {checkpoint}: pass them, too, "
+            f"`weights={checkpoint}`."
+        )
+    stored: Any = notes.get("transform")
+    if transform is None and stored is None:
         raise NACError(f"{path} does not say how images become tensors: pass `transform`.")
-    if transform is None:
-        chosen = transforms.restored_transform(notes["transform"], arch, weights)
+    if transform is None and stored != AUTO:
+        chosen = transforms.restored_transform(stored)
     else:
         chosen = transforms.chosen_transform(transform, arch, weights)
     if notes.get("transform_identity", chosen.identity) != chosen.identity:
         raise NACError(
-            f"{path} was fitted with another transform ({notes.get('transform', '')!r}) than this "
+            f"{path} was fitted with another transform ({stored!r}) than this "
             f"one ({chosen}): its scores would be wrong. Leave out `transform`, or fit again."
         )
     net = prepare(network_of(arch, int(notes.get("n_classes", "0")), weights))
     return Pipeline(NACDetector.load(path, net), chosen.transform)
+
+
+class InputError(NACError):
+    """The network cannot take an input, which has another shape than what it was fitted on."""
 
 
 class Prediction(NamedTuple):
@@ -132,8 +147,23 @@ class Prediction(NamedTuple):
 def judge_batch(
     pipeline: Pipeline, x: Any, paths: Sequence[str], *, alpha: float
 ) -> list[Prediction]:
-    """Score images `[batch, ...]` in one pass over the network; one result per path."""
-    verdicts, names = pipeline.detector.judge(x), dict(enumerate(pipeline.detector.classes_))
+    """Score images `[batch, ...]` in one pass over the network; one result per path.
+
+    Raises:
+        InputError: the network fails on images of another shape than it was fitted on.
+    """
+    detector = pipeline.detector
+    try:
+        verdicts, names = detector.judge(x), dict(enumerate(detector.classes_))
+    except Exception as error:  # the user's network may raise anything
+        fitted, found = detector.notes_.get(SHAPE), sample_shape(x)
+        if fitted is None or fitted == found:
+            raise
+        raise InputError(
+            f"the network cannot take an input of shape {found} ({first_line(error)}). The "
+            f"detector was fitted on shape {fitted}: let the transform make such inputs, e.g. by "
+            "`resize` and `crop`, or fit again."
+        ) from error
     columns = (*verdicts, verdicts.out(alpha))
     return [
         Prediction(path, names.get(number, str(number)), *rest)
@@ -153,13 +183,10 @@ def expand(paths: Iterable[str], *, texts: bool = False) -> list[str]:
     """
     found: list[str] = []
     for path in paths:
-        if not os.path.isdir(path):  # noqa: PTH112, unlike pathlib's it never raises
+        if os.path.isdir(path):  # noqa: PTH112, unlike pathlib's it never raises
+            found += [str(Path(path) / name) for name in sample_names(path, texts=texts)]
+        else:
             found.append(path)  # a missing file is reported when it is read
-            continue
-        names = files_in(Path(path), {".txt"}) if texts else image_names(path)
-        if not names:
-            raise NACError(f"{path} holds no texts: expected files such as a.txt in it.")
-        found += [str(Path(path) / name) for name in names]
     if not found:
         raise NACError(f"expected at least one {'text' if texts else 'image'}, got none.")
     return found
@@ -172,6 +199,7 @@ def judge_images(
     alpha: float = ALPHA,
     batch_size: int = 100,
     workers: int = 0,
+    monitor: Optional[DriftMonitor] = None,
 ) -> Iterator[Prediction]:
     """Score images in order; those that cannot be read have a `problem`.
 
@@ -181,12 +209,12 @@ def judge_images(
         alpha: p-values at or below it are out-of-distribution.
         batch_size: images per batch.
         workers: number of processes that load images.
+        monitor: gets the scores, in order.
 
     Raises:
         NACError: the processes of a distributed run have different paths.
     """
-    digest = hashlib.sha256(repr(list(paths)).encode()).hexdigest()
-    if len(set(all_gather("list of files", digest))) > 1:
+    if len(set(all_gather("list of files", digest_of(list(paths))))) > 1:
         raise NACError("the processes have different `paths`: expected the same in all of them.")
     numbers = shard_numbers(math.ceil(len(paths) / batch_size))
     plan = [list(range(len(paths))[n * batch_size : (n + 1) * batch_size]) for n in numbers]
@@ -204,11 +232,45 @@ def judge_images(
     def judge(batch: Any) -> list[Prediction]:
         files, inputs = batch
         names = [file.path for file in files if not file.problem]
-        good = iter(judge_batch(pipeline, stacked(inputs), names, alpha=alpha) if names else ())
+        good = iter(_judge_each(pipeline, inputs, names, alpha) if names else ())
         return [file if file.problem else next(good) for file in files]
 
     for predictions in map_shared("score", own_batches(), judge):
+        if monitor is not None:
+            monitor.update_scores([each.score for each in predictions if not each.problem])
         yield from predictions
+
+
+def selected(answers: Iterable[Prediction], fdr: float, pvalues: PValues) -> list[Prediction]:
+    """Predictions with the decisions of `NACDetector.select` in place of those of each image."""
+    found = list(answers)
+    out = iter(select([each.p_value for each in found if not each.problem], fdr, pvalues).out)
+    return [each if each.problem else each._replace(is_out=bool(next(out))) for each in found]
+
+
+def drift_of(detector: NACDetector, found: Sequence[Prediction], *, seed: int = 0) -> Drift:
+    """Test whether files are like the calibration data; see `NACDetector.drift`."""
+    numbers = {name: number for number, name in enumerate(detector.classes_)}
+    classes = [numbers[each.label] if each.label in numbers else int(each.label) for each in found]
+    score, p_value = (
+        torch.tensor([getattr(each, name) for each in found], dtype=torch.float64)
+        for name in ("score", "p_value")
+    )
+    pvalues = detector._p_values()
+    return dataset_drift(pvalues, score, torch.tensor(classes), p_value, seed=seed)
+
+
+def _judge_each(
+    pipeline: Pipeline, inputs: list[Any], names: list[str], alpha: float
+) -> list[Prediction]:
+    """Score a batch; if the network cannot take it, each image alone, so that others are scored."""
+    try:
+        return judge_batch(pipeline, stacked(inputs), names, alpha=alpha)
+    except InputError as error:
+        if len(names) == 1:
+            return [Prediction(names[0], problem=str(error).rstrip("."))]
+        each = (_judge_each(pipeline, [x], [name], alpha) for x, name in zip(inputs, names))
+        return [prediction for (prediction,) in each]
 
 
 def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction], list[Any]]:
@@ -230,8 +292,10 @@ def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction],
 def stacked(tensors: Sequence[Any]) -> Any:
     """Stack images `[channels, height, width]` of one size into a batch; texts by name."""
     if isinstance(tensors[0], Mapping):
-        named = {name: stacked([each[name] for each in tensors]) for name in tensors[0]}
-        return without_padding(named)
+        return collate_texts(tensors)
+    others = {type(tensor).__name__ for tensor in tensors if not isinstance(tensor, torch.Tensor)}
+    if others:
+        raise NACError(f"the transform returned a {others.pop()}, expected a tensor.")
     if len({tensor.shape for tensor in tensors}) > 1:
-        raise NACError("the transform returns images of different sizes: add e.g. a `crop`.")
+        raise InputError("the transform returns images of different sizes: add e.g. a `crop`.")
     return torch.stack(list(tensors))

@@ -6,7 +6,7 @@ import io
 import os
 from base64 import b64encode
 from pathlib import Path
-from typing import BinaryIO, Callable, Collection, Iterator, Union
+from typing import BinaryIO, Callable, Iterator, Union
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
@@ -79,36 +79,27 @@ def _check_header(image: Image.Image, max_pixels: int) -> None:
     if max_pixels and short * long > max_pixels:
         raise LargeImageError(f"{size} pixels are more than the {max_pixels:,} that are accepted")
     if max_pixels and long > MAX_RATIO * short:
-        raise LargeImageError(
-            f"{size} pixels: one side is more than {MAX_RATIO} times as long as the other"
-        )
+        raise LargeImageError(f"{size} pixels: one side is more than {MAX_RATIO} times the other")
     if image.mode[0] in "IF":  # Pillow would clip these at 255, to almost white
         raise ImageError(f"more than 8 bits per channel (mode {image.mode}): convert it to 8")
 
 
-def image_names(folder: Union[str, Path]) -> list[str]:
-    """The paths of all images in a folder and its subfolders, relative to it and sorted."""
-    if not Path(folder).is_dir():
-        raise NACError(f"there is no folder {folder}: expected a folder of images.")
-    names = files_in(Path(folder), _SUFFIXES)
-    if not names:
-        raise NACError(f"{folder} holds no images: expected files such as .png or .jpg in it.")
-    return names
-
-
-def files_in(root: Path, suffixes: Collection[str]) -> list[str]:
-    """The paths of files in a folder and its subfolders, relative to it and sorted.
+def sample_names(folder: Union[str, Path], *, texts: bool = False) -> list[str]:
+    """The paths of images in a folder and its subfolders, relative to it and sorted.
 
     Links to folders are followed, as torchvision's `ImageFolder` does, unless they lead back to a
     folder above them. Broken links are listed too.
 
     Args:
-        root: the folder.
-        suffixes: how the files end, in lower case.
+        folder: the folder.
+        texts: whether to list text files instead.
 
     Raises:
-        NACError: a folder cannot be read.
+        NACError: a folder cannot be read, or there are no such files.
     """
+    root, suffixes = Path(folder), {".txt"} if texts else _SUFFIXES
+    if not root.is_dir():
+        raise NACError(f"there is no folder {folder}: expected a folder of images.")
 
     def walk(folder: Path, above: set[str]) -> Iterator[str]:
         for path in entries(folder):
@@ -119,7 +110,11 @@ def files_in(root: Path, suffixes: Collection[str]) -> list[str]:
             elif path.suffix.lower() in suffixes:
                 yield path.relative_to(root).as_posix()
 
-    return sorted(walk(root, {os.path.realpath(root)}))
+    names = sorted(walk(root, {os.path.realpath(root)}))
+    if not names:
+        what, example = ("texts", "a.txt") if texts else ("images", ".png or .jpg")
+        raise NACError(f"{folder} holds no {what}: expected files such as {example} in it.")
+    return names
 
 
 def small_png(picture: Image.Image) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Optional
 
 import torchvision
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor, nn, tensor
 from torch.nn import functional as F
 
 from nac_openood.errors import NACError, first_line
@@ -75,12 +75,13 @@ class NetworkKind:
     Attributes:
         form: how `arch` is spelled, for errors.
         prefix: what `arch` begins with, where it has a prefix.
+        publisher: the library that publishes weights with transforms, if it is one.
         has_weights: whether `build` returns a network that already has its weights.
         by_name: whether `arch` alone defines the network, without code or files of the user.
         benchmarks: OpenOOD's benchmarks on which `transform` replaces the benchmark's own.
     """
 
-    form = prefix = ""
+    form = prefix = publisher = ""
     by_name = has_weights = False
     benchmarks: tuple[str, ...] = ()
 
@@ -105,6 +106,15 @@ class NetworkKind:
     def transform(self, weights: Optional[str] = None) -> Optional[Transform]:
         """How the network's configuration turns an image into its input; None if unknown."""
         return None
+
+    def transform_origin(self, weights: Optional[str] = None) -> str:
+        """Where `transform` is from, in words."""
+        if not self.publisher:
+            return "the network's own"
+        origin = f"{self.publisher}'s for the published weights of {self.name}"
+        if weights is None or weights.startswith(PUBLISHED):
+            return origin
+        return f"{origin}; if {Path(weights).name} was trained with another, pass `transform`"
 
     def classes(self, weights: Optional[str] = None) -> tuple[str, ...]:
         """The names of the classes in the order of the logits; empty if unknown."""
@@ -131,7 +141,7 @@ class _Package(NetworkKind):
 
 
 class _Timm(NetworkKind):
-    form, prefix = "timm:NAME", "timm:"
+    form, prefix, publisher = "timm:NAME", "timm:", "timm"
     by_name = True
     benchmarks = ("imagenet", "imagenet200")
 
@@ -157,6 +167,7 @@ class _Timm(NetworkKind):
 
 class _Torchvision(NetworkKind):
     form = "a torchvision classifier (resnet50, vit_b_16, swin_t, ...)"
+    publisher = "torchvision"
     by_name = True
     benchmarks = ("imagenet",)
 
@@ -262,10 +273,8 @@ class Tokenizer:
 
     def __call__(self, text: Any) -> Any:
         """The network's inputs by name, `[length]` each."""
-        made = self.tokenizer(
-            text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
-        )
-        return {name: tensor[0] for name, tensor in made.items()}
+        made = self.tokenizer(text, padding="max_length", truncation=True, max_length=self.length)
+        return {name: tensor(numbers) for name, numbers in made.items()}
 
     def __repr__(self) -> str:
         words = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
@@ -324,9 +333,7 @@ def _downloaded(arch: str, download: Callable[[], nn.Module]) -> nn.Module:
         return download()
     except Exception as error:  # a download has many ways to fail
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise NACError(
-            f"the weights of {arch} cannot be downloaded ({reason}). {_PASS_FILE}"
-        ) from error
+        raise NACError(f"cannot download weights of {arch} ({reason}). {_PASS_FILE}") from error
 
 
 # ---- small networks for 32x32 images
@@ -397,10 +404,10 @@ class SmallResNet(CifarResNet18):
 
 def small_vit(n_classes: int = 8) -> nn.Module:
     """A small torchvision transformer: 16 patches, four blocks of width 64."""
-    sizes: Any = {"image_size": 32, "patch_size": 8, "hidden_dim": 64, "mlp_dim": 128}
     return torchvision.models.VisionTransformer(
-        **sizes, num_layers=4, num_heads=4, num_classes=n_classes
-    )
+        image_size=32, patch_size=8, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128,
+        num_classes=n_classes,
+    )  # fmt: skip
 
 
 _NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {

@@ -140,9 +140,8 @@ def _load_torchscript(path: str) -> nn.Module:
         try:
             script = torch.jit.load(path, map_location="cpu").eval()
         except (RuntimeError, ValueError) as error:  # its reader is written in C++
-            raise NACError(
-                f"{path} is damaged or not TorchScript ({first_line(error)}). {_HOW_TO_EXPORT}"
-            ) from error
+            reason = f"is damaged or not TorchScript ({first_line(error)})"
+            raise NACError(f"{path} {reason}. {_HOW_TO_EXPORT}") from error
         for shape in product((3, 1), _SIDES):
             images = torch.randn(3, shape[0], shape[1], shape[1])
             # TorchScript raises many kinds of errors, e.g. for images of another size

@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from nac_openood.errors import NACError, some, why_unreadable
 from nac_openood.files import entries, read_text
-from nac_openood.sources.images import Transform, image_names
+from nac_openood.sources.images import Transform, sample_names
 from nac_openood.sources.samples import SampleList
 from nac_openood.sources.transforms import square_settings, takes_text
 
@@ -110,28 +110,27 @@ def _read(path: Path, transform: Any, *, labelled: bool) -> tuple[SampleList, li
     """Read the samples of a folder or CSV file, and the class of each if `labelled`."""
     if _is_csv(path):
         return _read_csv(path, transform, labelled)
-    names, classes = image_names(path), []
+    names, classes = sample_names(path), []
     if labelled:
         folders = [(name.partition("/")[0], name) for name in names if "/" in name]
         found = sorted(pair for pair in folders if not pair[0].startswith("."))
         if not found:
             raise NACError(f"the images of {path} are not in class folders, as {path}/dog/1.jpg.")
         names, classes = [name for _, name in found], [folder for folder, _ in found]
-    unknown = [-1] * len(names)
-    return SampleList(names, unknown, transform, f"the folder {path}", root=path), classes
+    return SampleList(names, -1, transform, f"the folder {path}", root=path), classes
 
 
 def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
+            names = list(reader.fieldnames or ())
             lines = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise NACError(f"the list {path} cannot be read: {why_unreadable(error)}.") from error
-    names = list(reader.fieldnames or ())
     is_text = "text" in names and "path" not in names
     columns = ["text" if is_text else "path", *(["label"] if labelled else [])]
-    if not set(columns) <= set(names):
+    if not set(columns) <= set(names) or len(set(names)) < len(names):
         got = ", ".join(names) or "nothing"
         raise NACError(f"{path}: expected a first line with {' and '.join(columns)}, got {got}.")
     if is_text and not takes_text(transform):
@@ -145,12 +144,13 @@ def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, l
         raise NACError(f"the list {path} is empty.")
     items, *labels = [[line[name].strip() for _, line in lines] for name in columns]
     root = None if is_text else path.parent
-    samples = SampleList(items, [-1] * len(items), transform, str(path), root=root)
-    return samples, labels[0] if labels else []
+    return SampleList(items, -1, transform, str(path), root=root), labels[0] if labels else []
 
 
-class DomainFolder(SampleList):
-    """The images of one domain, as pairs `(image, label)`, sorted by class and path.
+def read_domain(
+    path: PathOrText, classes: Optional[Sequence[str]] = None, transform: Optional[Transform] = None
+) -> SampleList:
+    """The images of one domain, sorted by class and path.
 
     PACS, VLCS, OfficeHome and TerraIncognita come as `root/domain/class/image`, like all datasets
     of DomainBed.
@@ -164,24 +164,12 @@ class DomainFolder(SampleList):
     Raises:
         NACError: if the folder is missing or empty, or its classes are not `classes`.
     """
-
-    def __init__(
-        self,
-        path: PathOrText,
-        classes: Optional[Sequence[str]] = None,
-        transform: Optional[Transform] = None,
-    ) -> None:
-        data = labelled_samples(path, transform or domainbed_transform(), classes)
-        missing = [c for number, c in enumerate(data.classes) if number not in data.labels]
-        if missing:
-            raise NACError(
-                f"the domain {path} has no images of class {', '.join(missing)}, which another "
-                "domain has. Domains need the same classes."
-            )
-        vars(self).update(vars(data))
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.picture(index)), int(self.labels[index])
+    data = labelled_samples(path, transform or domainbed_transform(), classes)
+    missing = [c for number, c in enumerate(data.classes) if number not in data.labels]
+    if missing:
+        absent = ", ".join(missing)
+        raise NACError(f"the domain {path} has no images of class {absent}, which another has.")
+    return data
 
 
 def domain_folders(root: PathOrText) -> dict[str, Path]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence
@@ -87,10 +86,7 @@ class Samples(Dataset[Any]):
         """Check that every sample of in-distribution data has the label of a class."""
         if self.labels is None:
             raise NACError(f"{self.title} has no labels: let the dataset yield (x, y).")
-        try:
-            check_labels(torch.from_numpy(self.labels), n_classes)
-        except NACError as error:
-            raise NACError(f"{self.title}: {error}") from error
+        check_labels(torch.from_numpy(self.labels), n_classes, f"{self.title}: ")
 
     @cached_property
     def identity(self) -> str:
@@ -139,10 +135,8 @@ def _in_order(name: str, data: Any) -> tuple[Any, Any]:
     # an `IterableDataset` has a __getitem__ too, which raises an error
     is_stream = isinstance(data, (DataLoader, IterableDataset)) or not hasattr(data, "__getitem__")
     if is_stream or not hasattr(data, "__len__"):
-        raise NACError(
-            f"{name}: expected a map-style dataset (with __len__ and __getitem__) or a DataLoader "
-            f"of one, got {type(data).__name__}."
-        )
+        found = type(data).__name__
+        raise NACError(f"{name}: expected a map-style dataset or a loader of one, got {found}.")
     return data, collate
 
 
@@ -172,7 +166,7 @@ def _hash(digest: Any, item: Any) -> None:
         for part in item:
             _hash(digest, part)
     else:  # it cannot be compared, so its hash must never match
-        digest.update(uuid.uuid4().bytes)
+        digest.update(os.urandom(16))
 
 
 @dataclass(eq=False)
@@ -184,7 +178,7 @@ class SampleList(Dataset[Any]):
 
     Args:
         items: paths relative to `root`, or texts.
-        labels: a label per sample, -1 if it has none; made an int64 array.
+        labels: a label per sample, or -1 if they have none; made an int64 array.
         transform: turns an RGB image, or a text, into tensors; see `takes_text`.
         origin: where the samples come from, for errors.
         classes: names of the classes in the order of their labels, where they are known.
@@ -199,8 +193,7 @@ class SampleList(Dataset[Any]):
     root: Optional[Path] = None
 
     def __post_init__(self) -> None:
-        self.labels = np.asarray(self.labels, dtype=np.int64)
-        self._identity = ""
+        self.labels = np.full(len(self.items), self.labels, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -237,8 +230,7 @@ class SampleList(Dataset[Any]):
     def without(self, indices: Sequence[int]) -> SampleList:
         """The same samples without some of them."""
         rows = np.setdiff1d(np.arange(len(self)), indices)
-        same = self.transform, self.origin, self.classes, self.root
-        return SampleList([self.items[i] for i in rows], self.labels[rows], *same)
+        return replace(self, items=[self.items[i] for i in rows], labels=self.labels[rows])
 
     def identity(self) -> str:
         """A hash of the labels, the transform and the texts or the files.
@@ -246,15 +238,17 @@ class SampleList(Dataset[Any]):
         Files count by name, size and modification time. It is computed once, since a million files
         take a while.
         """
-        if not self._identity:
-            digest = hashlib.sha256(transform_text(self.transform).encode())
-            for item, label in zip(self.items, self.labels):
-                line = f"{label}\0{len(item)}\0{item}"
-                if self.root is not None:
-                    line = f"{item}\0{label}\0{_stamp(self.root / item)}\n"
-                digest.update(line.encode("utf-8", "surrogateescape"))
-            self._identity = digest.hexdigest()[:16]
         return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
+        digest = hashlib.sha256(transform_text(self.transform).encode())
+        for item, label in zip(self.items, self.labels):
+            line = f"{label}\0{len(item)}\0{item}"
+            if self.root is not None:
+                line = f"{item}\0{label}\0{_stamp(self.root / item)}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:16]
 
 
 def _stamp(path: Path) -> str:
@@ -268,11 +262,8 @@ def _stamp(path: Path) -> str:
 def common_files(one: Any, other: Any) -> int:
     """Count the files that two sets of images share; 0 if either is not a `SampleList`."""
     # realpath, because resolve fails at a link to itself
-    first, second = (
-        {*map(os.path.realpath, data.paths)} if isinstance(data, SampleList) else set()
-        for data in (one, other)
-    )
-    return len(first & second)
+    lists = [data.paths if isinstance(data, SampleList) else [] for data in (one, other)]
+    return len(set.intersection(*({*map(os.path.realpath, paths)} for paths in lists)))
 
 
 def readable_images(
@@ -284,25 +275,22 @@ def readable_images(
         The images that can be read, and a sentence about the others; "" if there are none.
     """
     paths: Any = images.paths
-    loader = DataLoader(paths, batch_size=64, num_workers=workers, collate_fn=problems)
-    found = [why for batch in bar(loader, f"check {name}", progress) for why in batch]
-    bad = {row: f"{paths[row]} ({why})" for row, why in enumerate(found) if why}
+    loader = DataLoader(paths, batch_size=None, num_workers=workers, collate_fn=problem_of)
+    found = enumerate(bar(loader, f"check {name}", progress))
+    bad = {row: f"{paths[row]} ({why})" for row, why in found if why}
     if not bad:
         return images, ""
-    told = f"{len(bad)} of {len(images)} images are missing or unreadable"
-    return images.without(list(bad)), f"{told}: {some(list(bad.values()))}"
+    problem = f"{len(bad)} of {len(images)} images are missing or unreadable"
+    return images.without(list(bad)), f"{problem}: {some(list(bad.values()))}"
 
 
-def problems(paths: Sequence[Path]) -> list[str]:
-    """Why images cannot be read; empty for those that can."""
-    found = []
-    for path in paths:
-        try:
-            rgb_image(path)
-            found.append("")
-        except ImageError as error:
-            found.append(str(error))
-    return found
+def problem_of(path: Any) -> str:
+    """Why an image cannot be read; empty if it can."""
+    try:
+        rgb_image(path)
+    except ImageError as error:
+        return str(error)
+    return ""
 
 
 def collate_texts(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

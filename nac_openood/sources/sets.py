@@ -204,10 +204,8 @@ def check_names(names: Sequence[str]) -> None:
     check_file_names("a dataset", names)
     wrong = sorted({name for name in names if names.count(name) > 1 or name in RESERVED})
     if wrong:
-        raise NACError(
-            f"expected a different name for each OOD set, and none of {', '.join(RESERVED)}; got "
-            + ", ".join(wrong)
-        )
+        others = f"a different name for each OOD set, and none of {', '.join(RESERVED)}"
+        raise NACError(f"expected {others}; got {', '.join(wrong)}")
 
 
 def check_mapping(role: str, value: Any, what: str, example: str) -> None:
@@ -219,7 +217,7 @@ def check_mapping(role: str, value: Any, what: str, example: str) -> None:
 def check_file_names(what: str, names: Iterable[str]) -> None:
     """Check that files can have these names on all systems."""
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"(?!\.)[^/\\\0\ud800-\udfff]+", name):
+        if not isinstance(name, str) or not re.fullmatch(r"(?!\.)[^/\\\0\n\r\ud800-\udfff]+", name):
             raise NACError(f"the name of {what} must be one that a file can have; got {name!r}.")
 
 

@@ -55,12 +55,18 @@ class ImageSettings:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
+        for name in ("resize", "crop"):
+            sides = getattr(self, name)
+            if sides is not None and min(sides if isinstance(sides, tuple) else [sides]) < 1:
+                raise NACError(f"'{name}' must be at least 1 pixel, got {sides}.")
         channels = 1 if self.gray else 3
         for name in ("mean", "std"):
             value = getattr(self, name)
             values = (value,) * channels if isinstance(value, (int, float)) else value
             if values is not None and len(values) != channels:
                 raise NACError(f"'{name}' must be {channels} numbers, one per channel.")
+            if name == "std" and values is not None and not min(values) > 0:
+                raise NACError(f"'std' must be positive, got {value}.")
             object.__setattr__(self, name, values and tuple(map(float, values)))
         if (self.mean is None) != (self.std is None):
             raise NACError("expected both 'mean' and 'std' or neither of them.")
@@ -81,9 +87,8 @@ class ImageSettings:
                 raise NACError("expected a mapping with at least one key.")
             return from_values(cls, found)
         except NACError as error:
-            raise NACError(
-                f"{origin}: {why_unreadable(error)}. For example:\n{_EXAMPLE}"
-            ) from error
+            problem = why_unreadable(error)
+            raise NACError(f"{origin}: {problem}. For example:\n{_EXAMPLE}") from error
 
     def to_yaml(self) -> str:
         """The text that `from_yaml` reads."""
@@ -124,15 +129,17 @@ class Preprocessing(NamedTuple):
     Args:
         transform: turns an RGB image into a tensor.
         text: "auto", YAML, or the name of code.
+        origin: where the transform is from, in words.
     """
 
     transform: Transform
     text: str
+    origin: str = ""
 
     @classmethod
-    def of(cls, settings: ImageSettings) -> Preprocessing:
+    def of(cls, settings: ImageSettings, origin: str = "") -> Preprocessing:
         """The transform with these settings."""
-        return cls(settings.transform(), settings.to_yaml())
+        return cls(settings.transform(), settings.to_yaml(), origin)
 
     @property
     def identity(self) -> str:
@@ -140,9 +147,10 @@ class Preprocessing(NamedTuple):
         return hashlib.sha256(transform_text(self.transform).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
+        text = self.text if is_code(self.text) else ", ".join(self.text.splitlines())
         if self.text == AUTO:
-            return f"the network's own: {' '.join(repr(self.transform).split())}"
-        return self.text if is_code(self.text) else ", ".join(self.text.splitlines())
+            text = " ".join(repr(self.transform).split())
+        return f"{text} ({self.origin})" if self.origin else text
 
 
 def transform_text(transform: Any) -> str:
@@ -177,32 +185,27 @@ def chosen_transform(
     """
     if choice is not None and choice != AUTO:
         if Path(choice).suffix in (".yml", ".yaml") or Path(choice).is_file():
-            return Preprocessing.of(read_settings(choice))
+            return Preprocessing.of(read_settings(choice), f"of the file {choice}")
         if is_code(choice):
-            return Preprocessing(user_transform(choice), choice)
+            return Preprocessing(user_transform(choice), choice, "your code")
         raise NACError(f"`transform`: expected 'auto', a YAML file or code, got '{choice}'.")
     kind = kind_of(arch)
     has_own = benchmark is None or benchmark.name in kind.benchmarks
     own = kind.transform(weights) if has_own else None
     if own is not None:
-        return Preprocessing(own, AUTO)
+        return Preprocessing(own, AUTO, kind.transform_origin(weights))
     if benchmark is not None:
-        return Preprocessing.of(benchmark.settings)
+        return Preprocessing.of(benchmark.settings, f"OpenOOD's for {benchmark.name}")
     raise NACError(
         f"no transform is known for {arch}: pass `transform`, a YAML file such as\n{_EXAMPLE}or "
         "code that makes a transform, path/to/file.py:name."
     )
 
 
-def restored_transform(text: str, arch: str, weights: Optional[str] = None) -> Preprocessing:
-    """Make the transform from the `text` in a file; code that a file names is not run."""
-    if text == AUTO:
-        return chosen_transform(AUTO, arch, weights)
+def restored_transform(text: str) -> Preprocessing:
+    """Make the transform from the settings in a file; code that a file names is not run."""
     if is_code(text):
-        raise NACError(
-            f"the transform is {text}, and code that a file names is never run by itself. Pass it "
-            f"yourself: `transform={text}`."
-        )
+        raise NACError(f"the file names {text}, which is run only if you pass `transform={text}`.")
     return Preprocessing.of(ImageSettings.from_yaml(text, "the transform in the detector's file"))
 
 

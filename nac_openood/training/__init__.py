@@ -61,16 +61,12 @@ class Algorithm(nn.Module):
         """Create modules that depend on the number of features; called once before training."""
 
     def forward(self, outputs: Outputs) -> Tensor:
-        """The loss, a scalar."""
-        raise NotImplementedError
+        """The loss, a scalar; cross-entropy over the samples of all domains unless overridden."""
+        return F.cross_entropy(outputs.logits, outputs.labels)
 
 
 class ERM(Algorithm):
     """Empirical risk minimization: cross-entropy over the samples of all domains."""
-
-    def forward(self, outputs: Outputs) -> Tensor:
-        """The loss, a scalar."""
-        return F.cross_entropy(outputs.logits, outputs.labels)
 
 
 class CORAL(Algorithm):
@@ -90,7 +86,7 @@ class CORAL(Algorithm):
         """The loss, a scalar."""
         parts = [outputs.features[outputs.domains == d] for d in outputs.domains.unique()]
         distances = [moment_distance(*pair) for pair in combinations(parts, 2)]
-        loss = F.cross_entropy(outputs.logits, outputs.labels)
+        loss = super().forward(outputs)
         return loss + self.weight * torch.stack(distances).mean() if distances else loss
 
 
@@ -127,7 +123,7 @@ class SelfReg(Algorithm):
         single = single + self.feature_weight * F.mse_loss(features, projected[other])
         double = F.mse_loss(logits, mixed(logits))
         double = double + self.feature_weight * F.mse_loss(features, mixed(projected))
-        loss = F.cross_entropy(logits, outputs.labels)
+        loss = super().forward(outputs)
         return loss + min(float(loss.detach()), 1.0) * (mix * single + (1 - mix) * double)
 
 
@@ -176,8 +172,7 @@ class SaveCheckpoints:
 
     def __call__(self, step: int, net: nn.Module) -> None:
         """Save the network, without its DataParallel, DDP or torch.compile wrapper."""
-        path = self.folder / f"step_{step:05d}.pt"
-        self.paths[step] = write_weights(path, unwrap(net))
+        self.paths[step] = write_weights(self.folder / f"step_{step:05d}.pt", unwrap(net))
 
 
 def train(

@@ -12,12 +12,13 @@ at most `sum over k of sigmoid(-|z - e_k| / (temperature * width)) * |q_k - q_{k
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.layer_config import finite_number, whole_number
+from nac_openood.core.layer_config import finite_number, refuse_unknown, whole_number
 from nac_openood.core.reading import pooling_for
 from nac_openood.errors import NACError
 from nac_openood.network.architectures import find_layer
@@ -26,7 +27,7 @@ from nac_openood.network.architectures import find_layer
 ENTROPY_FORMS = ("paper", "surprisal")
 
 
-class NACEntropy:
+class NACEntropy(AbstractContextManager["NACEntropy"]):
     """The paper's NAC entropy of one layer, for your own training loop.
 
     A forward hook on the layer keeps the outputs of the last `window` samples. Their histograms,
@@ -71,8 +72,7 @@ class NACEntropy:
         self.temperature = finite_number("temperature", temperature)
         if not self.temperature:
             raise NACError("temperature must be positive: at 0 there is no gradient.")
-        if form not in ENTROPY_FORMS:
-            raise NACError(f"`form` must be one of {', '.join(ENTROPY_FORMS)}; got {form!r}.")
+        refuse_unknown({form: None}, ENTROPY_FORMS, "form")
         self.net, self.layer, self.form = net, layer, form
         found = find_layer(net, layer)
         self._layout = layout or found.layout
@@ -113,9 +113,6 @@ class NACEntropy:
         """Remove the hook from the layer."""
         self._handle.remove()
         self._last = None
-
-    def __enter__(self) -> NACEntropy:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

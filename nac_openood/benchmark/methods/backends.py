@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood.__about__ import __version__
-from nac_openood.benchmark.methods import table
+from nac_openood.benchmark.methods import (
+    AUTO_BACKEND,
+    BACKENDS,
+    OPENOOD,
+    OWN,
+    PYTORCH_OOD,
+    features,
+    table,
+)
+from nac_openood.benchmark.methods.functions import FunctionScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
-from nac_openood.benchmark.methods.table import OPENOOD, PYTORCH_OOD, Absent, Method
-from nac_openood.core.rule import rule_named
+from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.core.rule import rule_named, stored_layers
 from nac_openood.detector.batches import Say
 from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.outcomes import Scores
@@ -22,11 +32,8 @@ from nac_openood.search import SurrogateLoader
 from nac_openood.search.recipe import HELD_OUT, set_up
 from nac_openood.sources.checkpoints import Checkpoint
 
-#: What is reported of a search, and of its best candidate.
-_OF_SEARCH = ("strategy", "objective", "surrogate")
-_OF_BEST = ("auroc", "fpr95", "fpr95_in", "guard")
 
-
+@dataclass(eq=False)
 class NACScorer:
     """A rule, set up as in the plugin and in `search`.
 
@@ -38,24 +45,21 @@ class NACScorer:
         rule: name of a rule; see `nac_openood.core.RULES`.
     """
 
-    implementation = f"nac_openood {__version__}"
+    config: Optional[NACConfig] = None
+    strategy: str = "grid"
+    layers: Optional[Sequence[str]] = None
+    rule: str = "nac"
 
-    def __init__(
-        self,
-        config: Optional[NACConfig] = None,
-        strategy: str = "grid",
-        layers: Optional[Sequence[str]] = None,
-        rule: str = "nac",
-    ) -> None:
-        self.config, self.strategy, self.layers, self.rule = config, strategy, layers, rule
+    def __post_init__(self) -> None:
+        self.implementation = f"nac_openood {__version__}"
         self.settings: Mapping[str, Any] = {
-            "rule": rule,
-            "config": None if config is None else config.to_dict(),
-            "strategy": strategy,
-            "layers": None if layers is None else list(layers),
+            "rule": self.rule,
+            "config": None if self.config is None else self.config.to_dict(),
+            "strategy": self.strategy,
+            "layers": self.layers,
             "held_out": HELD_OUT,
         }
-        kind = rule_named(rule)
+        kind = rule_named(self.rule)
         if kind.__module__.partition(".")[0] != "nac_openood":  # our version does not cover it
             self.implementation = kind.__module__
             self.settings = {**self.settings, "code": _source_hash(kind)}
@@ -67,8 +71,7 @@ class NACScorer:
         config = self.config or preset_or_auto(inputs.net, inputs.id_name, self.rule)
         config = replace(self._with_layers(config), search=inputs.search)
         if chosen is not None:  # by an earlier search
-            kind = rule_named(config.rule).layer_settings
-            layers = {name: kind.from_dict(used) for name, used in chosen["layers"].items()}
+            layers = stored_layers(chosen, rule_named(config.rule).layer_settings)
             config = replace(config, layers=layers, search=False, sweep={})
         # `set_up` makes the same surrogates itself, and records that in the result
         surrogates = isinstance(inputs.ood_val, SurrogateLoader)
@@ -80,10 +83,11 @@ class NACScorer:
         layers = {name: used.to_dict() for name, used in self._detector.layers.items()}
         report: Optional[dict[str, Any]] = None
         if found is not None:
-            best = {name: getattr(found.best, name) for name in _OF_BEST}
-            report = {**{name: getattr(found, name) for name in _OF_SEARCH}, **best}
-            report["points"], report["guard_threshold"] = found.evaluated, found.guard_limit
-            report["seconds"] = round(found.seconds, 3)
+            report = {
+                "strategy": found.strategy, **found.best.numbers(), "objective": found.objective,
+                "surrogate": found.surrogate, "points": found.evaluated,
+                "guard_threshold": found.guard_limit, "seconds": round(found.seconds, 3),
+            }  # fmt: skip
         advised = () if advice is None else (advice.to_dict(), advice.seconds)
         return MethodSetup({"layers": layers, "n_samples": config.n_samples}, report, *advised)
 
@@ -107,13 +111,10 @@ class NACScorer:
 
 def _source_hash(kind: type) -> str:
     """A hash of the module that defines a class, or of its methods where that is a notebook."""
-    methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
-    for parts in ([sys.modules.get(kind.__module__)], methods):
-        try:
-            text = "".join(inspect.getsource(part) for part in parts if part is not None)
-        except (OSError, TypeError):  # it is not in a file
-            continue
-        return digest_of(text)
+    methods: list[Any] = [value for value in vars(kind).values() if inspect.isfunction(value)]
+    for parts in ([sys.modules[kind.__module__]], methods):
+        with suppress(OSError, TypeError):  # it is not in a file
+            return digest_of("".join(map(inspect.getsource, parts)))
     return ""
 
 
@@ -130,24 +131,24 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
     from nac_openood.benchmark.methods.pytorch_ood import detectors
     from nac_openood.plugin.source import has_openood, openood_ready
 
-    if name not in table.BACKENDS:
-        raise NACError(f"`backend` must be one of {', '.join(table.BACKENDS)}; got {name!r}.")
+    if name not in BACKENDS:
+        raise NACError(f"`backend` must be one of {', '.join(BACKENDS)}; got {name!r}.")
     if name == OPENOOD:
         with openood_ready():
             return (OPENOOD,)
-    if name == table.AUTO_BACKEND and has_openood():
+    if name == AUTO_BACKEND and has_openood():
         return (OPENOOD, PYTORCH_OOD)
     try:
         detectors()
     except Absent as error:
-        if name != table.AUTO_BACKEND:
+        if name != AUTO_BACKEND:
             raise
         say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")
     return (PYTORCH_OOD,)
 
 
 def scorers(
-    rows: Iterable[Method],
+    rows: Sequence[Method],
     backend: str,
     *,
     nac: Mapping[str, Any] = {},
@@ -164,7 +165,8 @@ def scorers(
             checkpoint.
         say: function that is called with a message if no baseline can run.
     """
-    baselines = any(row.rule is None and row.scorer is None for row in rows)
+    ours = [row for row in rows if row.rule or row.scorer or row.backends == (OWN,)]
+    baselines = len(ours) < len(rows)
     backends = usable_backends(backend, say) if baselines else ()
 
     def make(method: Method, checkpoint: Checkpoint) -> Scorer:
@@ -172,10 +174,13 @@ def scorers(
             return method.scorer()
         if method.rule is not None:
             return NACScorer(rule=method.rule, **(nac if method.name == table.NAC else {}))
-        usable = next((name for name in backends if name in method.backends), None)
+        usable = next((name for name in (*backends, OWN) if name in method.backends), None)
         if usable is None:
             instead = f"backend={method.backends[0]!r}" if method.backends else "scorer"
             raise Absent(f"{method.title} is not in {' or '.join(backends)}: pass `{instead}`.")
+        if usable == OWN:
+            function = getattr(features, f"fit_{method.name}")
+            return FunctionScorer(method, f"nac_openood {__version__}", function)
         if usable == PYTORCH_OOD:
             from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 

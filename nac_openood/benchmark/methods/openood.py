@@ -7,16 +7,15 @@ import sys
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, ContextManager, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
-from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, Point
+from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, Point, stages_of
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.detector.batches import as_batch, batches
 from nac_openood.errors import NACError
-from nac_openood.network.architectures import table_layers
 from nac_openood.network.fingerprint import fingerprint
 from nac_openood.network.head import head_of
 from nac_openood.network.inputs import device_of, logits_of
@@ -25,33 +24,6 @@ from nac_openood.sources.checkpoints import load_checkpoint
 
 #: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")
-
-
-@contextmanager
-def openood_environment(inputs: MethodInputs) -> Iterator[None]:
-    """Register the dataset with OpenOOD, seed and silence it; undo all of this at the end."""
-    from nac_openood.plugin.source import openood_ready
-
-    with ExitStack() as stack:
-        stack.enter_context(openood_ready(on_cpu=device_of(inputs.net).type == "cpu"))
-        from openood.postprocessors.info import num_classes_dict
-        from openood.preprocessors.transform import normalization_dict
-
-        # the tables in which postprocessors look the dataset up
-        new: list[tuple[dict[str, Any], Any]] = [(num_classes_dict, inputs.n_classes)]
-        if inputs.std is not None:
-            new.append((normalization_dict, [[0.0] * len(inputs.std), list(inputs.std)]))
-        for table, value in new:
-            if inputs.id_name not in table:
-                table[inputs.id_name] = value
-                stack.callback(table.pop, inputs.id_name, None)
-        stack.enter_context(kept_random_state(inputs.seed))
-        stack.enter_context(redirect_stdout(io.StringIO()))
-        if inputs.progress is False or not sys.stderr.isatty():  # its own progress bars
-            stack.enter_context(redirect_stderr(io.StringIO()))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # OpenOOD's own
-        yield
 
 
 class OpenOODScorer(BatchScorer):
@@ -63,19 +35,42 @@ class OpenOODScorer(BatchScorer):
     """
 
     def __init__(self, method: Method, configs: Optional[Path] = None) -> None:
-        from nac_openood.plugin.source import code_of, openood_ready, openood_title
+        from nac_openood.plugin.source import openood_code, openood_ready
 
         with openood_ready() as tree:
-            title, code = openood_title(tree), code_of(tree)
+            title, code = openood_code(tree)
         self._configs = configs or tree / "configs"
         config = self._configs / "postprocessors" / f"{method.name}.yml"
         if not config.is_file():  # OpenOOD itself would download it
             raise NACError(f"there is no {config}: set OPENOOD_SRC to a source tree of OpenOOD.")
         super().__init__(method, title, {"config": config.read_text("utf-8"), "code": code})
 
-    def environment(self) -> ContextManager[None]:
-        """See `BatchScorer`."""
-        return openood_environment(self.inputs)
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """Register the dataset with OpenOOD, seed and silence it; undo all of this at the end."""
+        from nac_openood.plugin.source import openood_ready
+
+        inputs = self.inputs
+        with ExitStack() as stack:
+            stack.enter_context(openood_ready(on_cpu=device_of(inputs.net).type == "cpu"))
+            from openood.postprocessors.info import num_classes_dict
+            from openood.preprocessors.transform import normalization_dict
+
+            # the tables in which postprocessors look the dataset up
+            new: list[tuple[dict[str, Any], Any]] = [(num_classes_dict, inputs.n_classes)]
+            if inputs.std is not None:
+                new.append((normalization_dict, [[0.0] * len(inputs.std), list(inputs.std)]))
+            for table, value in new:
+                if inputs.id_name not in table:
+                    table[inputs.id_name] = value
+                    stack.callback(table.pop, inputs.id_name, None)
+            stack.enter_context(kept_random_state(inputs.seed))
+            stack.enter_context(redirect_stdout(io.StringIO()))
+            if inputs.progress is False or not sys.stderr.isatty():  # its own progress bars
+                stack.enter_context(redirect_stderr(io.StringIO()))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # OpenOOD's own
+            yield
 
     def fit(self, inputs: MethodInputs) -> tuple[Point, Mapping[str, Sequence[Any]]]:
         """See `BatchScorer`."""
@@ -108,14 +103,15 @@ class OpenOODScorer(BatchScorer):
         """The network as OpenOOD's evaluator passes it to this method."""
         from openood.networks.ash_net import ASHNet
         from openood.networks.react_net import ReactNet
+        from openood.networks.scale_net import ScaleNet
 
         if self.method.needs == "network":
             return NetworkView(inputs.net, next(iter(batches(inputs.id_val))).data)
-        wrappers = {"react": ReactNet, "ash": ASHNet}
+        wrappers = {"react": ReactNet, "ash": ASHNet, "scale": ScaleNet}
         return wrappers.get(self.method.name, lambda net: net)(inputs.net)
 
 
-class OpenGANScorer(BatchScorer):
+class OpenGANScorer(OpenOODScorer):
     """OpenOOD's OpenGAN: a discriminator of features, trained by OpenOOD beforehand.
 
     Args:
@@ -127,20 +123,15 @@ class OpenGANScorer(BatchScorer):
     """
 
     def __init__(self, method: Method, file: Path) -> None:
-        from nac_openood.plugin.source import openood_title, openood_tree
-
         if not file.is_file():
             raise Absent(
                 f"OpenGAN needs a discriminator trained by OpenOOD, and there is no {file}. Train "
                 "one with OpenOOD's main.py (pipeline train_opengan) and pass it as `opengan`."
             )
-        settings = {"discriminator": str(file), "changed": file.stat().st_mtime_ns}
-        super().__init__(method, openood_title(openood_tree()), settings)
+        super().__init__(method)
+        changed = file.stat().st_mtime_ns
+        self.settings = {**self.settings, "discriminator": str(file), "changed": changed}
         self._file = file
-
-    def environment(self) -> ContextManager[None]:
-        """See `BatchScorer`."""
-        return openood_environment(self.inputs)
 
     def fit(self, inputs: MethodInputs) -> tuple[Point, Mapping[str, Sequence[Any]]]:
         """Load the discriminator."""
@@ -151,6 +142,9 @@ class OpenGANScorer(BatchScorer):
         discriminator = load_checkpoint(Discriminator(net.fc.in_features), self._file)
         self._net, self._processor = discriminator.to(device_of(net)), OpenGanPostprocessor(None)
         return {"discriminator": fingerprint(self._net)["weights"][:16]}, {}
+
+    def use(self, point: Point) -> None:
+        """Nothing can be set."""
 
     def score_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `BatchScorer`."""
@@ -195,10 +189,8 @@ class NetworkView(nn.Module):
         super().__init__()
         self.net = net
         self.fc = head_of(net, x)[1]
-        for layer in table_layers(net):
-            # OpenOOD takes the output of a stage for maps [batch, channels, height, width]
-            if layer.layout == "maps" or layer.alias == "avgpool":
-                setattr(self, layer.alias, net.get_submodule(layer.path))
+        for name, stage in stages_of(net).items():
+            setattr(self, name, stage)
 
     def forward(
         self, x: Tensor, return_feature_list: bool = False
@@ -215,7 +207,7 @@ class NetworkView(nn.Module):
 
     def _run(self, x: Tensor, *names: str) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits, the input of the first of these stages, and the outputs of all of them."""
-        stages = [self._stage(name) for name in names]
+        stages = list(stages_of(self.net, *names).values())
         stem: list[Tensor] = []
         outputs: list[Tensor] = []
         # copies, because a later in-place operation would overwrite them
@@ -223,11 +215,3 @@ class NetworkView(nn.Module):
         on_output = [(stage, lambda *call: outputs.append(call[2].clone())) for stage in stages]
         logits = run(self.net, x, on_input=on_input, on_output=on_output)
         return logits_of(logits, x), stem[0], outputs
-
-    def _stage(self, name: str) -> nn.Module:
-        if not hasattr(self, name):
-            raise Absent(
-                f"this method reads feature maps of '{name}' as a ResNet has them, and "
-                f"{type(self.net).__name__} has no such stage. Leave it out of `methods`."
-            )
-        return getattr(self, name)

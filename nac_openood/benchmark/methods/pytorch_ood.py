@@ -1,6 +1,6 @@
 """Baselines by pytorch-ood's detectors, with the data and hyperparameters that OpenOOD uses.
 
-For the functions `fit_NAME` see `PytorchOODScorer`.
+For the functions `fit_NAME` see `FunctionScorer`.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ import copy
 import importlib
 import os
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import metadata
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, Point
+from nac_openood.benchmark.methods.functions import (
+    FittedMethod,
+    FunctionScorer,
+    ScoreFunction,
+    check_classes,
+    collect,
+    head_weights,
+    in_parts,
+    labelled,
+)
+from nac_openood.benchmark.methods.scorer import MethodInputs, stages_of
 from nac_openood.benchmark.methods.table import Absent, Method
-from nac_openood.detector.batches import batches
-from nac_openood.errors import NACError, some
-from nac_openood.network.architectures import table_layers
-from nac_openood.network.inputs import device_of, logits_of, prepare
+from nac_openood.errors import NACError
+from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import run
 
-#: How many numbers a detector may compute at a time.
-_CHUNK = 2**26
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
-#: A function that computes outlier scores, and one that returns it for some hyperparameters; see
-#: `PytorchOODScorer`.
-Outliers = Callable[..., Any]
-FittedMethod = Callable[..., Outliers]
 
 
 class _EndOfPass(BaseException):
@@ -54,92 +56,25 @@ def detectors() -> Any:
         ) from error
 
 
-class PytorchOODScorer(BatchScorer):
-    """A method whose function `fit_NAME` is in this file, with the defaults and sweep of its row.
-
-    `fit_NAME(inputs)` returns a function that takes hyperparameters and returns the function that
-    computes outlier scores `[batch]` (higher = more out-of-distribution):
-
-    * a method on features takes features `[batch, D]` and logits `[batch, classes]`;
-    * a method on the network takes a batch, and returns outlier scores and logits.
+class PytorchOODScorer(FunctionScorer):
+    """A method whose function `fit_NAME` is in this file; higher = more out-of-distribution.
 
     Raises:
         Absent: pytorch-ood is not installed.
     """
 
+    sign = -1
+
     def __init__(self, method: Method) -> None:
         detectors()
-        sweep = {name: list(values) for name, values in method.sweep.items()}
-        settings = {"defaults": dict(method.defaults), "sweep": sweep}
-        super().__init__(method, f"pytorch-ood {metadata.version('pytorch-ood')}", settings)
-
-    @contextmanager
-    def environment(self) -> Iterator[None]:
-        """With a seed, and without known warnings."""
-        with super().environment(), warnings.catch_warnings():
-            # SciPy, on the way to OpenMax's Weibull fit, tries parameters that overflow
-            warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
-            yield
-
-    def fit(self, inputs: MethodInputs) -> tuple[Point, Mapping[str, Sequence[Any]]]:
-        """See `BatchScorer`."""
-        self._fitted: FittedMethod = globals()[f"fit_{self.method.name}"](inputs)
-        return dict(self.method.defaults), self.method.sweep
-
-    def use(self, point: Point) -> None:
-        """See `BatchScorer`."""
-        self._outliers = self._fitted(**point)
-
-    def score_batch(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `BatchScorer`."""
-        if self.method.needs == "network":
-            outlier, logits = self._outliers(x)
-        else:
-            with torch.no_grad():
-                logits = self.inputs.net(x).float()
-                outlier = self._outliers(x.float(), logits)
-        return -outlier, logits.argmax(dim=1)
-
-
-# ---- training data
-
-
-def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
-    for batch in batches(loader):
-        yield prepare(net, batch.data), batch.labels()
-
-
-@torch.no_grad()
-def collect(
-    net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
-) -> tuple[Tensor, Tensor]:
-    """The results of a function of every batch `[samples, ...]`, and the labels, on the CPU."""
-    parts, labels = [], []
-    for x, label in labelled(net, loader):
-        parts.append(function(x).detach().float().cpu())
-        labels.append(label)
-    # not torch.cat, which would need twice the memory: each part is freed when it is copied
-    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]))
-    for rows in whole.split([len(part) for part in parts]):
-        rows.copy_(parts.pop(0))
-    return whole, torch.cat(labels)
-
-
-def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
-    """Check that every class has a training label."""
-    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
-    if missing:
-        raise NACError(
-            f"{method} needs at least one training {what} of every class; there is none of "
-            f"{some(missing)}. Add training data, or leave it out of `methods`."
-        )
+        title = f"pytorch-ood {metadata.version('pytorch-ood')}"
+        super().__init__(method, title, globals()[f"fit_{method.name}"])
 
 
 # ---- methods on logits
 
 
-def _logits(detector: Any) -> Outliers:
+def _logits(detector: Any) -> ScoreFunction:
     return lambda _, logits: detector.predict_logits(logits)
 
 
@@ -153,9 +88,9 @@ def fit_mls(inputs: MethodInputs) -> FittedMethod:
     return lambda: _logits(detectors().MaxLogit(None))
 
 
-def fit_ebo(inputs: MethodInputs) -> FittedMethod:
+def fit_ebo(inputs: MethodInputs, temperature: float) -> FittedMethod:
     """Energy."""
-    return lambda temperature: _logits(detectors().EnergyBased(None, t=temperature))
+    return lambda: _logits(detectors().EnergyBased(None, t=temperature))
 
 
 def fit_gen(inputs: MethodInputs) -> FittedMethod:
@@ -166,8 +101,7 @@ def fit_gen(inputs: MethodInputs) -> FittedMethod:
 def fit_temp_scaling(inputs: MethodInputs) -> FittedMethod:
     """Softmax at the temperature with the lowest loss on ID validation data."""
     detector = detectors().TemperatureScaling(None)
-    with torch.no_grad():
-        detector.t.fill_(1.5)  # where OpenOOD starts
+    detector.t.data.fill_(1.5)  # where OpenOOD starts
     with torch.enable_grad():
         detector.fit_logits(*collect(inputs.net, inputs.id_val, inputs.net))
     return lambda: _logits(detector)
@@ -195,7 +129,10 @@ def fit_openmax(inputs: MethodInputs) -> FittedMethod:
     check_classes("openmax", label, n_classes, "sample with a correct prediction")
     kind = detectors().OpenMax
     detector = kind(None, tailsize=20, alpha=min(3, n_classes), euclid_weight=1.0)
-    detector.fit_logits(values, label)
+    with warnings.catch_warnings():
+        # SciPy, on the way to the Weibull fit, tries parameters that overflow
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")
+        detector.fit_logits(values, label)
     centers = torch.stack([values[label == c].mean(dim=0) for c in range(n_classes)])
 
     def outliers(features: Tensor, logits: Tensor) -> Tensor:
@@ -211,7 +148,7 @@ def fit_openmax(inputs: MethodInputs) -> FittedMethod:
 # ---- methods on features
 
 
-def _features(detector: Any) -> Outliers:
+def _features(detector: Any) -> ScoreFunction:
     return lambda features, _: detector.predict_features(features)
 
 
@@ -246,50 +183,39 @@ def fit_knn(inputs: MethodInputs) -> FittedMethod:
     detector = detectors().KNN(None, k=1, normalize=False)
     detector.fit_features(values, label.clamp(min=0))
 
-    def use(K: int) -> Outliers:
+    def use(K: int) -> ScoreFunction:
         detector.k = K
         return lambda features, _: detector.predict_features(F.normalize(features, dim=1))
 
     return use
 
 
-def _head_weights(net: Any) -> tuple[Tensor, Tensor]:
-    """Weight `[classes, D]` and bias `[classes]` of the head, on the CPU.
-
-    Detectors work where their weights are, and the features of a training set may not fit on a GPU.
-    """
-    weight, bias = net.get_fc()
-    return torch.from_numpy(weight), torch.from_numpy(bias)
-
-
 def fit_vim(inputs: MethodInputs) -> FittedMethod:
     """Energy minus the norm outside the principal subspace, which is fitted for every `dim`."""
-    train, (w, b) = collect(inputs.net, inputs.train), _head_weights(inputs.net)
+    train, (w, b) = collect(inputs.net, inputs.train), head_weights(inputs.net)
     return lambda dim: _features(detectors().ViM(None, d=dim, w=w, b=b).fit_features(*train))
 
 
-def fit_dice(inputs: MethodInputs) -> FittedMethod:
+def fit_dice(inputs: MethodInputs, p: float) -> FittedMethod:
     """Energy of a head without the weights that contribute least to training data."""
-    weight, bias = _head_weights(inputs.net)
+    weight, bias = head_weights(inputs.net)
     # all that the detector uses of training data
     mean = collect(inputs.net, inputs.train)[0].mean(dim=0, keepdim=True)
-
-    def use(p: float) -> Outliers:
-        detector = detectors().DICE(None, weight, bias, p=p / 100)
-        detector.fit_features(mean, torch.zeros(1, dtype=torch.int64))
-        # in parts: the detector multiplies all features with all weights before it sums
-        return lambda features, _: torch.cat(
-            [detector.predict_features(part) for part in _in_parts(features, weight.numel())]
+    detector = detectors().DICE(None, weight, bias, p=p / 100)
+    detector.fit_features(mean, torch.zeros(1, dtype=torch.int64))
+    # in parts: the detector multiplies all features with all weights before it sums
+    return lambda: (
+        lambda features, _: torch.cat(
+            [detector.predict_features(part) for part in in_parts(features, weight.numel())]
         )
-
-    return use
+    )
 
 
 def fit_react(inputs: MethodInputs) -> FittedMethod:
     """Energy of features clipped at a percentile of ID validation features."""
     values = collect(inputs.net, inputs.id_val)[0]
 
-    def use(percentile: float) -> Outliers:
+    def use(percentile: float) -> ScoreFunction:
         detector = detectors().ReAct(None, inputs.net, percentile=percentile / 100)
         detector.fit_feature_maps(values, torch.zeros(len(values)))
         return lambda features, _: detector.predict_feature_maps(features)
@@ -301,7 +227,7 @@ def fit_ash(inputs: MethodInputs) -> FittedMethod:
     """Energy of the largest features, all set to one value (ASH-B, as in OpenOOD)."""
     head = nn.Sequential(nn.Flatten(), inputs.net)
 
-    def use(percentile: float) -> Outliers:
+    def use(percentile: float) -> ScoreFunction:
         detector = detectors().ASH(None, head, variant="ash-b", percentile=percentile / 100)
         # maps of one pixel
         return lambda features, _: detector.predict_feature_maps(features[:, :, None, None])
@@ -327,7 +253,7 @@ def fit_odin(inputs: MethodInputs) -> FittedMethod:
         passes.append(found.detach())
         return found
 
-    def use(temperature: float, noise: float) -> Outliers:
+    def use(temperature: float, noise: float) -> ScoreFunction:
         std = list(inputs.std or _STD)
         detector = detectors().ODIN(logits, eps=noise, temperature=temperature, norm_std=std)
 
@@ -341,14 +267,14 @@ def fit_odin(inputs: MethodInputs) -> FittedMethod:
     return use
 
 
-def fit_mds_ensemble(inputs: MethodInputs) -> FittedMethod:
+def fit_mds_ensemble(inputs: MethodInputs, noise: float) -> FittedMethod:
     """Mahalanobis distance in an early layer, of an image moved towards its predicted class.
 
     OpenOOD's ensemble has one member, the spatial mean of the first stage's input. That is
     `MahalanobisODIN`; `MultiMahalanobis` could not move the image.
     """
     net = inputs.net
-    (stage,) = _stages("mds_ensemble", net, "layer1")
+    (stage,) = stages_of(net, "layer1").values()
 
     def encode(x: Tensor) -> Tensor:
         found: list[Tensor] = []
@@ -363,7 +289,8 @@ def fit_mds_ensemble(inputs: MethodInputs) -> FittedMethod:
 
     values, label = collect(net, inputs.train, encode)
     check_classes("mds_ensemble", label, inputs.n_classes)
-    detector, device = detectors().MahalanobisODIN(encode, norm_std=list(_STD)), device_of(net)
+    detector = detectors().MahalanobisODIN(encode, norm_std=list(_STD), eps=noise)
+    device = device_of(net)
     detector.fit_features(values.to(device), label.to(device))
 
     def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,44 +298,31 @@ def fit_mds_ensemble(inputs: MethodInputs) -> FittedMethod:
         with torch.no_grad():
             return outlier, logits_of(run(net, x), x)
 
-    def use(noise: float) -> Outliers:
-        detector.eps = noise
-        return outliers
-
-    return use
+    return lambda: outliers
 
 
-def fit_rankfeat(inputs: MethodInputs) -> FittedMethod:
+def fit_rankfeat(inputs: MethodInputs, temperature: float) -> FittedMethod:
     """Energy without the largest singular value of the maps of the last two stages."""
-    net = inputs.net
-    stages = _stages("rankfeat", net, "layer3", "layer4")
+    net, rank = inputs.net, detectors().RankFeat(None, lambda maps: maps, lambda maps: maps)
 
-    def without_largest(stage: nn.Module, x: Tensor, maps: Tensor) -> Tensor:
-        """Logits of a pass in which the changed maps replace the output of the stage."""
+    def without_largest(stage: nn.Module, inputs: Any, maps: Tensor) -> Tensor:
+        changed: Tensor = rank.predict_feature_maps(maps.float().contiguous())
+        return changed.to(maps.dtype)
 
-        def rest(changed: Tensor) -> Tensor:
-            changed = changed.to(x.dtype)
-            return logits_of(run(net, x, on_output=[(stage, lambda *_: changed)]), x).float()
+    stages = stages_of(net, "layer3", "layer4").values()
+    changes: list[list[Any]] = [[], *([(stage, without_largest)] for stage in stages)]
+    energy = detectors().EnergyBased(None, t=temperature)
 
-        # OpenOOD averages the logits of both stages, so the detector has to return logits
-        detector = detectors().RankFeat(None, rest, detector=lambda logits: logits)
-        return detector.predict_feature_maps(maps.float().contiguous())
+    @torch.no_grad()
+    def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = [logits_of(run(net, x, on_output=change), x).float() for change in changes]
+        logits, first, second = found
+        return energy.predict_logits((first + second) / 2), logits  # as in OpenOOD
 
-    def use(temperature: float) -> Outliers:
-        energy = detectors().EnergyBased(None, t=temperature)
-
-        @torch.no_grad()
-        def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
-            logits, outputs = _outputs(net, stages, x, copies=True)
-            first, second = (without_largest(s, x, maps) for s, maps in zip(stages, outputs))
-            return energy.predict_logits((first + second) / 2), logits
-
-        return outliers
-
-    return use
+    return lambda: outliers
 
 
-def fit_gram(inputs: MethodInputs) -> FittedMethod:
+def fit_gram(inputs: MethodInputs, powers: Sequence[int]) -> FittedMethod:
     """How far the Gram matrices of an image's feature maps deviate from those of its class.
 
     The maps are the outputs of all convolutions and ReLUs, as in OpenOOD.
@@ -423,41 +337,40 @@ def fit_gram(inputs: MethodInputs) -> FittedMethod:
 
     def read(x: Tensor) -> tuple[Tensor, list[Tensor]]:
         # not copied: after an in-place ReLU OpenOOD reads the changed maps, too
-        logits, maps = _outputs(net, modules, x, copies=False)
-        return logits.float(), [each.float() for each in maps]
+        maps: list[Tensor] = []
+        on_output = [(module, lambda *call: maps.append(call[2])) for module in modules]
+        logits = logits_of(run(net, x, on_output=on_output), x).float()
+        return logits, [each.float() for each in maps]
 
     with torch.no_grad():
         first = read(next(labelled(net, inputs.train))[0][:1])[1]
     train = _TrainingParts(inputs, sum(each.numel() for each in first))
 
-    def use(powers: Sequence[int]) -> Outliers:
-        _check_memory(sum(each.shape[1] for each in first) * len(powers), len(train))
-        seen: list[Any] = []
+    _check_memory(sum(each.shape[1] for each in first) * len(powers), len(train))
+    seen: list[Any] = []
 
-        # the detector expects a chain of layers: the first runs the network, the others replay
-        def start(x: Tensor) -> Tensor:
-            seen[:] = read(x)
-            return seen[1][0]
+    # the detector expects a chain of layers: the first runs the network, the others replay
+    def start(x: Tensor) -> Tensor:
+        seen[:] = read(x)
+        return seen[1][0]
 
-        replay = [lambda _, i=i: seen[1][i] for i in range(1, len(first))]
-        detector = detectors().Gram(
-            lambda _: seen[0], [start, *replay], inputs.n_classes, num_poles_list=list(powers)
-        )
-        detector.to(device_of(net)).fit(train)
-        detector.to(device_of(net))  # its statistics are on the CPU
+    replay = [lambda _, i=i: seen[1][i] for i in range(1, len(first))]
+    detector = detectors().Gram(
+        lambda _: seen[0], [start, *replay], inputs.n_classes, num_poles_list=list(powers)
+    )
+    detector.to(device_of(net)).fit(train)
+    detector.to(device_of(net))  # its statistics are on the CPU
 
-        @torch.no_grad()
-        def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
-            found = []
-            for part in _in_parts(x, train.numbers):  # a whole batch's maps may not fit in memory
-                logits, maps = read(part)
-                found.append((detector.predict_structured(logits, maps), logits))
-            scores, all_logits = zip(*found)
-            return torch.cat(scores), torch.cat(all_logits)
+    @torch.no_grad()
+    def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
+        found = []
+        for part in in_parts(x, train.numbers):  # a whole batch's maps may not fit in memory
+            logits, maps = read(part)
+            found.append((detector.predict_structured(logits, maps), logits))
+        scores, all_logits = zip(*found)
+        return torch.cat(scores), torch.cat(all_logits)
 
-        return outliers
-
-    return use
+    return lambda: outliers
 
 
 class _TrainingParts:
@@ -468,17 +381,12 @@ class _TrainingParts:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for x, label in labelled(self.inputs.net, self.inputs.train):
-            parts = _in_parts(x, self.numbers)
+            parts = in_parts(x, self.numbers)
             yield from zip(parts, label.split(len(parts[0])))
 
     def __len__(self) -> int:
         """Number of images, 0 if unknown."""
         return len(getattr(self.inputs.train, "dataset", ()))
-
-
-def _in_parts(x: Tensor, numbers_each: int) -> tuple[Tensor, ...]:
-    """Split a batch so that no part computes too many numbers at a time."""
-    return x.split(max(1, _CHUNK // max(1, numbers_each)))
 
 
 def _check_memory(numbers: int, images: int) -> None:
@@ -491,37 +399,3 @@ def _check_memory(numbers: int, images: int) -> None:
                 f"gram needs {needed / 2**30:.0f} GB for {images} training images; this machine "
                 f"has {installed / 2**30:.0f} GB. Use fewer of them, or leave it out of `methods`."
             )
-
-
-def _stages(method: str, net: nn.Module, *names: str) -> list[nn.Module]:
-    """Stages of a network by their names in the architecture table.
-
-    Raises:
-        Absent: the network has no such stages with maps `[batch, channels, height, width]`.
-    """
-    found = {layer.alias: layer.path for layer in table_layers(net) if layer.layout == "maps"}
-    if not set(names) <= set(found):
-        raise Absent(
-            f"{method} reads feature maps of {' and '.join(names)} as a ResNet has them, and "
-            f"{type(net).__name__} has no such stages. Leave it out of `methods`."
-        )
-    return [net.get_submodule(found[name]) for name in names]
-
-
-def _outputs(
-    net: nn.Module, modules: Sequence[nn.Module], x: Tensor, *, copies: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and the outputs of `modules`, a tensor per call in the order of the calls.
-
-    Args:
-        net: the network.
-        modules: submodules of `net`.
-        x: a batch.
-        copies: whether to copy outputs, which later in-place operations could overwrite.
-    """
-    found: list[Tensor] = []
-
-    def observe(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        found.append(output.clone() if copies else output)
-
-    return logits_of(run(net, x, on_output=[(module, observe) for module in modules]), x), found

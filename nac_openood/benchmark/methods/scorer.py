@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterable, Mapping, Optional, Protocol, Sequence
+from typing import Any, Iterable, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
 from torch import Tensor, nn
 
-from nac_openood.benchmark.methods.table import Method
+from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.core.metrics import auroc
 from nac_openood.detector.batches import Batch, bar, batches, load_batches
 from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError
+from nac_openood.network.architectures import table_layers
 from nac_openood.network.inputs import prepare
 from nac_openood.network.replica import kept_random_state, private_copy
 from nac_openood.search.run import grid_points
@@ -98,72 +99,55 @@ class Scorer(Protocol):
         """Score the batches of a loader that yields what `MethodInputs.train` yields."""
 
 
-# ---- hyperparameters
+# ---- what several methods need
 
 
-def search_grid(
-    points: Sequence[Point],
-    validate: Callable[[Point], Sequence[Any]],
-    *,
-    sweep_size: int,
-    title: str,
-    progress: Optional[bool] = None,
-) -> MethodSetup:
-    """Search hyperparameters as OpenOOD does: the first point with the highest AUROC wins.
-
-    Args:
-        points: the points of a sweep that can be used, from `search.run.grid_points`.
-        validate: returns the scores of ID and OOD validation data, `[samples]` each, for a point.
-        sweep_size: number of points of the whole sweep.
-        title: name of the method.
-        progress: None shows a progress bar on a terminal.
-
-    Raises:
-        NACError: no point has an AUROC above 0.
-    """
-    best, highest = None, 0.0
-    for point in bar(points, f"{title}: search", progress):
-        scores = [np.asarray(part) for part in validate(point)]
-        if not all(np.isfinite(part).all() for part in scores):
-            continue  # e.g. OpenOOD's ViM with more dimensions than features
-        value = float(auroc(*scores))
-        if value > highest:
-            best, highest = point, value
-    if best is None:
-        raise NACError(f"{title}: no hyperparameters rank any ID above any OOD validation sample.")
-    report = {"objective": "auroc", "auroc": highest, "points": len(points)}
-    if sweep_size > len(points):
-        report["left_out"] = sweep_size - len(points)
-    return MethodSetup(best, report)
-
-
-def usable_values(
-    method: str, values: Sequence[Any], *, n_train: int = 0, width: int = 0
-) -> Sequence[Any]:
-    """The values of a hyperparameter that KNN or ViM can use.
+def usable_points(method: str, points: Sequence[Point], inputs: MethodInputs) -> Sequence[Point]:
+    """The hyperparameters that can be used with this data.
 
     With more neighbors than training samples, OpenOOD's KNN gives all samples the same score.
-    OpenOOD's subspace dimensions for ViM are meant for 512 features and more: if none of them is
-    smaller than the number of features, half that number is used, as ViM's authors do for small
+    The subspace dimensions of ViM and Residual are meant for 512 features and more: if none of them
+    is smaller than the number of features, half that number is used, as ViM's authors do for small
     networks.
 
-    Args:
-        method: "knn" or "vim".
-        values: K of KNN or the dimension of ViM's subspace.
-        n_train: number of training samples.
-        width: number of features.
-
     Raises:
-        NACError: KNN can use none of the values.
+        NACError: KNN can use none of them.
     """
-    if method == "vim":
-        return [dim for dim in values if dim < width] or [width // 2]
+    if method not in ("knn", "vim", "residual"):
+        return points
+    (name,) = points[0]
+    values = [point[name] for point in points]
+    if method != "knn":
+        head: Any = inputs.net
+        width = head.fc.in_features
+        return [{name: dim} for dim in values if dim < width] or [{name: width // 2}]
+    n_train = sum(batch.size for batch in batches(inputs.train))
     if min(values) > n_train:
         raise NACError(
             f"K={values[0]} exceeds the {n_train} training samples. Add some, or leave KNN out of "
             "`methods`."
         )
-    return [k for k in values if k <= n_train]
+    return [{name: k} for k in values if k <= n_train]
+
+
+def stages_of(net: nn.Module, *names: str) -> dict[str, nn.Module]:
+    """The stages that a method on feature maps uses, by their names in the architecture table.
+
+    Args:
+        net: the network.
+        names: of stages; by default all, and the pooling after them.
+
+    Raises:
+        Absent: the network has no such stage with maps `[batch, channels, height, width]`.
+    """
+    rows = [row for row in table_layers(net) if row.layout == "maps" or row.alias == "avgpool"]
+    found = {row.alias: net.get_submodule(row.path) for row in rows}
+    if not set(names) <= set(found):
+        raise Absent(
+            f"this method reads feature maps of {' and '.join(names)} as a ResNet has them, and "
+            f"{type(net).__name__} has no such stages. Leave it out of `methods`."
+        )
+    return {name: found[name] for name in names or found}
 
 
 # ---- methods that score batch by batch
@@ -207,15 +191,10 @@ class BatchScorer:
         with self.environment():
             defaults, sweep = self.fit(self.inputs)
             tried = grid_points(sweep) if sweep and inputs.ood_val is not None else [defaults]
-            if chosen is not None:
-                found = MethodSetup({**defaults, **chosen})
-            elif len(tried) == 1:
-                found = MethodSetup(self._usable(tried)[0])
+            if chosen is None:
+                found = self._search(tried)
             else:
-                found = search_grid(
-                    self._usable(tried), self._validate, sweep_size=len(tried),
-                    title=self.method.name, progress=inputs.progress,
-                )  # fmt: skip
+                found = MethodSetup({**defaults, **chosen})
             self.use(dict(found.hyperparameters))
         return found
 
@@ -224,10 +203,27 @@ class BatchScorer:
         with self.environment():
             return self._scores(loader)
 
-    def _validate(self, point: Point) -> list[np.ndarray]:
-        self.use(point)
-        loaders: list[Any] = [self.inputs.id_val, self.inputs.ood_val]
-        return [self._scores(loader).score for loader in loaders]
+    def _search(self, tried: Sequence[Point]) -> MethodSetup:
+        """Search as OpenOOD does: the first point with the highest AUROC wins."""
+        name, inputs = self.method.name, self.inputs
+        points = usable_points(name, tried, inputs)
+        if len(tried) == 1:
+            return MethodSetup(points[0])
+        best, highest = None, 0.0
+        for point in bar(points, f"{name}: search", inputs.progress):
+            self.use(point)
+            loaders: list[Any] = [inputs.id_val, inputs.ood_val]
+            scores = [self._scores(loader).score for loader in loaders]
+            # e.g. OpenOOD's ViM with more dimensions than features has none that are finite
+            value = float(auroc(*scores)) if np.isfinite(np.concatenate(scores)).all() else 0.0
+            if value > highest:
+                best, highest = point, value
+        if best is None:
+            what = "no hyperparameters rank any ID above any OOD validation sample"
+            raise NACError(f"{name}: {what}.")
+        report = {"objective": "auroc", "auroc": highest, "points": len(points)}
+        left_out = {"left_out": len(tried) - len(points)} if len(points) < len(tried) else {}
+        return MethodSetup(best, {**report, **left_out})
 
     def _scores(self, loader: Iterable[Any]) -> Scores:
         def work(batch: Batch) -> tuple[np.ndarray, ...]:
@@ -240,13 +236,3 @@ class BatchScorer:
         parts = map_shared(title, (batch for batch in numbered if batch.in_shard), work)
         score, prediction, label = (np.concatenate(column) for column in zip(*parts))
         return Scores(score, prediction, label)
-
-    def _usable(self, points: Sequence[Point]) -> Sequence[Point]:
-        """The points that can be used with this data."""
-        if self.method.name not in ("knn", "vim"):
-            return points
-        net: Any = self.inputs.net
-        n_train = sum(batch.size for batch in batches(self.inputs.train))
-        values = [value for point in points for value in point.values()]
-        usable = usable_values(self.method.name, values, n_train=n_train, width=net.fc.in_features)
-        return [dict.fromkeys(points[0], value) for value in usable]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
+from nac_openood.benchmark.methods import OPENOOD, OWN, PYTORCH_OOD
 from nac_openood.core import RULES
 from nac_openood.errors import NACError, first_line
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from nac_openood.benchmark.methods.scorer import Scorer
 
 NAC = "nac"
-#: Libraries that run the baselines; "auto" takes OpenOOD if it is installed, else pytorch-ood.
-BACKENDS = AUTO_BACKEND, OPENOOD, PYTORCH_OOD = "auto", "openood", "pytorch-ood"
 #: Packages offer methods in this group of entry points, each under the method's name.
 _GROUP = "nac_openood.methods"
 
@@ -37,9 +36,9 @@ class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to i
         uses_train: whether it uses training data.
         slow: whether the quick demo leaves it out.
         rule: name of a rule in `nac_openood.core.RULES`, if this package implements the method.
-        backends: the libraries that implement it: OpenOOD under the same name, pytorch-ood by the
-            function `fit_NAME` in `pytorch_ood.py`.
-        defaults: hyperparameters of pytorch-ood's implementation without a search.
+        backends: what implements it: OpenOOD under the same name, pytorch-ood by the function
+            `fit_NAME` in `pytorch_ood.py`, this package by that in `features.py`.
+        defaults: hyperparameters without a search, except of OpenOOD's implementation.
         sweep: the values that a search tries, in OpenOOD's order.
         scorer: makes your own scorer, for a method that is not in the table.
     """
@@ -105,6 +104,44 @@ _BASELINES = (
 )  # fmt: skip
 
 
+def _later(name: str, title: str, **more: Any) -> Method:
+    """A method that was published after the paper's tables."""
+    return Method(name, title, **{"backends": (OPENOOD, OWN), **more})
+
+
+#: Later methods by name, which are compared if they are named, as is `"all"` of them.
+LATER_METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        _later(
+            "scale", "SCALE", uses_train=False,
+            defaults={"percentile": 85}, sweep={"percentile": (65, 70, 75, 80, 85, 90, 95)},
+        ),
+        _later(
+            "fdbd", "fDBD", defaults={"distance_as_normalizer": True},
+            sweep={"distance_as_normalizer": (True, False)},
+        ),
+        _later(
+            "nci", "NCI", defaults={"alpha": 0.0001}, sweep={"alpha": (0.0001, 0.001, 0.01, 0.1)}
+        ),
+        _later(
+            "vra", "VRA", uses_train=False, defaults={"percentile_high": 90, "percentile_low": 10},
+            sweep={"percentile_high": (85, 90, 95, 99), "percentile_low": (1, 5, 10, 15)},
+        ),
+        _later("relation", "Relation", defaults={"pow": 1}, sweep={"pow": (1, 2, 4, 6, 8)}),
+        # OpenOOD's takes the first hundredth of training data, which may hold fewer than K samples
+        _later("nnguide", "NNGuide", backends=(OWN,), defaults={"K": 100, "alpha": 0.01}),
+        _later("mds_pp", "MDS++", backends=(OWN,)),
+        _later("rmds_pp", "RMDS++", backends=(OWN,)),
+        # OpenOOD's is fitted on ID validation and test data
+        _later(
+            "residual", "Residual", backends=(OWN,),
+            defaults={"dim": 256}, sweep={"dim": (256, 1000)},
+        ),
+    )
+}  # fmt: skip
+
+
 def _of_rule(name: str, title: str) -> Method:
     return Method(name, title, paper="NAC-UE" if name == NAC else None, needs="network", rule=name)
 
@@ -115,7 +152,13 @@ METHODS: dict[str, Method] = {
     **{method.name: method for method in _BASELINES},
     **{name: _of_rule(name, title) for name, (title, _) in RULES.items()},
 }
-_BUILT_IN = frozenset(METHODS)
+_BUILT_IN = frozenset({*METHODS, *LATER_METHODS})
+#: Words that stand for several methods.
+SELECTIONS: Mapping[Any, Callable[[Method], bool]] = {
+    "paper": lambda method: method.paper is not None,
+    "all": lambda method: True,
+    "fast": lambda method: not method.slow,
+}
 
 
 def register_method(
@@ -167,13 +210,22 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
     """The rows of methods by name, without duplicates.
 
     Args:
-        names: names of methods and of rules, and your own rows; None takes all of `METHODS`.
+        names: names of methods and of rules, your own rows, "paper" (the methods in the paper's
+            tables), "all" (the later ones, too) and "fast" (all but the slow ones); None takes all
+            of `METHODS`.
 
     Raises:
         NACError: for an unknown name, listing the known ones.
     """
-    entries = list(METHODS) if names is None else names
-    rows = [_method_named(entry) if isinstance(entry, str) else entry for entry in entries]
+    rows: list[Method] = []
+    for entry in METHODS.values() if names is None else names:
+        if not isinstance(entry, str):
+            rows.append(entry)
+        elif entry in SELECTIONS:
+            whole = [*METHODS.values(), *LATER_METHODS.values()]
+            rows += [row for row in whole if SELECTIONS[entry](row)]
+        else:
+            rows.append(_method_named(entry))
     found = {row.name: row for row in rows}
     if not found:
         raise NACError("expected at least one method, got none.")
@@ -181,15 +233,17 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
 
 
 def _method_named(name: str) -> Method:
-    if name.lower() in METHODS:
-        return METHODS[name.lower()]
+    known = {**LATER_METHODS, **METHODS}
+    if name.lower() in known:
+        return known[name.lower()]
     from nac_openood.core.rule import entry_points, rule_named, rule_names  # imports torch
 
     if name in rule_names():
         return _of_rule(name, rule_named(name).title or name)
     offered = entry_points(_GROUP)
     if name not in offered:
-        expected = ", ".join(dict.fromkeys([*METHODS, *rule_names(), *offered]))
+        rules = [*rule_names(), *offered]
+        expected = ", ".join(dict.fromkeys([*METHODS, *LATER_METHODS, *rules, *SELECTIONS]))
         raise NACError(f"unknown method {name!r}; expected one of {expected}.")
     try:
         return register_method(name, offered[name].load())

@@ -130,13 +130,15 @@ class PrintedTable:
 
 
 def _beside(
-    printed: Optional[PrintedValue], mean: _Number = None, spread: _Number = None
-) -> tuple[_Number, _Number, _Number, _Number, _Number]:
-    """A measured number and its deviation, the printed ones, and measured minus printed."""
-    if printed is None:
-        return mean, spread, None, None, None
-    difference = None if mean is None else mean - printed.mean
-    return mean, spread, printed.mean, printed.std, difference
+    printed: Optional[PrintedValue], measured: tuple[_Number, _Number], spread: str
+) -> dict[str, _Number]:
+    """A measured number and its spread ("std" or "error"), the printed ones, and the difference."""
+    mean, std = (None, None) if printed is None else (printed.mean, printed.std)
+    return {
+        "measured": measured[0], f"measured_{spread}": measured[1],
+        "published": mean, f"published_{spread}": std,
+        "difference": None if mean is None or measured[0] is None else measured[0] - mean,
+    }  # fmt: skip
 
 
 @functools.cache
@@ -147,9 +149,7 @@ def tables() -> Mapping[str, PrintedTable]:
 
 
 def table(name: str) -> PrintedTable:
-    """The table of that name, or an error that lists the known ones."""
-    if name not in tables():
-        raise NACError(f"unknown table '{name}'; expected one of {', '.join(tables())}.")
+    """The table of that name."""
     return tables()[name]
 
 
@@ -201,40 +201,13 @@ def _results() -> Iterator[tuple[Mapping[str, str], PrintedValue]]:
                 yield at, value
 
 
-@dataclass(frozen=True)
-class PaperComparison:
-    """One number, measured and published, in percent; None if there is none.
-
-    Args:
-        method: the method's name.
-        dataset: name of the OOD set, or `nearood` or `farood` for an average.
-        metric: `FPR@95`, `AUROC`, or another one that was measured.
-        measured: mean over runs.
-        measured_std: standard deviation over runs.
-        published: the paper's number.
-        published_std: the paper's standard deviation.
-        difference: measured minus published.
-        derived: whether the published number is an average that the paper does not print.
-    """
-
-    method: str
-    dataset: str
-    metric: str
-    measured: _Number
-    measured_std: _Number
-    published: _Number
-    published_std: _Number
-    difference: _Number
-    derived: bool = False
-
-
 def against(
     measured: Callable[[str, str, str], Optional[tuple[float, _Number]]],
     methods: Collection[str],
     datasets: Sequence[str],
     benchmark: str,
     architecture: str,
-) -> list[PaperComparison]:
+) -> list[dict[str, Any]]:
     """Put measured numbers beside those of the paper.
 
     Args:
@@ -246,8 +219,11 @@ def against(
         architecture: e.g. `resnet18_32x32`.
 
     Returns:
-        One row per number that was measured or published. The paper's methods come first, in its
-        order, near sets and their average before far ones, FPR@95 before AUROC.
+        A dict per number that was measured or published: `method`, `dataset`, `metric`, `measured`
+        and `measured_std` (mean and standard deviation over runs), `published`, `published_std`,
+        `difference` (measured minus published) and `derived` (whether the published number is an
+        average that the paper does not print). Numbers are percent, or None. The paper's methods
+        come first, in its order, near sets and their average before far ones, FPR@95 before AUROC.
 
     Raises:
         NACError: the paper has no such results; the message lists those that it has.
@@ -263,9 +239,10 @@ def against(
         value = printed.get(method, {}).get(dataset, {}).get(metric)
         mine = measured(method, dataset, metric)
         if mine is not None or value is not None:
-            numbers = _beside(value, *(mine or ()))
+            at = {"method": method, "dataset": dataset, "metric": metric}
             derived = value is not None and value.derived
-            rows.append(PaperComparison(method, dataset, metric, *numbers, derived))
+            numbers = _beside(value, mine or (None, None), "std")
+            rows.append({**at, **numbers, "derived": derived})
     return rows
 
 
@@ -321,15 +298,14 @@ def against_choice(
     Returns:
         A dict per number, with its domain, criterion and metric; None if there is no number.
     """
-    names = ("measured", "measured_error", "published", "published_error", "difference")
     printed = published_choice(dataset, architecture)
     rows = []
     for domain, criteria in measured.items():
         # DomainBed's folder `Real World` is `real_world` in the tables
         values = printed.get(domain.strip().lower().replace(" ", "_"), {})
         for criterion, metrics in criteria.items():
-            for metric, (mean, error) in metrics.items():
-                numbers = _beside(values.get(criterion, {}).get(metric), mean, error)
+            for metric, found in metrics.items():
                 at = {"domain": domain, "criterion": criterion, "metric": metric}
-                rows.append({**at, **dict(zip(names, numbers))})
+                value = values.get(criterion, {}).get(metric)
+                rows.append({**at, **_beside(value, found, "error")})
     return rows

@@ -265,28 +265,18 @@ def tabulate(
     # the time of the newest scores, so that equal results make equal documents
     times = [p.stat().st_mtime for p in study.out.glob("runs/*/*/*.safetensors")]
     created = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    machine = {"device": name, "system": platform.system(), "threads": torch.get_num_threads()}
+    sets = [
+        results.SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
+        for name, role in study.sets.roles().items()
+    ]
     return Results(
-        folder=study.out,
-        id_name=study.sets.id_name,
-        arch=study.arch,
-        command=study.command,
-        created=created.isoformat(timespec="seconds"),
-        versions=versions(),
-        machine={
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            "system": platform.system(),
-            "threads": torch.get_num_threads(),
-        },
-        sets=tuple(
-            results.SetInfo(name, role, len(study.scored[name]), study.skipped.get(name, 0))
-            for name, role in study.sets.roles().items()
-        ),
-        runs=runs,
-        rows=rows,
+        study.out, study.sets.id_name, study.arch, study.command,
+        created.isoformat(timespec="seconds"), versions(), machine, tuple(sets), runs, rows,
         gallery=tuple(_hardest(study, first)) if (first, NAC) in done else (),
-        notes=tuple(_notes(study, rows)),
-        surrogates=study.surrogates,
-    )
+        notes=tuple(_notes(study, rows)), surrogates=study.surrogates,
+    )  # fmt: skip
 
 
 def _notes(study: Study, rows: Iterable[Row]) -> Iterator[str]:

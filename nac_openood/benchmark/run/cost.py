@@ -17,8 +17,7 @@ def typical_rate(measured: Sequence[tuple[int, float]]) -> float:
     Args:
         measured: samples and seconds of each measurement, weighted by its number of samples.
     """
-    rates = [seconds / samples for samples, seconds in measured]
-    of_each = np.repeat(rates, [samples for samples, _ in measured])
+    of_each = np.repeat([s / n for n, s in measured], [n for n, _ in measured])
     return float(np.quantile(of_each, 0.5, method="lower"))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 from torch import Tensor, nn
@@ -76,10 +77,9 @@ class FeatureBatches:
         found = self._features()
         assert found.feature is not None
         self.seconds = found.seconds
-        for row in range(0, len(self.dataset), self.batch_size):
-            rows = slice(row, row + self.batch_size)
+        for x, y in zip(found.feature.split(self.batch_size), found.label.split(self.batch_size)):
             # copies: a method may write into its input, and a mapped file is read-only
-            yield {"data": found.feature[rows].clone(), "label": found.label[rows].clone()}
+            yield {"data": x.clone(), "label": y.clone()}
 
 
 class NetworkRun:
@@ -150,20 +150,19 @@ class NetworkRun:
         Raises:
             Absent: the network does not end in a linear layer.
         """
-        layer, problem = self._head
-        if layer is None:
-            raise Absent(problem)
-        return Head(layer)
+        if isinstance(self._head, str):
+            raise Absent(self._head)
+        return Head(self._head)
 
     @cached_property
-    def _head(self) -> tuple[Optional[nn.Linear], str]:
-        """The linear layer that gives the logits, or None and why there is none."""
+    def _head(self) -> Union[nn.Linear, str]:
+        """The linear layer that gives the logits, or why there is none."""
         x = next(iter(batches(self.study.scored["test"].loader()))).data
         classify(self.net, x)  # before anything is timed: the first batch takes longest
         try:
-            return head_of(self.net, x)[1], ""
+            return head_of(self.net, x)[1]
         except NACError as error:
-            return None, str(error)
+            return str(error)
 
     # -- the shared pass -----------------------------------------------------------------------
 
@@ -185,18 +184,17 @@ class NetworkRun:
             if from_main(f"features {name}", lambda: found is None):  # the main process decides
                 self._write_features(path, name, made_with)
                 found = _read_features(path, n_samples, made_with)
-            if found is None:
-                raise FileError(f"{path} was written but cannot be read back. Check the disk.")
+            assert found is not None, f"{path} was written and cannot be read"
             self._features[name] = found
         return self._features[name]
 
     def _write_features(self, path: Path, name: str, made_with: Mapping[str, Any]) -> None:
         files.make_folder(path.parent)
-        layer, title = self._head[0], f"features {name}"
+        layer, title = self._head, f"features {name}"
         start = time.perf_counter()
 
         def work(batch: Batch) -> tuple[dict[str, Tensor], float]:
-            if layer is None:
+            if isinstance(layer, str):
                 rows = {"prediction": classify(self.net, batch.data).argmax(dim=1).cpu()}
             else:
                 logits, feature = with_features(self.net, batch.data, layer)[:2]
@@ -274,13 +272,12 @@ class NetworkRun:
         if chosen is not None:
             return  # the stored setup describes the search, which was not repeated
         loaders = inputs.train, inputs.id_val, inputs.ood_val
-        passes = [loader.seconds for loader in loaders if isinstance(loader, FeatureBatches)]
         note = {
             "made_with": self.made_with(scorer),
             "hyperparameters": dict(setup.hyperparameters),
             "search": setup.search,
             "advice": setup.advice,
-            "seconds": max(0.0, meter.seconds - setup.advice_seconds) + sum(passes),
+            "seconds": max(0.0, meter.seconds - setup.advice_seconds) + _pass_seconds(*loaders),
             "peak_mb": meter.peak_mb,
         }
         store.write_note(self._folder(method) / "setup.json", note)
@@ -290,21 +287,25 @@ class NetworkRun:
         with Meter(self.device) as meter:
             scores = checked_scores(scorer.score(loader), len(self.samples[name]), name)
         made_with = {**self.made_with(scorer), "images": self.identity[name]}
-        shared = loader.seconds if isinstance(loader, FeatureBatches) else 0.0
-        stored = StoredScores(scores, made_with, meter.seconds, shared, meter.peak_mb)
+        seconds = meter.seconds, _pass_seconds(loader)
+        stored = StoredScores(scores, made_with, *seconds, meter.peak_mb)
         store.write_scores(self._folder(method) / f"{name}.safetensors", stored)
+
+
+def _pass_seconds(*loaders: Any) -> float:
+    """How long the shared passes took whose features were used."""
+    return sum(loader.seconds for loader in loaders if isinstance(loader, FeatureBatches))
 
 
 def _read_features(path: Path, n_samples: int, made_with: Mapping[str, Any]) -> Optional[Features]:
     """The features in a file; None if it is missing, damaged, or of other data or code."""
-    try:
+    with suppress(KeyError, TypeError, ValueError):  # a FileError is a ValueError
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         seconds = store.seconds_in(about["timing"])
         found = Features(tensors.get("feature"), tensors["prediction"], tensors["label"], seconds)
-        same = about["made_with"] == made_with and len(found.label) == n_samples
-    except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
-        return None
-    return found if same else None
+        if about["made_with"] == made_with and len(found.label) == n_samples:
+            return found
+    return None
 
 
 def checked_scores(scores: Scores, n: int, name: str) -> Scores:

@@ -45,15 +45,14 @@ GROUP_NAMES = {NEAR: "Near-OOD", FAR: "Far-OOD"}
 
 
 def ood_metrics(inside: np.ndarray, outside: np.ndarray) -> dict[str, float]:
-    """All metrics but the accuracy, in percent, from ID and OOD scores `[samples]`."""
+    """All metrics but the accuracy, in percent, from ID and OOD scores `[samples]`.
+
+    Raises:
+        ValueError: of scikit-learn, if some scores are NaN or Inf.
+    """
     from sklearn.metrics import auc, precision_recall_curve, roc_curve
 
     score = np.concatenate([inside, outside])
-    if not np.isfinite(score).all():
-        raise NACError(
-            f"expected finite scores, got NaN or Inf for {int((~np.isfinite(score)).sum())} of "
-            f"{len(score)} samples."
-        )
     is_ood = np.concatenate([np.zeros(len(inside), int), np.ones(len(outside), int)])
     fpr, tpr, _ = roc_curve(is_ood, -score)
     found = {
@@ -84,8 +83,8 @@ def metrics_by_set(
         names = [name for name, role in roles.items() if role == outside]
         lines = {name: ood_metrics(inside, scores[name]) for name in names}
         if lines:
-            means = {m: np.mean([line[m] for line in lines.values()]) for m in METRICS[:-1]}
-            lines[mean] = {metric: float(value) for metric, value in means.items()}
+            columns = {m: [line[m] for line in lines.values()] for m in METRICS[:-1]}
+            lines[mean] = {metric: float(np.mean(column)) for metric, column in columns.items()}
         table.update({name: {**line, **known} for name, line in lines.items()})
     return table
 
@@ -195,8 +194,8 @@ class Results:
         runs: the networks.
         rows: every method on every network, in the order of the call.
         gallery: the samples that NAC finds hardest.
-        paper: measured and published numbers, as dicts of `paper.published.PaperComparison`; empty
-            if not requested.
+        paper: measured and published numbers, as `paper.published.against` returns them; empty if
+            not requested.
         notes: what a reader should know, e.g. how many images were skipped.
         surrogates: whether hyperparameters were searched against surrogates of OOD data.
     """
@@ -278,14 +277,14 @@ class Results:
         return files.read_document(
             path, _FORMAT, partial(from_values, cls, folder=folder), kind=_KIND,
             again="Repeat the comparison",
-            missing=f"there is no {path}: expected the folder of a comparison (its `out`)",
+            missing=f"there is no {path}: expected the folder of a comparison",
         )  # fmt: skip
 
     def beside_paper(self) -> Results:
         """With the means over runs and the published numbers side by side."""
         sets = [*self.names("near"), NEAR, *self.names("far"), FAR]
         rows = against(self.value, list(self.methods()), sets, self.id_name, self.arch)
-        return replace(self, paper=tuple(asdict(row) for row in rows))
+        return replace(self, paper=tuple(rows))
 
 
 def merge_results(parts: Sequence[Results], out: Path) -> Results:
@@ -303,37 +302,36 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
     first = parts[0]
     runs: dict[str, tuple[NetworkInfo, Path]] = {}
     chosen: dict[tuple[str, str], tuple[Row, Path]] = {}
+
+    def check(same: bool, other: Path, problem: str) -> None:
+        if not same:
+            raise NACError(f"{folder} and {other} {problem}. Leave one of them out.")
+
     for part in parts:
         folder = part.folder
         if folder.resolve() == out.resolve():
             raise NACError(f"{out} is one of the comparisons to merge. Choose another folder.")
         for what in ("id_name", "arch", "sets", "surrogates"):
-            if getattr(part, what) != getattr(first, what):
-                raise NACError(
-                    f"{folder} and {first.folder} compare different things: `{what}` differs."
-                )
+            same = getattr(part, what) == getattr(first, what)
+            check(same, first.folder, f"compare different things: `{what}` differs")
         for run in part.runs:
-            same, other = runs.setdefault(run.name, (run, folder))
-            if same.accuracy != run.accuracy:
-                raise NACError(
-                    f"{folder} and {other} have different networks of the name {run.name}."
-                )
+            before, other = runs.setdefault(run.name, (run, folder))
+            same = run.accuracy == before.accuracy
+            check(same, other, f"have different networks of the name {run.name}")
         for row in part.rows:
-            before, other = chosen.setdefault((row.run, row.method), (row, folder))
-            if row.status == "ok" and before.status != "ok":
+            best, other = chosen.setdefault((row.run, row.method), (row, folder))
+            if row.status == best.status == "ok":
+                same = row.metrics == best.metrics
+                check(same, other, f"have different results of {row.title} on {row.run}")
+            elif row.status == "ok":
                 chosen[row.run, row.method] = row, folder
-            elif row.status == "ok" and row.metrics != before.metrics:
-                raise NACError(
-                    f"{folder} and {other} have different results of {row.title} on {row.run}. "
-                    "Leave one of them out."
-                )
     pictured = next((part for part in parts if part.gallery), first)
     copied = [(folder, store.method_folder(Path(), *key)) for key, (_, folder) in chosen.items()]
+    files.make_folder(out)
     for folder, name in [*copied, (pictured.folder, Path("gallery"))]:
         if (folder / name).is_dir():
             hidden = shutil.ignore_patterns(".*")  # unfinished files
             shutil.copytree(folder / name, out / name, ignore=hidden, dirs_exist_ok=True)
-    files.make_folder(out)
     whole = replace(
         first, folder=out, runs=tuple(run for run, _ in runs.values()),
         rows=tuple(row for row, _ in chosen.values()),

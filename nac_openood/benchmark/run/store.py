@@ -13,6 +13,7 @@ file that is damaged, or was made with other data, settings or code, counts as m
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional
 
@@ -63,7 +64,7 @@ def write_scores(path: Path, stored: StoredScores) -> None:
 
 def read_scores(path: Path) -> Optional[StoredScores]:
     """The scores in a file; None if it is missing or damaged."""
-    try:
+    with suppress(KeyError, TypeError, ValueError):  # a FileError is a ValueError
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         layers = {n[len(_LAYER) :]: a for n, a in arrays.items() if n.startswith(_LAYER)}
@@ -71,8 +72,7 @@ def read_scores(path: Path) -> Optional[StoredScores]:
         own, shared, peak = about["cost"]
         cost = seconds_in(own), seconds_in(shared), peak
         return StoredScores(scores, about["made_with"], *cost)
-    except (KeyError, TypeError, ValueError):  # a FileError is a ValueError
-        return None
+    return None
 
 
 def seconds_in(value: Any) -> float:
@@ -92,11 +92,10 @@ def write_note(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_note(path: Path) -> Optional[dict[str, Any]]:
     """Read what `write_note` wrote; None if the file is missing or damaged."""
-    try:
+    with suppress(OSError, FileError):
         content = files.read_json(path)
         return files.checked_content(content) if isinstance(content, dict) else None
-    except (OSError, FileError):
-        return None
+    return None
 
 
 def clear_leftovers(out: Path) -> None:

@@ -1,0 +1,195 @@
+"""Later methods than the paper's, on features, logits and the linear head; no library is needed.
+
+For the functions `fit_NAME` see `FunctionScorer`. Where OpenOOD has a method, the formula and the
+hyperparameters are OpenOOD's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nac_openood.benchmark.methods.functions import (
+    FittedMethod,
+    ScoreFunction,
+    check_classes,
+    collect,
+    head_weights,
+    in_parts,
+)
+from nac_openood.benchmark.methods.scorer import MethodInputs
+from nac_openood.network.inputs import device_of
+
+
+def fit_fdbd(inputs: MethodInputs) -> FittedMethod:
+    """Mean distance to the decision boundaries, relative to that from the mean of training data."""
+    device = device_of(inputs.net)
+    weight = head_weights(inputs.net)[0].to(device)
+    mean = collect(inputs.net, inputs.train)[0].mean(dim=0).to(device)
+    between = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+    between.fill_diagonal_(1)
+
+    def use(distance_as_normalizer: bool) -> ScoreFunction:
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            best, predicted = logits.max(dim=1)
+            distance = ((best[:, None] - logits) / between[predicted]).sum(dim=1)
+            return distance / (features - mean * distance_as_normalizer).norm(dim=1)
+
+        return score
+
+    return use
+
+
+def fit_nci(inputs: MethodInputs) -> FittedMethod:
+    """Projection on the weights of the predicted class, around the mean of training data."""
+    device = device_of(inputs.net)
+    weight = head_weights(inputs.net)[0].to(device)
+    mean = collect(inputs.net, inputs.train)[0].mean(dim=0).to(device)
+
+    def use(alpha: float) -> ScoreFunction:
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            centered = F.normalize(features - mean, dim=1)
+            projection = (weight[logits.argmax(dim=1)] * centered).sum(dim=1)
+            return projection + alpha * features.norm(p=1, dim=1)
+
+        return score
+
+    return use
+
+
+def fit_scale(inputs: MethodInputs) -> FittedMethod:
+    """Energy of features that are scaled by the share of the largest ones in their sum."""
+
+    def use(percentile: float) -> ScoreFunction:
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            n = features.shape[1]
+            largest = features.topk(n - round(n * percentile / 100), dim=1).values
+            ratio = features.sum(dim=1) / largest.sum(dim=1)
+            return _energy(inputs, features * ratio.exp()[:, None])
+
+        return score
+
+    return use
+
+
+def fit_vra(inputs: MethodInputs) -> FittedMethod:
+    """Energy of features clipped at two percentiles of ID validation features."""
+    values = collect(inputs.net, inputs.id_val)[0].numpy()
+
+    def use(percentile_high: float, percentile_low: float) -> ScoreFunction:
+        low, high = np.percentile(values, [percentile_low, percentile_high]).tolist()
+        return lambda features, _: _energy(inputs, features.clip(low, high))
+
+    return use
+
+
+def _energy(inputs: MethodInputs, features: Tensor) -> Tensor:
+    logits: Tensor = inputs.net(features)
+    return logits.float().logsumexp(dim=1)
+
+
+def fit_relation(inputs: MethodInputs) -> FittedMethod:
+    """Sum of the similarities to training data, in features and posteriors, that exceed 0.03."""
+    device = device_of(inputs.net)
+    values = collect(inputs.net, inputs.train)[0].to(device)
+    posteriors = collect(inputs.net, inputs.train, inputs.net)[0].to(device).softmax(dim=1)
+    F.normalize(values, dim=1, out=values)
+
+    def use(pow: int) -> ScoreFunction:
+        def related(features: Tensor, posterior: Tensor) -> Tensor:
+            found = (features @ values.T).clamp(min=0) * (posterior @ posteriors.T)
+            return torch.where(found > 0.03, found**pow, 0).sum(dim=1)
+
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            both = F.normalize(features, dim=1), logits.softmax(dim=1)
+            parts = zip(*(in_parts(each, len(values)) for each in both))
+            return torch.cat([related(*part) for part in parts])
+
+        return score
+
+    return use
+
+
+def fit_nnguide(inputs: MethodInputs, K: int, alpha: float) -> FittedMethod:
+    """Energy times the mean similarity to the K nearest features, weighted by their energies.
+
+    They are among a share `alpha` of training data, evenly spaced, and at least K.
+    """
+    device = device_of(inputs.net)
+    values, _ = collect(inputs.net, inputs.train)
+    n = min(len(values), max(K, round(alpha * len(values))))
+    bank = values[torch.linspace(0, len(values) - 1, n).round().long()].to(device)
+    with torch.no_grad():
+        bank = F.normalize(bank, dim=1) * _energy(inputs, bank)[:, None]
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        nearest = (F.normalize(features, dim=1) @ bank.T).topk(min(K, n), dim=1).values
+        return nearest.mean(dim=1) * logits.logsumexp(dim=1)
+
+    return lambda: score
+
+
+# ---- Mahalanobis++: features of unit length
+
+
+def fit_mds_pp(inputs: MethodInputs) -> FittedMethod:
+    """Mahalanobis distance to the nearest class, of features of unit length."""
+    return _mahalanobis("mds_pp", inputs, relative=False)
+
+
+def fit_rmds_pp(inputs: MethodInputs) -> FittedMethod:
+    """The same, relative to the distance to all training data."""
+    return _mahalanobis("rmds_pp", inputs, relative=True)
+
+
+def _mahalanobis(method: str, inputs: MethodInputs, *, relative: bool) -> FittedMethod:
+    values, label = collect(inputs.net, inputs.train)
+    check_classes(method, label, inputs.n_classes)
+    F.normalize(values, dim=1, out=values)
+    centers = torch.stack([values[label == c].mean(dim=0) for c in range(inputs.n_classes)])
+    groups = [(centers, centers[label])]
+    if relative:
+        whole = values.mean(dim=0, keepdim=True)
+        groups.append((whole, whole))
+    fitted = [
+        [part.to(device_of(inputs.net)) for part in (means.double(), _precision(values - nearest))]
+        for means, nearest in groups
+    ]
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        x = F.normalize(features, dim=1).double()
+        to_class, *to_all = (_distances(x, *gaussian).min(dim=1).values for gaussian in fitted)
+        return -to_class + sum(to_all)
+
+    return lambda: score
+
+
+def _precision(centered: Tensor) -> Tensor:
+    """The inverse covariance in float64, as scikit-learn computes it for OpenOOD's MDS."""
+    covariance = sum(part.double().T @ part.double() for part in centered.split(8192))
+    return torch.linalg.pinv(covariance / len(centered), hermitian=True)
+
+
+def _distances(x: Tensor, centers: Tensor, precision: Tensor) -> Tensor:
+    """Squared Mahalanobis distances `[batch, centers]`."""
+    both = x @ precision
+    own = (both * x).sum(dim=1, keepdim=True) - 2 * both @ centers.T
+    return own + ((centers @ precision) * centers).sum(dim=1)
+
+
+def fit_residual(inputs: MethodInputs) -> FittedMethod:
+    """Norm outside the principal subspace of training features, as in ViM."""
+    values = collect(inputs.net, inputs.train)[0]
+    weight, bias = (part.double() for part in head_weights(inputs.net))
+    origin = -torch.linalg.pinv(weight) @ bias
+    parts = [part.double() - origin for part in values.split(8192)]
+    vectors = torch.linalg.eigh(sum(part.T @ part for part in parts)).eigenvectors.flip(1)
+    device = device_of(inputs.net)
+
+    def use(dim: int) -> ScoreFunction:
+        outside, center = vectors[:, dim:].to(device), origin.to(device)
+        return lambda features, _: -((features.double() - center) @ outside).norm(dim=1)
+
+    return use

@@ -1,0 +1,167 @@
+"""How NAC+ fuses its parts: each becomes the logarithm of an estimated p-value.
+
+These estimates have a tail: in the lowest part of the scores, where few are left to count,
+`p = t * exp(-(q - x) / b)` below the `t` quantile `q`, with `b` the mean distance of the scores
+below it, and `t` 5 %, or as much as holds ten scores. They tell very unusual samples from unusual
+ones, which the score needs. Its own p-value is that of `pvalues.PValues`, without a tail.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from nac_openood.core.reading import DeviceTensors, double
+from nac_openood.errors import NACError
+
+#: The names of the logits among the parts of a score, and of the sum of all others.
+LOGITS, EARLY = "logits", "early"
+_TAIL, _TAIL_SAMPLES = 0.05, 10
+_LOG_LEAST = math.log(1e-300)
+#: Fewer held-out scores are not enough to estimate a tail.
+MIN_SAMPLES = 8
+
+
+class TailEstimate:
+    """p-values against held-out in-distribution scores, with an exponential tail.
+
+    Args:
+        scores: scores of at least `MIN_SAMPLES` held-out samples, `[samples]`; never of training
+            data, which networks memorize.
+    """
+
+    def __init__(self, scores: Any) -> None:
+        values = double(torch.as_tensor(scores).detach()).cpu().flatten().contiguous()
+        if len(values) < MIN_SAMPLES:
+            raise NACError(
+                f"the tail of scores needs at least {MIN_SAMPLES} held-out samples, got "
+                f"{len(values)}. Calibrate on more in-distribution data."
+            )
+        broken = int((~values.isfinite()).sum())
+        if broken:
+            raise NACError(f"{broken} of {len(values)} held-out scores are NaN or Inf.")
+        self._unsorted = values
+        self.scores = values.sort().values
+        self._share = _tail_share(len(values))
+        low, high, weight = _position(self._share, len(values))
+        edge = torch.lerp(self.scores[low], self.scores[high], weight)
+        tail = self.scores[self.scores < edge]
+        scale = (edge - tail).mean() if len(tail) else torch.zeros_like(edge)
+        self._held = DeviceTensors(self.scores, edge, scale)
+
+    def log(self, scores: Tensor) -> Tensor:
+        """Logarithms of the p-values, float64 in the shape of `scores`; NaN where those are."""
+        x = double(scores)
+        held, edge, scale = self._held.on(x.device)
+        counted = torch.searchsorted(held, x.contiguous(), right=True)
+        bulk = ((1 + counted).double() / (len(held) + 1)).log()
+        return _with_tail(x, bulk, edge, scale, self._share).masked_fill(x.isnan(), float("nan"))
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """p-values, float64 in the shape of `scores`."""
+        return self.log(scores).exp()
+
+    def left_out(self) -> Tensor:
+        """Logarithms of the held-out scores' own p-values, in the order in which they were passed.
+
+        Each is taken against the others only, as if it were a new score; against all of them, a
+        score would never look unusual. Equal to `n` refits, in one sort.
+        """
+        held, x, n = self.scores, self._unsorted, len(self.scores)
+        counted = torch.searchsorted(held, x, right=True)  # counts the score itself: the "1 +"
+        bulk = (counted.double() / n).log()
+        share = _tail_share(n - 1)
+        low, high, weight = _position(share, n - 1)
+        # sorted scores without this one: all that follow it move up by one
+        rank = torch.searchsorted(held, x)
+        edge = torch.lerp(
+            held[low + (rank <= low).long()], held[high + (rank <= high).long()], weight
+        )
+        inside = (x < edge).long()
+        before = torch.searchsorted(held, edge)
+        sums = torch.cat([held.new_zeros(1), held.cumsum(0)])
+        others = before - inside
+        mean = (sums[before] - x * inside) / others.clamp(min=1)
+        scale = torch.where(others > 0, edge - mean, torch.zeros_like(edge))
+        return _with_tail(x, bulk, edge, scale, share)
+
+
+def _tail_share(n: int) -> float:
+    return min(0.5, max(_TAIL, _TAIL_SAMPLES / n))
+
+
+def _position(share: float, n: int) -> tuple[int, int, float]:
+    """Between which of `n` sorted values a quantile lies, and how far from the first of them."""
+    position = share * (n - 1)
+    low = int(position)
+    return low, min(low + 1, n - 1), position - low
+
+
+def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: float) -> Tensor:
+    """Log p-values with the exponential tail below `edge`, where the scores have one."""
+    tail = math.log(share) - (edge - x) / scale
+    return torch.where((x < edge) & (scale > 0), tail, bulk).clamp(min=_LOG_LEAST)
+
+
+class Fusion:
+    """Turns the parts of a score into p-values against calibration data, and fuses them.
+
+    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
+    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
+    `p(early)` below `s`, they count in full; above that, hardly at all.
+
+    Args:
+        calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
+            samples shape the score, so its p-values need others.
+        logit_weight: the weight `w` of the logits.
+        softness: the p-value `s` below which the early layers count.
+    """
+
+    def __init__(
+        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
+    ) -> None:
+        self.calibration = {
+            name: double(part).cpu().contiguous() for name, part in calibration.items()
+        }
+        self.logit_weight, self.softness = logit_weight, softness
+        self._estimates = {name: TailEstimate(part) for name, part in self.calibration.items()}
+        left_out = {name: estimate.left_out() for name, estimate in self._estimates.items()}
+        self._early = TailEstimate(reduce(torch.add, _early_parts(left_out).values()))
+
+    def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
+        logs = {name: self._estimates[name].log(part) for name, part in parts.items()}
+        return {**logs, EARLY: self._early.log(reduce(torch.add, _early_parts(logs).values()))}
+
+    def score(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The score, float64 `[batch]`."""
+        logs = self.evidence(parts)
+        return self._fused(logs[LOGITS], logs[EARLY])
+
+    def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """How much each part adds to the score; early layers in proportion to log p-values."""
+        logs = self.evidence(parts)
+        early_parts = _early_parts(logs)
+        early, total = self._softened(logs[EARLY]), reduce(torch.add, early_parts.values())
+        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
+        shares = {
+            name: early * torch.where(total == 0, even, log / total)
+            for name, log in early_parts.items()
+        }
+        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
+
+    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
+        return self.logit_weight * logits + self._softened(early)
+
+    def _softened(self, early: Tensor) -> Tensor:
+        """`-log(1 + s / p)` of log p-values."""
+        return -torch.log1p(self.softness * torch.exp(-early))
+
+
+def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The early parts, sorted: their sum must not depend on the order in a file."""
+    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}

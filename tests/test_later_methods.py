@@ -1,0 +1,142 @@
+"""Methods that are not in the paper's tables: by hand, and against OpenOOD's own."""
+
+from __future__ import annotations
+
+import minibench
+import numpy as np
+import pytest
+import torch
+from openood_tiny import need_openood
+from torch import nn
+from torch.nn import functional as F
+
+from nac_openood.benchmark.methods import OPENOOD, OWN, PYTORCH_OOD
+from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.scorer import MethodInputs
+from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, chosen_methods
+from nac_openood.benchmark.run.network import FeatureBatches, Features
+from nac_openood.core.metrics import auroc
+from nac_openood.network.head import Head, head_of
+from nac_openood.sources.checkpoints import Checkpoint
+
+
+def loader(feature, label, batch_size=100):
+    kept = Features(feature, label, label)
+    return FeatureBatches(lambda: kept, len(feature), batch_size)
+
+
+def scored(method, head, sets, *, backend=OWN, search=True, batch_size=100):
+    """Hyperparameters, and scores by name of all sets; sets are (features, labels)."""
+    row = {**METHODS, **LATER_METHODS}[method]
+    row = row._replace(backends=(backend,))
+    scorer = scorers([row], backend if backend != OWN else PYTORCH_OOD)(row, Checkpoint("a", "b"))
+    loaders = [loader(*sets[name]) for name in ("train", "id_val", "ood_val")]
+    given = MethodInputs(
+        Head(head), "cifar10", head.out_features, *loaders[:2], loaders[2] if search else None,
+        progress=False,
+    )  # fmt: skip
+    found = scorer.setup(given)
+    scores = {name: scorer.score(loader(*each, batch_size)).score for name, each in sets.items()}
+    return dict(found.hyperparameters), scores
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A head, and features around a center for each class; OOD features have none."""
+    torch.manual_seed(0)
+    centers = 3 * torch.rand(5, 24)
+    head = nn.Linear(24, 5)
+    head.weight.data, head.bias.data = centers - centers.mean(dim=0), torch.zeros(5)
+
+    def draw(n, shift=0.0):
+        label = torch.arange(n) % 5
+        return centers[label] * (1 - shift) + torch.rand(n, 24) * (1 + 3 * shift), label
+
+    sets = {name: draw(n) for name, n in (("train", 400), ("id_val", 100), ("test", 150))}
+    return head, {**sets, "ood_val": draw(100, 0.6), "ood": draw(150, 0.8)}
+
+
+@pytest.mark.parametrize("method", LATER_METHODS)
+def test_every_method_tells_ood_data_whatever_the_batches(toy, method):
+    head, sets = toy
+    point, scores = scored(method, head, sets)
+    assert set(point) == set(LATER_METHODS[method].defaults)
+    assert auroc(scores["test"], scores["ood"]) > 0.8
+    other = scored(method, head, sets, batch_size=7)[1]
+    np.testing.assert_allclose(other["test"], scores["test"], rtol=1e-4, atol=1e-5)
+
+
+def test_formulas_by_hand(toy):
+    head, sets = toy
+    (train, label), (x, _) = ([each.double() for each in sets[name]] for name in ("train", "test"))
+    weight, mean = head.weight.detach().double(), train.mean(dim=0)
+    logits = head(sets["test"][0]).detach().double()
+    best = logits.argmax(dim=1)
+    scores = {m: scored(m, head, sets, search=False)[1]["test"] for m in ("fdbd", "nci", "mds_pp")}
+    for i in range(len(x)):
+        others = [c for c in range(5) if c != best[i]]
+        distances = [
+            (logits[i, best[i]] - logits[i, c]) / (weight[best[i]] - weight[c]).norm()
+            for c in others
+        ]
+        expected = float(sum(distances) / (x[i] - mean).norm())
+        assert scores["fdbd"][i] == pytest.approx(expected, rel=1e-4)
+        projected = float(weight[best[i]] @ (x[i] - mean) / (x[i] - mean).norm())
+        expected = projected + 1e-4 * float(x[i].sum())
+        assert scores["nci"][i] == pytest.approx(expected, rel=1e-4)
+    unit, query = F.normalize(train, dim=1).numpy(), F.normalize(x, dim=1).numpy()
+    rows = [unit[label == c] for c in range(5)]
+    spread = np.cov(np.concatenate([r - r.mean(axis=0) for r in rows]).T, bias=True)
+    gaps = [query - r.mean(axis=0) for r in rows]
+    squared = [np.einsum("id,de,ie->i", gap, np.linalg.inv(spread), gap) for gap in gaps]
+    np.testing.assert_allclose(scores["mds_pp"], -np.min(squared, axis=0), rtol=1e-3)
+
+
+def test_selections():
+    names = {word: [row.name for row in chosen_methods([word])] for word in ("paper", "fast")}
+    assert len(names["paper"]) == 22 and "nac" in names["paper"] and "fdbd" not in names["paper"]
+    assert {"fdbd", "msp", "nac_plus"} <= set(names["fast"]) and "odin" not in names["fast"]
+    assert chosen_methods(["all"]) == [*METHODS.values(), *LATER_METHODS.values()]
+    assert [row.name for row in chosen_methods(["fdbd", "paper"])] == ["fdbd", *names["paper"]]
+
+
+# ---- against OpenOOD, on a real network's features
+
+
+@pytest.fixture(scope="module")
+def real(bench, bench_readings):
+    need_openood()
+    folder, root = bench
+    lists = {"train": minibench.FITTING, "id_val": "val_cifar10", "ood_val": "test_tin"}
+    lists |= {name: f"test_{name}" for name in ("cifar10", "cifar100", "texture", "mnist")}
+    read = {name: bench_readings(listed) for name, listed in lists.items()}
+    sets = {name: (found["avgpool"].activation, found.label) for name, found in read.items()}
+    net = minibench.trained(folder)
+    return head_of(net, next(iter(minibench.first(root, "val_cifar10", 2)))["data"])[1], sets
+
+
+def unit(sets):
+    return {name: (F.normalize(feature, dim=1), label) for name, (feature, label) in sets.items()}
+
+
+@pytest.mark.openood
+@pytest.mark.bench
+@pytest.mark.filterwarnings("ignore")  # OpenOOD's own
+@pytest.mark.parametrize(
+    ("method", "theirs"),
+    [
+        *((name, name) for name, row in LATER_METHODS.items() if OPENOOD in row.backends),
+        ("mds_pp", "mds"),  # of features of unit length
+        ("rmds_pp", "rmds"),
+    ],
+)
+def test_openoods_numbers(real, method, theirs):
+    head, sets = real
+    mine, ours = scored(method, head, sets)
+    expected = scored(theirs, head, unit(sets) if theirs != method else sets, backend=OPENOOD)
+    if theirs == method:
+        assert list(mine.values()) == list(expected[0].values())
+    for name in ("cifar100", "texture", "mnist"):
+        pairs = ((each["cifar10"], each[name]) for each in (ours, expected[1]))
+        first, second = (100 * float(auroc(*pair)) for pair in pairs)
+        assert first == pytest.approx(second, abs=0.01), name
