@@ -127,8 +127,12 @@ def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
     net = copy.deepcopy(small_net)
     twin = NACDetector(net, ["avgpool"]).fit([images])
     net.fc.bias.data += 1
-    with pytest.raises(NACError, match="of another network: .* other weights"):
+    with pytest.raises(
+        NACError, match="has changed since this detector was fitted: .* other weights"
+    ):
         det.merge(twin)
+    with pytest.raises(NACError, match="of another network: .* other weights"):
+        det.merge(NACDetector(net, ["avgpool"]).fit([images]))
     with pytest.raises(NACError, match="with itself: its samples would count twice"):
         det.merge(det)
     assert torch.equal(det.score(images), before)

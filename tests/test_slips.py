@@ -36,7 +36,7 @@ def raw(x):
         (lambda d, x: d.score(raw(x)), "dtype torch.uint8. Networks take images as floating-point"),
         (lambda d, x: new(d).fit([raw(x)]), r"pass x.float\(\) / 255, normalized as in training"),
         (lambda d, x: d.score([x[0], x[1]]), r"joined with torch.stack\(x\)"),
-        (lambda d, x: d.calibrate([x], tpr="0.9"), "tpr must be above 0 and at most 1, got '0.9'"),
+        (lambda d, x: d.calibrate([x], tpr="0.9"), "`tpr` must lie between 0 and 1, got '0.9'"),
         (lambda d, x: d.calibrate([x]).judge(x).out("1"), "must lie between 0 and 1, got '1'"),
         (
             lambda d, x: d.calibrate([x]).false_alarms([x], [10]),
