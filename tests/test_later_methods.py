@@ -9,6 +9,7 @@ import torch
 from openood_tiny import need_openood
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset
 
 from nac_openood.benchmark.methods import OPENOOD, OWN, PYTORCH_OOD
 from nac_openood.benchmark.methods.backends import scorers
@@ -16,7 +17,7 @@ from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, chosen_methods
 from nac_openood.benchmark.run.network import FeatureBatches, Features
 from nac_openood.core.metrics import auroc
-from nac_openood.network.head import Head, head_of
+from nac_openood.network.head import Head
 from nac_openood.sources.checkpoints import Checkpoint
 
 
@@ -104,15 +105,23 @@ def test_selections():
 
 
 @pytest.fixture(scope="module")
-def real(bench, bench_readings):
+def real(bench):
+    """The trained network's head, and features of 1,000 training and about 200 other images."""
     need_openood()
     folder, root = bench
-    lists = {"train": minibench.FITTING, "id_val": "val_cifar10", "ood_val": "test_tin"}
-    lists |= {name: f"test_{name}" for name in ("cifar10", "cifar100", "texture", "mnist")}
-    read = {name: bench_readings(listed) for name, listed in lists.items()}
-    sets = {name: (found["avgpool"].activation, found.label) for name, found in read.items()}
     net = minibench.trained(folder)
-    return head_of(net, next(iter(minibench.first(root, "val_cifar10", 2)))["data"])[1], sets
+    head, net.fc = net.fc, nn.Identity()
+    lists = {"train": minibench.FITTING, "id_val": "val_cifar10", "ood_val": "val_tin"}
+    lists |= {name: f"test_{name}" for name in ("cifar10", "cifar100", "texture", "mnist")}
+    sets = {}
+    for name, listed in lists.items():
+        found = minibench.images(root, listed)
+        some = range(0, len(found), 1 if name == "train" else max(1, len(found) // 200))
+        batches = DataLoader(Subset(found, some), batch_size=100)
+        with torch.no_grad():
+            read = [(net(batch["data"]), batch["label"]) for batch in batches]
+        sets[name] = tuple(map(torch.cat, zip(*read)))
+    return head, sets
 
 
 def unit(sets):
