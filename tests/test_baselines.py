@@ -134,9 +134,10 @@ def test_the_evaluators_numbers(method, ours, net, data, configs):
 @pytest.mark.parametrize("method", ["msp", "ebo", "mls", "knn"])
 def test_pytorch_oods_own_agree(method, ours, data, net, tmp_path):
     used = row_of(ours[0], method).hyperparameters.values()
-    chosen = {**METHODS[method].defaults, **dict(zip(METHODS[method].defaults, used))}
-    sweep = {name: (value,) for name, value in chosen.items()}
-    row = METHODS[method]._replace(defaults=chosen, sweep=sweep)
+    row = METHODS[method]
+    chosen = {**row.defaults, **dict(zip(row.defaults, used))}
+    sweep = {name: (chosen[name],) for name in row.sweep}
+    row = row._replace(defaults=chosen, sweep=sweep)
     asked = asked_of(data, tmp_path, None, [method], net)
     asked = dataclasses.replace(asked, make=lambda *_: PytorchOODScorer(row))
     for name, line in table(run_study(asked), method).items():

@@ -120,6 +120,23 @@ def test_what_is_no_batch(detector, small_net, x, message):
             use(x)
 
 
-def test_other_failures_of_the_network_are_its_own(detector, images):
-    with pytest.raises(RuntimeError, match="channels"):
+def test_another_number_of_channels(detector, images):
+    told = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]: has it"
+    with pytest.raises(NACError, match=told):
         detector.score(images[:, :2])
+
+
+def test_other_failures_of_the_network_are_its_own(small_net, images, labels):
+    class Strict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net
+
+        def forward(self, x):
+            if x.max() > 100:
+                raise ValueError("too bright")
+            return self.net(x)
+
+    detector = NACDetector(Strict(), ["net.avgpool"]).fit([(images, labels)])
+    with pytest.raises(ValueError, match="^too bright$"):
+        detector.score(images + 1000)

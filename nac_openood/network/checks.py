@@ -70,11 +70,12 @@ def doubtful_logits(logits: Tensor) -> str:
     one = logits.shape[1] == 2 and not bool(logits[:, 0].any())  # the network returned one logit
     z = (logits[:, 1:] if one else logits).detach().float()
     low, high = float(z.min()), float(z.max())
-    if low >= 0 and not one and bool(((z.sum(dim=1) - 1).abs() < 1e-3).all()):
+    if low >= 0 and not one and bool(((z.sum(dim=1) - 1).abs() < 0.02).all()):
         return "are probabilities: the rows sum to 1, as after a softmax"
     if high <= 0 and not one and bool((z.logsumexp(dim=1).abs() < 1e-3).all()):
         return "are logarithms of probabilities, as after a log_softmax, so that energies are 0"
-    if low >= 0 and low < high <= 1 and z.numel() >= _ENOUGH_VALUES:
+    # logits of a network that is not trained are often small and positive, too
+    if low >= 0 and 0.5 < high <= 1 and low < high and z.numel() >= _ENOUGH_VALUES:
         return "all lie between 0 and 1, as after a sigmoid"
     return ""
 

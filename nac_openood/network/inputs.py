@@ -242,7 +242,8 @@ def explained(x: Any) -> Iterator[None]:
         hint = _common_mistake(x, str(error))
         if not hint or isinstance(error, (NACError, MemoryError, torch.cuda.OutOfMemoryError)):
             raise
-        raise ProbeError(f"the network failed on this batch: {first_line(error)} {hint}") from error
+        reason = first_line(error).rstrip(".")
+        raise ProbeError(f"the network failed on this batch: {reason}. {hint}") from error
 
 
 #: Errors that name the module's idea of a batch, not the user's.
