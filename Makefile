@@ -7,12 +7,6 @@ DEMO   := $(VENV)/.demo-ready
 # one test process per core, each on one thread: torch would start as many threads as there are cores
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 
-# what `make test-oldest` runs: the arithmetic, networks, detectors, search, files and commands
-OLDEST := histogram coverage plus plus_detector pvalues metrics rules \
-	integral portable config layers probe plan replica head padding \
-	inputs auto_layers one_logit networks archives detector fit_score store readings slips data contract \
-	gpu search recipe surrogate advice search_cli cli files imglist transforms sets own_sets report
-
 .PHONY: demo test test-all test-oldest lint types format docs bench gpu wheel audit clean help
 
 help:            ## list the targets
@@ -20,7 +14,7 @@ help:            ## list the targets
 
 $(READY): EXTRA := dev
 $(DEMO): EXTRA := demo
-$(READY) $(DEMO): setup.cfg
+$(READY) $(DEMO): setup.cfg pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]' 'setuptools>=78.1.1'
 	@touch $@
@@ -40,11 +34,10 @@ test-all:        ## run it with every image of the miniature benchmark
 test-oldest:     ## run the core tests with the oldest supported dependencies (constraints/oldest.txt)
 	@test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/oldest.txt \
-		-e '.[plot]' timm pytest pytest-xdist pytest-timeout hypothesis 'pyparsing<3.3'
+		-e '.[core_test]' 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist loadfile \
 		-W 'ignore:Attempted to insert a get_attr Node:UserWarning' -W 'ignore:Node lifted_tensor:UserWarning' \
-		-W 'ignore:Additional :UserWarning' \
-		$(OLDEST:%=tests/test_%.py)
+		-W 'ignore:Additional :UserWarning' @tests/core.txt
 
 lint: $(READY)   ## check style and format with ruff
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 """Build the wheel and the sdist of a commit, the same bytes whoever builds them.
 
-    python scripts/build_wheel.py [--out dist]
+    python scripts/build_wheel.py [--out dist] [--tag v0.1.0]
 
 The last commit is exported twice and built twice, with the tools of constraints/build.txt. Times
 are those of the commit, owners and permissions are fixed. If the two builds differ, nothing is
-written and the exit code is 1. The SHA-256 sums are printed, for others to compare.
+written and the exit code is 1. The SHA-256 sums are printed, for others to compare. With a tag,
+that commit must be ready for its release.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,10 +100,27 @@ def _quietly(words: list[str], cwd: str | None = None, extra_environ: dict | Non
         done.check_returncode()
 
 
+def not_ready(tag: str, about: str, changelog: str) -> str:
+    """Why a commit with these files cannot be released under a tag; "" if it can."""
+    version = about.split('__version__ = "')[1].split('"')[0]
+    if tag != f"v{version}":
+        return f"the tag is {tag}, but nac_openood/__about__.py has version {version}"
+    if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
+        return f"CHANGELOG.md has no heading '## {version} (YYYY-MM-DD)'"
+    return ""
+
+
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("dist"), help="default: %(default)s")
+    parser.add_argument("--tag", help="refuse a commit that is not ready for this release")
     args = parser.parse_args(words)
+    if args.tag:
+        files = "nac_openood/__about__.py", "CHANGELOG.md"
+        problem = not_ready(args.tag, *(git("show", f"HEAD:{name}").decode() for name in files))
+        if problem:
+            print(f"not ready for a release: {problem}", file=sys.stderr)
+            return 1
     epoch = git("log", "-1", "--format=%ct").decode().strip()
     tools = [
         line

@@ -4,7 +4,6 @@ import ast
 import configparser
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -130,6 +129,25 @@ def test_nothing_in_them_tells_who_built_them_or_when(built):
         assert {entry.external_attr >> 16 & 0o777 for entry in wheel.infolist()} <= {0o644, 0o664}
 
 
+def test_the_readme_example_needs_only_what_the_wheel_declares(built, tmp_path):
+    """An environment with the packages of `install_requires`, what they need, and the wheel.
+
+    Links to the packages of this environment stand for downloading them.
+    """
+    venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
+    python, site = tmp_path / "empty/bin/python", next(tmp_path.glob("empty/lib/*/site-packages"))
+    for name in script_module("runtime_packages").runtime_packages():
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", site, next(built.glob("*.whl"))], check=True)
+    example = [python, "-I", ROOT / "tests" / "readme_example.py"]
+    done = subprocess.run(example, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(site / "nac_openood" / "__init__.py"), done.stderr
+
+
 # -- types ---------------------------------------------------------------------------------
 
 USER = """\
@@ -167,10 +185,3 @@ def test_users_get_types(built, tmp_path):
     assert 'incompatible type "str"; expected "float"' in wrong
     (site / "nac_openood" / "py.typed").unlink()
     assert "py.typed marker" in checked(python, tmp_path, USER)
-
-
-def test_the_tests_of_the_oldest_versions_exist():
-    makefile = (ROOT / "Makefile").read_text()
-    names = re.search(r"^OLDEST := ((?:.*\\\n)*.*)$", makefile, re.M)[1].replace("\\", " ").split()
-    assert len(names) > 40
-    assert [n for n in names if not (ROOT / "tests" / f"test_{n}.py").is_file()] == []
