@@ -11,7 +11,7 @@
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
 `--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the
-table in docs/speed.md.
+table in docs/scale.md.
 """
 
 from __future__ import annotations

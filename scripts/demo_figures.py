@@ -1,4 +1,4 @@
-"""Runs the demo and saves its results and a picture of its report in docs/demo/.
+"""Runs the demo and saves its results in benchmarks/demo/, a picture of its report in docs/demo/.
 
     python scripts/demo_figures.py
 
@@ -18,7 +18,8 @@ from PIL import Image
 
 from nac_openood.benchmark.run.results import RESULTS_FILE
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "demo"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, STORED = ROOT / "docs" / "demo", ROOT / "benchmarks" / "demo"
 _QUIET = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
     "--disable-background-networking --disable-component-update --disable-sync"
@@ -48,9 +49,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, check=True, cwd=folder)
         out = Path(folder) / "nac_demo"
-        DOCS.mkdir(exist_ok=True)
         for name in (RESULTS_FILE, "results.md"):
-            shutil.copy(out / name, DOCS / name)
+            shutil.copy(out / name, STORED / name)
         picture(out / "report.html", DOCS / "report.png")
 
 

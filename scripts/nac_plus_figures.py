@@ -1,4 +1,4 @@
-"""The figures of docs/nac_plus.md, measured on OpenOOD's CIFAR-10 layout.
+"""The figures of NAC+ in docs/method.md, measured on OpenOOD's CIFAR-10 layout.
 
     python scripts/nac_plus_figures.py --data-root DIR --checkpoint best.ckpt --readings DIR
 

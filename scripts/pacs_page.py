@@ -1,4 +1,4 @@
-"""The page docs/pacs_study.md: tables from the figures in docs/pacs_study.json."""
+"""Tables of benchmarks/notes/pacs_study.md from the figures in its JSON file."""
 
 from __future__ import annotations
 

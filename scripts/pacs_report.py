@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Rank the checkpoints of the PACS study by NAC-ME, and write docs/pacs_study.md.
+"""Rank the checkpoints of the PACS study by NAC-ME, and write benchmarks/notes/pacs_study.md.
 
     python scripts/pacs_report.py --data PACS --out pacs_study
 
 Takes what `scripts/pacs_study.py` has trained so far. Rankings are kept in `OUT/ranking`, so a
-second call is quick. All figures go into docs/pacs_study.json, from which the page is written.
+second call is quick. All figures go into pacs_study.json beside the page, which is made of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nac_openood.files import write_json, write_text
 from nac_openood.sources.checkpoints import load_checkpoint
 from nac_openood.sources.networks import build
 
-DOCS = Path(__file__).parents[1] / "docs"
+NOTES = Path(__file__).parents[1] / "benchmarks" / "notes"
 SPACE = "pacs"  # the settings of the paper's table
 
 
@@ -143,14 +143,14 @@ def main() -> None:
     parser.add_argument("--runs-only", action="store_true", help="keep the rankings in the file")
     parser.add_argument("--page-only", action="store_true", help="keep all figures in the file")
     args = parser.parse_args()
-    document = DOCS / "pacs_study.json"
+    document = NOTES / "pacs_study.json"
     told = json.loads(document.read_text()) if args.runs_only or args.page_only else {}
     if not args.page_only:
         told["runs"] = trained(args.out)
         if not args.runs_only:
             told["rankings"] = rankings(args.data, args.out)
         write_json(document, told)
-    write_text(DOCS / "pacs_study.md", page(told))
+    write_text(NOTES / "pacs_study.md", page(told))
 
 
 def rankings(data: Path, out: Path) -> list[dict[str, Any]]:

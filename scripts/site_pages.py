@@ -24,11 +24,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "command_line.md": command_line(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name files of the repository that are not on the site, instead of links to them."""
+    link = r"\[([^]]+)\]\((?:\.\./)+((?:benchmarks|notebooks|scripts)/[^)#]+)[^)]*\)"
+    return re.sub(link, r"\1 (`\2` in the repository)", markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

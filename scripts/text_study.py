@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""NAC+, NAC, MSP and energy on text; writes docs/text.json and docs/text.md.
+"""NAC+, NAC, MSP and energy on text; writes text.json and text.md in benchmarks/notes/.
 
     python scripts/text_study.py --data ag_news_test.csv    # train and measure: some CPU minutes
     python scripts/text_study.py --page-only                # write the page again
@@ -38,7 +38,7 @@ from nac_openood.files import write_json, write_text
 from nac_openood.search.advise import energy, msp
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+NOTES = HERE.parent / "benchmarks" / "notes"
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 METHODS = ("NAC+", "NAC", "MSP", "energy")
 VOCABULARY, LONGEST, WIDTH, DEPTH = 8000, 48, 128, 2
@@ -219,7 +219,7 @@ def _metrics(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def page(told: Mapping[str, Any]) -> str:
-    """docs/text.md from the figures."""
+    """benchmarks/notes/text.md from the figures."""
     runs = told["runs"]
     means = {
         (name, method, metric): float(
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the split and of training")
     parser.add_argument("--page-only", action="store_true", help="keep the figures in the file")
     args = parser.parse_args()
-    document = DOCS / "text.json"
+    document = NOTES / "text.json"
     if args.page_only:
         told = json.loads(document.read_text(encoding="utf-8"))
     elif args.data is None:
@@ -276,7 +276,7 @@ def main() -> None:
             print(json.dumps(runs[-1]["results"]), file=sys.stderr)
         told = {"python": platform.python_version(), "seed": args.seed, "runs": runs}
         write_json(document, told)
-    write_text(DOCS / "text.md", page(told))
+    write_text(NOTES / "text.md", page(told))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/transcript.md: one's own network and images, from `fit` to a service, as it happened.
+"""Write benchmarks/notes/transcript.md: own network and images, from `fit` to a service.
 
     python scripts/transcript.py            # run every command and write the page
     python scripts/transcript.py --keep DIR # the same, in a folder that stays
@@ -29,7 +29,7 @@ from nac_openood.demo.embedded import digits, patches, photograph
 
 HERE = Path(__file__).parent
 FILES = HERE / "transcript"
-PAGE = HERE.parent / "docs" / "transcript.md"
+PAGE = HERE.parent / "benchmarks" / "notes" / "transcript.md"
 NETWORK = "--arch net.py:make --checkpoint net.pt"
 DATA = "--train digits/train --val digits/val --test digits/test"
 PORT = 8765

@@ -54,7 +54,7 @@ def speed() -> str:
 
 def demo() -> str:
     """The demo's table as the terminal shows it, below a picture of its report."""
-    results = Results.load(ROOT / "docs" / "demo")
+    results = Results.load(ROOT / "benchmarks" / "demo")
     alt = "The report of nac-openood demo: where NAC stands, and the ranking of all methods"
     shown = in_options(summary_table(results), build_parser()[1]["demo"])
     return f"![{alt}](demo/report.png)\n\n```\n{shown}\n```\n"
@@ -66,7 +66,7 @@ _SHORT = ("nac_plus", "nac", "gen", "ash", "ebo", "msp", "knn", "vim")
 
 def measured() -> str:
     """AUROCs on the demo's digits and on the miniature benchmark, of a few methods."""
-    results = Results.load(ROOT / "docs" / "demo")
+    results = Results.load(ROOT / "benchmarks" / "demo")
     titles = {row.method: row.title for row in results.rows}
     miniature = _miniature()
     lines = [
@@ -108,7 +108,7 @@ def nac_plus() -> str:
         *(f"| {title} | {n:.2f} | {f:.2f} |" for title, (n, f) in found["parts"].items()),
         "",
         "The weight of the logits trades near against far. It was set to 2 without a look at these",
-        "test sets ([how](nac_plus_study.md)):",
+        "test sets ([how](../benchmarks/notes/nac_plus_study.md)):",
         "",
         "![near and far AUROC against the weight of the logits](nac_plus/weight.png)",
         "",
@@ -266,9 +266,8 @@ def validity() -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"measured": measured},
     "docs/demo.md": {"demo": demo},
-    "docs/scale.md": {"memory": memory, "processes": processes},
-    "docs/speed.md": {"speed": speed},
-    "docs/nac_plus.md": {"figures": nac_plus},
+    "docs/scale.md": {"memory": memory, "processes": processes, "speed": speed},
+    "docs/method.md": {"figures": nac_plus},
     "docs/guarantees.md": {"validity": validity},
 }
 

@@ -10,7 +10,7 @@ import torch
 import torchvision
 from conftest import noise
 from test_monitor import lightnings_own
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import nac_openood
 from nac_openood import NACDetector
@@ -67,10 +67,26 @@ def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(here
 
 @lightnings_own
 def test_interfaces(here):
-    names = run_page("interfaces.md")
+    names = run_page("libraries.md")
     assert list(names["outliers"].predict(names["new"])[5:]) == [-1] * 5
     assert names["found"]["AUROC"] > 0.9 and names["outlier_scores"].shape == (5,)
     assert names["detector"].calibrated_ and names["auroc"] > 0.9
+
+
+def test_the_answers(here):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    sizes["num_attention_heads"] = 2
+    vision, text = {**sizes, "image_size": 32, "patch_size": 8}, {**sizes, "vocab_size": 50_000}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    features = torch.randn(100, 8)
+    names = run_page(
+        "faq.md", NACDetector=NACDetector, clip=transformers.CLIPModel(config),
+        prompts=torch.randn(5, 16), train_box_features=features, new_box_features=features[:7],
+        loader_of_your_classes=DataLoader(TensorDataset(torch.randn(200, 3, 32, 32)), 50),
+        val_loader=DataLoader(TensorDataset(torch.randn(80, 3, 32, 32)), 40),
+    )  # fmt: skip
+    assert len(names["det"].layers) == 3 and len(names["p"]) == 7
 
 
 def test_guarantees(small_net, here, capsys):
@@ -90,11 +106,11 @@ def test_export(here):
 
 
 def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here):
-    names = run_page("nac_me.md")
+    names = run_page("checkpoints.md")
     assert names["ranking"].chosen().name in names["networks"]
     assert (here / "ranking" / "ranking.json").is_file() and (here / "best.pt").is_file()
     assert names["monitor"].history
-    page = (DOCS / "nac_me.md").read_text(encoding="utf-8")
+    page = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
     measured = json.loads((DOCS.parent / "benchmarks" / "nac_me.json").read_text())
     told = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
     assert {k.replace(" x ", "x"): float(v) for k, v in told.items()} == {

@@ -172,7 +172,7 @@ def test_gradient_steps_move_the_entropy(form):
     up, down = moved(form, 1), moved(form, -1)
     values = [entropy(z, histogram(z, 20), 0.5, form).item() for z in (up, down)]
     assert values[0] > values[1] * 1.3
-    # docs/nac_entropy.md says so: the printed formula grows as outputs gather in few bins, because
+    # docs/checkpoints.md says so: the printed formula grows as outputs gather in few bins, because
     # -p log p grows with p up to 1/e; the surprisal grows as they spread
     spread = {"paper": (down, up), "surprisal": (up, down)}[form]
     assert shannon(spread[0]) > shannon(spread[1]) + 3
@@ -216,7 +216,7 @@ def test_outputs_that_are_not_finite_are_refused(net):
 
 # -- the page about it: its code runs, its table and its errors are the real ones ---------------
 
-PAGE = (DOCS / "nac_entropy.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
 
 
 def bound(z, bins, temperature):
@@ -226,7 +226,7 @@ def bound(z, bins, temperature):
 
 
 def test_its_code_runs(capsys):
-    names = run_page("nac_entropy.md")
+    names = run_page("checkpoints.md", "NAC entropy")
     assert sorted(names["saved"]) == [10, 20, 30]
     assert [row.step for row in names["log"]] == [10, 20, 30]
     assert "(10, " in capsys.readouterr().out

@@ -57,7 +57,7 @@ def test_training_ranking_and_page(study, data, tmp_path, monkeypatch, capsys):
     assert told["checkpoints"][0]["entropy"] > 0
     assert told["sources"] == ["art_painting", "cartoon", "photo"]
 
-    monkeypatch.setattr(pacs_report, "DOCS", tmp_path)
+    monkeypatch.setattr(pacs_report, "NOTES", tmp_path)
     run(pacs_report, monkeypatch, "--data", data, "--out", out)
     page = (tmp_path / "pacs_study.md").read_text()
     assert "Number of trials: Art 1, Cartoon 1, Photo 1, Sketch 1." in page
@@ -74,5 +74,5 @@ def test_training_ranking_and_page(study, data, tmp_path, monkeypatch, capsys):
 def test_the_page_in_the_docs_is_made_of_its_figures(study):
     from pacs_page import page
 
-    figures = json.loads((ROOT / "docs" / "pacs_study.json").read_text())
-    assert (ROOT / "docs" / "pacs_study.md").read_text() == page(figures)
+    figures = json.loads((ROOT / "benchmarks" / "notes" / "pacs_study.json").read_text())
+    assert (ROOT / "benchmarks" / "notes" / "pacs_study.md").read_text() == page(figures)

@@ -162,7 +162,7 @@ def test_templates_and_citation_can_be_read():
     citation = read(ROOT / "CITATION.cff")
     title = citation["references"][0]["title"]
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert title in (ROOT / "docs" / "citation.md").read_text()
+    assert title in (ROOT / "docs" / "index.md").read_text()
 
 
 def test_a_tag_must_fit_version_and_changelog():

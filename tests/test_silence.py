@@ -49,6 +49,7 @@ def fit(net, x=None, output=None, settings=OUTPUT, **options):
 
 # -- what the network returns ------------------------------------------------------------------
 
+
 def centered(z):
     """Logits as of a network that predicts each class sometimes."""
     return z - z.mean(dim=0)

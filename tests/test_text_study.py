@@ -15,9 +15,9 @@ def study():
 
 
 def test_the_page_in_the_docs_is_made_of_its_figures(study):
-    figures = json.loads((ROOT / "docs" / "text.json").read_text())
+    figures = json.loads((ROOT / "benchmarks" / "notes" / "text.json").read_text())
     assert [run["held_out"] for run in figures["runs"]] == list(study.TOPICS)
-    assert (ROOT / "docs" / "text.md").read_text() == study.page(figures)
+    assert (ROOT / "benchmarks" / "notes" / "text.md").read_text() == study.page(figures)
 
 
 def test_a_small_run_with_apart_sets(study, monkeypatch):

@@ -229,7 +229,7 @@ class CoverageIntegral:
 
         G = mean over neurons of (sum over bins of min(count / O*, 1)) / M
 
-    is the coverage, a number from 0 to (M - 1) / M. See `docs/nac_me.md`.
+    is the coverage, a number from 0 to (M - 1) / M. See `docs/checkpoints.md`.
 
     Args:
         layer: the name of the layer.

@@ -1,7 +1,7 @@
 """NAC+: evidence of early layers and of the logits, fused as p-values, from forward passes only.
 
 Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
-alone (coverage) and all at once (distance); the logits detect near-OOD inputs. `docs/nac_plus.md`
+alone (coverage) and all at once (distance); the logits detect near-OOD inputs. `docs/method.md`
 has the formulas and measurements.
 """
 

@@ -215,7 +215,7 @@ class ActivationCoverage:
 
     A neuron's activation is measured against its own typical size, squashed by a sigmoid and put
     into one of 50 equal bins; the evidence is the logarithm of how full the bin is, relative to an
-    even spread. See `docs/nac_plus.md`.
+    even spread. See `docs/method.md`.
 
     Args:
         counts: counts of the training data.
