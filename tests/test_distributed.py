@@ -53,11 +53,15 @@ def test_fit_and_score(here: Path, fitted: tuple[str, str], size: int) -> None:
     (here / "bad.png").write_text("no image")
     images = ("birds/test", "bad.png", "--skip-bad", "--batch-size", 25)
     words = ("score", "--detector", f"{rule}.nac", *NETWORK, *images)
-    alone = run(words, here)
-    first, *others = run_job(size, words, here)
+    alone = run((*words, "--monitor", f"{rule}.monitor"), here)
+    first, *others = run_job(size, (*words, "--monitor", f"{rule}_{size}.monitor"), here)
     assert alone.returncode == first.returncode == 0, first.stderr
     assert first.stdout == alone.stdout and first.stdout.count("\n") == 81
-    assert first.stderr == alone.stderr and "left out 1 of 81 files" in first.stderr
+    assert first.stderr == alone.stderr.replace(f"{rule}.monitor", f"{rule}_{size}.monitor")
+    assert "left out 1 of 81 files" in first.stderr and "after 80 inputs" in first.stderr
+    states = [here / f"{name}.monitor" for name in (rule, f"{rule}_{size}")]
+    assert states[0].read_bytes() == states[1].read_bytes()
+    states[0].unlink()  # not continued by the next test
     assert {(done.stdout, done.stderr) for done in others} == {("", "")}
 
 

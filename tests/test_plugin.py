@@ -86,6 +86,9 @@ def test_nac_plus_by_name_is_the_detector_calibrated_on_validation_data(net, dat
             prediction, score, _ = each.inference(net, loader, progress=False)
             assert score.tolist() == expected.score.tolist()
             assert prediction.tolist() == expected.prediction.tolist()
+            calibrated = each.detector(net).calibrate(loaders["id"]["val"])
+            p_value = calibrated.pvalues_(torch.from_numpy(score))
+            assert p_value.tolist() == detector.pvalues_(torch.from_numpy(score)).tolist()
     assert found.eval_ood(progress=False).loc["farood", "AUROC"] > 50
 
 

@@ -380,7 +380,12 @@ def samples(client):
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
-def test_metrics_count_requests_images_and_drift(judge):
+@pytest.fixture
+def new_monitor(judge, monkeypatch):
+    monkeypatch.setattr(judge, "monitor", judge.pipeline.detector.monitor())
+
+
+def test_metrics_count_requests_images_and_drift(judge, new_monitor):
     stripes = np.zeros((12, 12, 3), np.uint8)
     stripes[::2] = 255
     strange, usual = encoded(Image.fromarray(stripes)), encoded(picture(2))
@@ -389,7 +394,7 @@ def test_metrics_count_requests_images_and_drift(judge):
         client.post("/score", files=[("x", usual)] * 3 + [("x", strange)])
         client.post("/score", content=b"no", headers=PNG)
         client.post("/made-up")
-        found = samples(client)
+        found, drift = samples(client), client.get("/drift").json()
     assert found["nac_out_share"] == "0.25" and found["nac_out_share_images"] == "4.0"
     assert found["nac_alpha"] == "0.05" and found["nac_queue_images"] == "0.0"
     usual_class = expected(judge, [2])[0][0]
@@ -400,6 +405,23 @@ def test_metrics_count_requests_images_and_drift(judge):
     assert found["nac_batch_images_sum"] == "4.0"
     assert float(found['nac_request_seconds_sum{path="/score"}']) > 0
     assert float(found["process_resident_memory_bytes"]) > 1e7
+    evidence = float(found["nac_drift_evidence_log10"])
+    assert drift == {
+        "images": 4, "evidence_log10": pytest.approx(evidence), "alarm": False, "alarm_at": None,
+        "false_alarm_probability": 0.01,
+    }  # fmt: skip
+
+
+def test_drift_of_the_stream_is_an_alarm(judge, new_monitor):
+    stripes = np.zeros((12, 12, 3), np.uint8)
+    stripes[::2] = 255
+    files = [("x", encoded(Image.fromarray(stripes)))] * 20
+    with client_of(judge) as client:
+        for _ in range(5):
+            assert client.post("/score", files=files).status_code == 200
+        drift, found = client.get("/drift").json(), samples(client)
+    assert drift["alarm"] and 0 < drift["alarm_at"] <= drift["images"] == 100
+    assert drift["evidence_log10"] >= 2 and found["nac_drift_alarm"] == "1.0"
 
 
 def test_state_and_documentation(client, judge):

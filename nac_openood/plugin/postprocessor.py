@@ -111,7 +111,7 @@ class NACPostprocessor(BasePostprocessor):
                 detector.calibrate(_loader(id_loader_dict, "val"))
             self._use(detector.layers, detector.rule_)
         if self._rule is not None:
-            self._detector_on(net)
+            self.detector(net)
         self.setup_flag = True
 
     def _read(self, reader: NACDetector, settings: NACConfig, *loaders: Any) -> None:
@@ -141,7 +141,7 @@ class NACPostprocessor(BasePostprocessor):
 
     def postprocess(self, net: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
         """Prediction and confidence of a batch, both `[batch]`."""
-        found = self._detector_on(net).score_loader([data], progress=False)
+        found = self.detector(net).score_loader([data], progress=False)
         return torch.from_numpy(found.prediction), torch.from_numpy(found.score)
 
     def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
@@ -150,7 +150,7 @@ class NACPostprocessor(BasePostprocessor):
             if loader is data_loader:  # it may shuffle, so the labels come from the readings
                 score = self._fitted().score(readings)
                 return readings.prediction.numpy(), score.numpy(), readings.label.numpy()
-        detector = self._detector_on(net)
+        detector = self.detector(net)
         if self.hyperparam_search_done:
             self._cache = None  # the sweep is over and OpenOOD has moved on to the test sets
         found = detector.score_loader(data_loader, progress=progress)
@@ -176,6 +176,17 @@ class NACPostprocessor(BasePostprocessor):
         """The settings in use, by layer."""
         return dict(self._layers)
 
+    def detector(self, net: nn.Module) -> NACDetector:
+        """The fitted detector of the network.
+
+        For p-values and decisions, which OpenOOD has none of, calibrate it on held-out ID data:
+        `postprocessor.detector(net).calibrate(id_loader_dict["val"])`.
+        """
+        if self._detector is None or self._detector.net is not net:
+            fast = self._source is not None and self._source.fast
+            self._detector = NACDetector.from_rule(net, self._fitted(), fast=fast)
+        return self._detector
+
     # -- internals --------------------------------------------------------------------------
 
     def _use(self, layers: Mapping[str, Any], rule: Optional[Rule] = None) -> None:
@@ -189,12 +200,6 @@ class NACPostprocessor(BasePostprocessor):
         if self._rule is None:
             raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
         return self._rule
-
-    def _detector_on(self, net: nn.Module) -> NACDetector:
-        if self._detector is None or self._detector.net is not net:
-            fast = self._source is not None and self._source.fast
-            self._detector = NACDetector.from_rule(net, self._fitted(), fast=fast)
-        return self._detector
 
     def _is_current(self, net: nn.Module, settings: NACConfig) -> bool:
         """Whether the counts of a pickle still match the config and the network."""
