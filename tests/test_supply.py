@@ -69,6 +69,24 @@ def test_what_every_user_imports_is_declared(runtime):
     assert not found - known - own - extra
 
 
+def test_a_detector_imports_little(tmp_path):
+    code = (
+        "import sys, torch\n"
+        "from nac_openood import NACDetector\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))\n"
+        "x = torch.randn(200, 4)\n"
+        "det = NACDetector(net.eval(), ['1'], rule='nac_plus').fit([x]).calibrate([x + 1])\n"
+        "det.p_value(x), det.explain(x), det.save('nac.safetensors'), det.load('nac.safetensors', net)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    found = set(done.stdout.split())
+    assert "safetensors" in found, done.stderr
+    heavy = {"torchvision", "PIL", "scipy", "sklearn", "jinja2", "pandas", "matplotlib"}
+    assert not found & heavy
+
+
 def test_what_is_audited_is_what_runs():
     packages = script_module("runtime_packages").runtime_packages()
     assert packages.keys() >= {"torch", "numpy", "markupsafe", "joblib", "sympy"}
