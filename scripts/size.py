@@ -45,13 +45,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 220, errors of the service and the command
 #: line that tell more 160. Tests: what publishes a release 170, the code of the FAQ 15, the pull
-#: request for OpenOOD 120.
+#: request for OpenOOD 120, what a detector imports 25.
 LIMITS: dict[str, int] = {
     "code lines": 17_430,
     "files": 138,
     "record types": 110,
     "modules below 120 lines with one importer": 12,
-    "code lines of tests": 17_180,
+    "code lines of tests": 17_210,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
