@@ -10,7 +10,7 @@ from torch import nn
 
 from nac_openood.benchmark.methods.backends import NACScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
-from nac_openood.benchmark.methods.table import METHODS, Method
+from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, Method
 from nac_openood.benchmark.run.compare import Study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import LayerConfig
@@ -100,7 +100,7 @@ def study(
     sets = listed_sets(benchmark, data, full_spectrum=full_spectrum)
     return Study(
         sets=sets, arch=arch, network=network, out=out,
-        methods=tuple(METHODS.get(name, Method(name, name.title())) for name in make),
+        methods=tuple({**LATER_METHODS, **METHODS}.get(name, Method(name, name.title())) for name in make),
         runs=tuple(Checkpoint(name, f"{name}.ckpt") for name in runs),
         make=lambda method, _run: make[method.name](), progress=False, batch_size=batch_size, **more,
     )  # fmt: skip

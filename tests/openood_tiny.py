@@ -61,12 +61,26 @@ _ARGS: Mapping[str, tuple[dict, dict]] = {
     "dice": ({"p": 90}, {"p_list": [90]}),
     "rankfeat": ({"accelerate": False, "temperature": 1}, {}),
     "she": ({"metric": "inner_product"}, {}),
+    "iodin": (
+        {"temperature": 1000, "noise": 0.0014},
+        {"temperature": [1, 1000], "noise": [0.0014]},
+    ),
+    **dict.fromkeys(
+        ("adascale_a", "adascale_l"),
+        (
+            {"num_samples": 5000, "percentile": [75, 85], "k1": 5, "k2": 1, "lmbda": 10, "o": 0.05},
+            {"percentile_list": [[60, 65], [75, 85]], "k1_list": [5], "k2_list": [1]}
+            | {"lmbda_list": [10], "o_list": [0.05]},
+        ),
+    ),
 }
 _NO_SEARCH = ("dice",)
 # The 21 methods of the paper without OpenGAN, which trains a GAN first.
 BASELINES = ("openmax", "msp", "temp_scaling", "odin", "mds", "mds_ensemble", "rmds", "gram", "ebo")
 BASELINES += ("gradnorm", "react", "mls", "klm", "vim", "knn", "dice", "rankfeat", "ash", "she")
 BASELINES += ("gen",)
+# Later ones, which read the network.
+ON_NETWORKS = ("iodin", "adascale_a", "adascale_l")
 
 
 def write_benchmark(root):
@@ -99,7 +113,7 @@ def write_configs(root):
     """Write a config for each baseline below `root`, which is then a `config_root`."""
     folder = root / "postprocessors"
     folder.mkdir(parents=True)
-    for name in BASELINES:
+    for name in (*BASELINES, *ON_NETWORKS):
         args, sweep = _ARGS.get(name, ({}, {}))
         config: dict = {"name": name, "APS_mode": bool(sweep) and name not in _NO_SEARCH}
         config.update({"postprocessor_args": args} if args else {})

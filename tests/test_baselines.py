@@ -12,6 +12,7 @@ import yaml
 from compare_toy import study
 from openood_tiny import (
     BASELINES,
+    ON_NETWORKS,
     REAL_OPENOOD,
     make_net,
     need_openood,
@@ -22,11 +23,12 @@ from test_probe import equal, snapshot
 from torch import nn
 from torchvision.models import VisionTransformer
 
+from nac_openood.benchmark.methods import OWN, PYTORCH_OOD
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.openood import NetworkView, OpenOODScorer
 from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
-from nac_openood.benchmark.methods.table import METHODS, OPENOOD
+from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, OPENOOD
 from nac_openood.benchmark.run.compare import run_study
 from nac_openood.plugin.source import openood_code, openood_ready
 from nac_openood.sources.checkpoints import Checkpoint
@@ -35,6 +37,7 @@ from nac_openood.sources.sets import BENCHMARKS
 
 pytestmark = REAL_OPENOOD
 BATCH = 16
+ROWS = {**METHODS, **LATER_METHODS}
 NETWORK = ("odin", "mds_ensemble", "gram", "rankfeat")
 THEIR_METRICS = ["FPR@95", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC"]
 
@@ -57,7 +60,7 @@ def net(data):
 
 
 def asked_of(data, out, configs, methods, net, **more):
-    make = {m: functools.partial(OpenOODScorer, METHODS[m], configs) for m in methods}
+    make = {m: functools.partial(OpenOODScorer, ROWS[m], configs) for m in methods}
     whole = BENCHMARKS["cifar10"]  # what OpenOOD's evaluator runs on
     asked = study(data, out, make, network=lambda run: net, benchmark=whole, **more)
     return dataclasses.replace(asked, batch_size=BATCH)
@@ -79,7 +82,7 @@ def ours(data, configs, net, tmp_path_factory):
         known = tables()
     before = snapshot(net)
     found = [
-        run_study(asked_of(data, out, configs, BASELINES, net, full_spectrum=full))
+        run_study(asked_of(data, out, configs, (*BASELINES, *ON_NETWORKS), net, full_spectrum=full))
         for full in (False, True)
     ]
     assert equal(before, snapshot(net))
@@ -109,7 +112,7 @@ def row_of(results, method):
     return results.methods()[method][0]
 
 
-@pytest.mark.parametrize("method", BASELINES)
+@pytest.mark.parametrize("method", (*BASELINES, *ON_NETWORKS))
 def test_the_evaluators_numbers(method, ours, net, data, configs):
     with openood_ready():
         theirs = evaluator(net, data, configs, method)
@@ -142,6 +145,21 @@ def test_pytorch_oods_own_agree(method, ours, data, net, tmp_path):
     asked = dataclasses.replace(asked, make=lambda *_: PytorchOODScorer(row))
     for name, line in table(run_study(asked), method).items():
         assert line == pytest.approx(table(ours[0], method)[name], abs=1e-3), name
+
+
+@pytest.mark.parametrize("method", ON_NETWORKS)
+def test_our_own_agree(method, ours, data, net, tmp_path):
+    row = ROWS[method]._replace(backends=(OWN,))
+    sweep = {"percentile": ((60, 65), (75, 85))} if "adascale" in method else {"noise": (0.0014,)}
+    row = row._replace(sweep={**row.sweep, **sweep})
+    make = scorers([row], PYTORCH_OOD)
+    asked = asked_of(data, tmp_path, None, [method], net)
+    found = run_study(dataclasses.replace(asked, make=lambda _, run: make(row, run)))
+    first, second = (row_of(each, method).hyperparameters for each in (found, ours[0]))
+    assert next(iter(first.values())) == next(iter(second.values()))
+    for name in ("test", "tin", "texture"):
+        first, second = (each.scores("s0", method, name).score for each in (found, ours[0]))
+        np.testing.assert_allclose(first, second, rtol=1e-4)
 
 
 def test_nothing_is_printed(data, configs, net, tmp_path, capfd):

@@ -17,6 +17,7 @@ from nac_openood.benchmark.methods import (
     OWN,
     PYTORCH_OOD,
     features,
+    gradients,
     table,
 )
 from nac_openood.benchmark.methods.functions import FunctionScorer
@@ -179,7 +180,8 @@ def scorers(
             instead = f"backend={method.backends[0]!r}" if method.backends else "scorer"
             raise Absent(f"{method.title} is not in {' or '.join(backends)}: pass `{instead}`.")
         if usable == OWN:
-            function = getattr(features, f"fit_{method.name}")
+            functions = {**vars(features), **vars(gradients)}
+            function = functions[f"fit_{method.name}"]
             return FunctionScorer(method, f"nac_openood {__version__}", function)
         if usable == PYTORCH_OOD:
             from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer

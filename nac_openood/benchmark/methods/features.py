@@ -6,6 +6,8 @@ hyperparameters are OpenOOD's.
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,6 +23,9 @@ from nac_openood.benchmark.methods.functions import (
 )
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.network.inputs import device_of
+
+#: What WeiPer adds to the histograms of features and of logits.
+_EPS = 0.01, 0.025
 
 
 def fit_fdbd(inputs: MethodInputs) -> FittedMethod:
@@ -127,6 +132,86 @@ def fit_nnguide(inputs: MethodInputs, K: int, alpha: float) -> FittedMethod:
     def score(features: Tensor, logits: Tensor) -> Tensor:
         nearest = (F.normalize(features, dim=1) @ bank.T).topk(min(K, n), dim=1).values
         return nearest.mean(dim=1) * logits.logsumexp(dim=1)
+
+    return lambda: score
+
+
+def fit_cfood(inputs: MethodInputs, alpha: float, k: float) -> FittedMethod:
+    """The smallest neighborhoods of reference points, as a share of them, that hold a sample.
+
+    A share `k` of the points must have it; they are a random share `alpha` of training data.
+    """
+    values = F.normalize(collect(inputs.net, inputs.train)[0], dim=1)
+    n = max(2, int(alpha * len(values)))
+    bank = values[torch.randperm(len(values))[:n]].to(device_of(inputs.net))
+    grid = np.linspace(0.001, 0.1, 100), np.linspace(0.105, 0.5, 81), np.linspace(0.51, 0.99, 49)
+    shares = np.concatenate(grid)
+    places, first = np.unique((shares * n - 1).astype(int), return_index=True)
+    sizes = bank.new_tensor([*shares[first], 1.0])
+
+    def distances(x: Tensor) -> Tensor:
+        return ((bank - x) ** 2).sum(dim=1)
+
+    # the nearest point is the point itself
+    radius = torch.stack([distances(point).sort().values[places + 1] for point in bank])
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        unit = F.normalize(features, dim=1)
+        held = torch.stack([(radius >= distances(x)[:, None]).float().mean(dim=0) for x in unit])
+        return -sizes[(held < k).sum(dim=1)]  # larger neighborhoods hold no fewer
+
+    return lambda: score
+
+
+def fit_weiper(
+    inputs: MethodInputs,
+    n_repeats: int,
+    perturbation_distance: float,
+    n_bins: int,
+    smoothing: Sequence[int],
+    lambda_1: float,
+    lambda_2: float,
+) -> FittedMethod:
+    """How far the histograms of a sample's features and perturbed logits are from the mean ones.
+
+    The logits are those of `n_repeats` heads with random perturbations of the weights.
+    """
+    weight, bias = (part.to(device_of(inputs.net)) for part in head_weights(inputs.net))
+    noise = F.normalize(torch.randn(n_repeats, *weight.shape), dim=2).to(weight)
+    noise *= perturbation_distance * weight.norm(dim=1, keepdim=True)
+    heads, shift = (weight + noise).flatten(0, 1), bias.repeat(n_repeats)
+
+    def spaces(features: Tensor) -> tuple[Tensor, Tensor]:
+        return features, features @ heads.T + shift
+
+    def histograms(values: Tensor, ends: Tensor) -> Tensor:
+        steps = torch.arange(n_bins + 1, device=values.device) / n_bins
+        edges = ends[0] + steps * (ends[1] - ends[0])
+        places = torch.bucketize(values, edges, right=True)
+        counts = values.new_zeros(len(values), n_bins + 2)
+        counts.scatter_add_(1, places, torch.ones_like(values))
+        return counts[:, 1:-1] / values.shape[1]
+
+    def unlike(found: Tensor, usual: Tensor, eps: float, width: int) -> Tensor:
+        pad = (width - 1) // 2, width // 2
+        found = F.avg_pool1d(F.pad(found[:, None], pad, mode="replicate"), width, stride=1)[:, 0]
+        p, q = (F.normalize(each + eps, p=1, dim=-1) for each in (usual, found))
+        return ((p - q) * (p.log() - q.log())).sum(dim=1)
+
+    values = collect(inputs.net, inputs.train)[0]
+    parts = in_parts(values, len(heads))
+    extremes = torch.stack(
+        [torch.stack([torch.stack(s.aminmax()) for s in spaces(part.to(weight))]) for part in parts]
+    )
+    ends = torch.stack([extremes[..., 0].amin(dim=0), extremes[..., 1].amax(dim=0)], dim=1)
+    found = [list(map(histograms, spaces(part.to(weight)), ends)) for part in parts]
+    usual = [sum(each.sum(dim=0) for each in column) / len(values) for column in zip(*found)]
+
+    def score(features: Tensor, logits: Tensor) -> Tensor:
+        both = spaces(features.to(weight))
+        of_features, of_logits = map(unlike, map(histograms, both, ends), usual, _EPS, smoothing)
+        sure = both[1].unflatten(1, (n_repeats, -1)).softmax(dim=2).amax(dim=2).mean(dim=1)
+        return lambda_2 * sure - of_features - lambda_1 * of_logits
 
     return lambda: score
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -101,14 +101,17 @@ class OpenOODScorer(BatchScorer):
 
     def _wrapped(self, inputs: MethodInputs) -> nn.Module:
         """The network as OpenOOD's evaluator passes it to this method."""
+        from openood.networks.adascale_net import AdaScaleANet, AdaScaleLNet
         from openood.networks.ash_net import ASHNet
         from openood.networks.react_net import ReactNet
         from openood.networks.scale_net import ScaleNet
 
+        net = inputs.net
         if self.method.needs == "network":
-            return NetworkView(inputs.net, next(iter(batches(inputs.id_val))).data)
+            net = NetworkView(net, next(iter(batches(inputs.id_val))).data)
         wrappers = {"react": ReactNet, "ash": ASHNet, "scale": ScaleNet}
-        return wrappers.get(self.method.name, lambda net: net)(inputs.net)
+        wrappers |= {"adascale_a": AdaScaleANet, "adascale_l": AdaScaleLNet}
+        return wrappers.get(self.method.name, lambda net: net)(net)
 
 
 class OpenGANScorer(OpenOODScorer):
@@ -189,17 +192,26 @@ class NetworkView(nn.Module):
         super().__init__()
         self.net = net
         self.fc = head_of(net, x)[1]
+        self.feature_size = self.fc.in_features
         for name, stage in stages_of(net).items():
             setattr(self, name, stage)
 
     def forward(
-        self, x: Tensor, return_feature_list: bool = False
-    ) -> Union[Tensor, tuple[Tensor, list[Tensor]]]:
-        """Logits; with what enters the first stage and the outputs of the others, if asked."""
+        self, x: Tensor, return_feature: bool = False, return_feature_list: bool = False
+    ) -> Any:
+        """Logits, with the input of the head, or what enters and leaves the stages, if asked."""
+        if return_feature:
+            seen: list[Tensor] = []
+            head = self.fc, lambda _, inputs: seen.append(inputs[0].clone())
+            return logits_of(run(self.net, x, on_input=[head]), x), seen[-1]
         if not return_feature_list:
             return logits_of(self.net(x), x)
         logits, stem, outputs = self._run(x, *_LISTED)
         return logits, [stem, *outputs]
+
+    def get_fc_layer(self) -> nn.Linear:
+        """The head."""
+        return self.fc
 
     def intermediate_forward(self, x: Tensor, layer_index: int) -> Tensor:
         """The output of a stage, 1 to 4."""

@@ -37,7 +37,7 @@ class Method(NamedTuple):  # not a dataclass, because `dataclasses` is slow to i
         slow: whether the quick demo leaves it out.
         rule: name of a rule in `nac_openood.core.RULES`, if this package implements the method.
         backends: what implements it: OpenOOD under the same name, pytorch-ood by the function
-            `fit_NAME` in `pytorch_ood.py`, this package by that in `features.py`.
+            `fit_NAME` in `pytorch_ood.py`, this package by that in `features.py` or `gradients.py`.
         defaults: hyperparameters without a search, except of OpenOOD's implementation.
         sweep: the values that a search tries, in OpenOOD's order.
         scorer: makes your own scorer, for a method that is not in the table.
@@ -109,6 +109,8 @@ def _later(name: str, title: str, **more: Any) -> Method:
     return Method(name, title, **{"backends": (OPENOOD, OWN), **more})
 
 
+_PERCENTILES = (60, 65, 70, 75, 80, 85, 90, 95, 99)
+_RANGES = tuple((low, high) for low in _PERCENTILES for high in _PERCENTILES if low < high)
 #: Later methods by name, which are compared if they are named, as is `"all"` of them.
 LATER_METHODS: dict[str, Method] = {
     method.name: method
@@ -137,6 +139,33 @@ LATER_METHODS: dict[str, Method] = {
         _later(
             "residual", "Residual", backends=(OWN,),
             defaults={"dim": 256}, sweep={"dim": (256, 1000)},
+        ),
+        _later("cfood", "CFOOD", defaults={"alpha": 0.1, "k": 0.01}),
+        # OpenOOD's own cannot be set up: it reads attributes that it does not have
+        _later("grood", "GROOD", backends=(OWN,), defaults={"n_noise_samples": 100}),
+        # no sweep: its authors' has 3,600 points
+        _later(
+            "weiper", "WeiPer+KLD", backends=(OWN,),
+            defaults={
+                "n_repeats": 100, "perturbation_distance": 1.8, "n_bins": 100,
+                "smoothing": (4, 15), "lambda_1": 2.5, "lambda_2": 0.1,
+            },
+        ),
+        _later(
+            "iodin", "i-ODIN", needs="network", uses_train=False, slow=True,
+            defaults={"temperature": 1000, "noise": 0.0014},
+            sweep={"temperature": (1, 10, 100, 1000), "noise": (0.0014, 0.0028)},
+        ),
+        *(
+            _later(
+                name, title, needs="network", uses_train=False, slow=True,
+                defaults={
+                    "percentile": (75, 85), "num_samples": 5000, "k1": 5, "k2": 1, "lmbda": 10,
+                    "o": 0.05,
+                },
+                sweep={"percentile": _RANGES},
+            )
+            for name, title in (("adascale_a", "AdaSCALE-A"), ("adascale_l", "AdaSCALE-L"))
         ),
     )
 }  # fmt: skip
