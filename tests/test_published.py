@@ -8,8 +8,10 @@ from typing import Callable, Mapping
 import pytest
 
 from nac_openood import NACError
+from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS
 from nac_openood.benchmark.paper.published import (
     GROUPS,
+    LEADERBOARD,
     PRINTED_METHODS,
     PRINTED_METRICS,
     PrintedTable,
@@ -219,23 +221,23 @@ MEASURED = {
 }
 
 
-def compared(*methods, benchmark="cifar10", arch=R18):
-    return against(lambda *at: MEASURED.get(at), methods, ["other"], benchmark, arch)
+def compared(*methods, benchmark="cifar10", arch=R18, source="paper"):
+    return against(lambda *at: MEASURED.get(at), methods, ["other"], benchmark, arch, source)
 
 
 def test_side_by_side() -> None:
     rows = {(r["method"], r["dataset"], r["metric"]): r for r in compared("mine", *PRINTED_METHODS)}
     both = rows["nac", "farood", "AUROC"]
-    assert list(both.values())[3:7] == [94.5, 0.25, 94.60, 0.50]
+    assert list(both.values())[4:8] == [94.5, 0.25, 94.60, 0.50]
     assert both["difference"] == pytest.approx(-0.1)
     assert rows["nac", "farood", "FPR@95"]["difference"] == pytest.approx(0.5)
     assert rows["nac", "cifar100", "AUROC"]["difference"] == 0
     assert rows["msp", "tin", "FPR@95"] == {
-        "method": "msp", "dataset": "tin", "metric": "FPR@95", "measured": None,
+        "source": "paper", "method": "msp", "dataset": "tin", "metric": "FPR@95", "measured": None,
         "measured_std": None, "published": 43.27, "published_std": 3.0, "difference": None,
         "derived": False,
     }  # fmt: skip
-    assert list(rows["mine", "svhn", "AUROC"].values())[3:] == [90.0, *[None] * 4, False]
+    assert list(rows["mine", "svhn", "AUROC"].values())[4:] == [90.0, *[None] * 4, False]
     # every method on every set and average, and two numbers that the paper does not have
     sets = sum(len(names) + 1 for names in GROUPS["cifar10"].values())
     assert len(rows) == len(PRINTED_METHODS) * sets * len(PRINTED_METRICS) + 2
@@ -256,3 +258,39 @@ def test_an_average_of_ours_is_marked() -> None:
     assert rows[-1]["published"] == pytest.approx(95.74, abs=0.005)
     nac = compared("nac", benchmark="imagenet", arch="resnet50")
     assert not any(r["derived"] for r in nac)
+
+
+# ---- OpenOOD's leaderboard
+
+
+def test_the_leaderboard_has_the_papers_numbers() -> None:
+    """The paper took its baselines from it, and NAC is there, too."""
+    off, seen = {}, 0
+    for benchmark, arch in benchmarks():
+        theirs = published(benchmark, arch, LEADERBOARD)
+        for method, sets in published(benchmark, arch).items():
+            for name in {"nearood", "farood"} & set(sets) & set(theirs[method]):
+                first, second = (each[name]["AUROC"] for each in (sets, theirs[method]))
+                seen += 1
+                if abs(first.mean - second.mean) > 0.02:
+                    off[benchmark, arch, method, name] = first.mean, second.mean
+    assert seen == 103 and off == {("cifar10", R18, "nac", "nearood"): (90.88, 90.93)}
+
+
+def test_measured_beside_the_leaderboard() -> None:
+    assert benchmarks(LEADERBOARD) == [
+        ("cifar10", R18), ("cifar100", R18), ("imagenet", "regnet_y_16gf"),
+        ("imagenet", "resnet50"), ("imagenet", "swin_t"), ("imagenet", "vit_b_16"),
+        ("imagenet200", "resnet18"),
+    ]  # fmt: skip
+    rows = compared("nac", "fdbd", "mine", source=LEADERBOARD)
+    at = [(row["method"], row["dataset"], row["metric"]) for row in rows]
+    pairs = [(m, d, "AUROC") for m in ("nac", "fdbd") for d in ("nearood", "farood")]
+    assert at == pairs
+    numbers = list(rows[1].values())[4:]
+    assert numbers == [94.5, 0.25, 94.60, 0.49, pytest.approx(-0.1), False]
+    assert {row["source"] for row in rows} == {LEADERBOARD}
+    names = {m for b in benchmarks(LEADERBOARD) for m in published(*b, LEADERBOARD)}
+    assert names - {*METHODS, *LATER_METHODS} == {"combood", "otod"}  # not in our table
+    with pytest.raises(NACError, match="the leaderboard has no results for imagenet with vgg16"):
+        published("imagenet", "vgg16", LEADERBOARD)

@@ -186,6 +186,23 @@ def test_the_terminal_table_fits(results):
         assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_the_leaderboard_in_the_terminal(results):
+    text = summary_table(results.beside_published("leaderboard"))
+    assert max(map(len, text.splitlines())) <= 100
+    row = re.search(r"> NAC +near-OOD +AUROC +87\.06 ± 0\.52 +90\.93 ± 0\.23 +-3\.87", text)
+    assert row, text
+    (said,) = re.findall(r"differ by more than twice the .*?:(.*?)\.\n\n", text, re.S)
+    listed = {" ".join(each.split()[:2]) for each in said.split(",")}
+    assert "NAC near-OOD" in listed
+    noisy = rows_changed(
+        metrics={name: {"AUROC": value} for name, value in (("nearood", 90.9), ("farood", 94.5))}
+    )(results)
+    noisy = replace(noisy, rows=[row for row in noisy.rows if row.method == "nac"])
+    assert "None differs by more" in summary_table(noisy.beside_published("leaderboard"))
+    other = replace(noisy, id_name="imagenet", arch="resnet50")
+    assert "No standard deviations" in summary_table(other.beside_published("leaderboard"))
+
+
 def test_the_page_shows_everything(results):
     whole_page = page(results)
     seen = check_page(whole_page)

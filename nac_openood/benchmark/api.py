@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from nac_openood.benchmark.methods import AUTO_BACKEND
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.table import Method, chosen_methods
-from nac_openood.benchmark.paper.published import published
+from nac_openood.benchmark.paper.published import SOURCES, published
 from nac_openood.benchmark.run.compare import Study, run_study
 from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import whole_number
@@ -115,8 +115,8 @@ def compare(
         nac_config: NAC's settings and sweep; None takes those shipped for `id_name`.
         nac_strategy: strategy of NAC's search; "grid" is the authors'.
         layers: NAC's layers, out of those in its settings; None takes all.
-        against: "paper" puts the published numbers beside the measured ones; needs `id_name` and
-            `arch` of the paper.
+        against: "paper" or "leaderboard" (OpenOOD's) puts the published numbers beside the
+            measured ones; needs an `id_name` and `arch` for which there are some.
         batch_size: samples per batch; None takes the smallest of the loaders passed, else 100.
         workers: number of processes that load samples; None takes that of the loaders, else 0.
         seed: random seed.
@@ -132,10 +132,10 @@ def compare(
         NACError: an argument is wrong, or the network cannot be run on the data.
     """
     rows = chosen_methods(methods)
-    if against not in (None, "paper"):
-        raise NACError(f"`against` must be 'paper' or None, got {against!r}.")
-    if against is not None:
-        published(id_name, arch or "an unnamed architecture")  # raises early if not published
+    if against not in (None, *SOURCES):
+        raise NACError(f"`against` must be 'paper', 'leaderboard' or None, got {against!r}.")
+    if against is not None:  # raises early if not published
+        published(id_name, arch or "an unnamed architecture", against)
     named = _named(networks)
     check_file_names("a network", named)
     if not named:
@@ -167,7 +167,7 @@ def compare(
             workers=whole_number("`workers`", workers, 0), seed=seed, skip_bad=skip_bad,
             progress=progress, say=say, command=command,
         )  # fmt: skip
-        return run_study(study, paper=against is not None)
+        return run_study(study, against=against)
 
 
 def _named(networks: Any) -> Mapping[str, Network]:

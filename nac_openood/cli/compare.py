@@ -36,7 +36,9 @@ methods:
   --nac-strategy {STRATEGY_NAMES} = grid   NAC's search (default: %(default)s, the authors')
 how to run:
   --out DIR = compare
-  --against --batch-size --workers --device --seed
+  --against {{paper,leaderboard}}   put published numbers beside the measured ones: the paper's or
+      those of OpenOOD's leaderboard
+  --batch-size --workers --device --seed
 """,
     inputs.FORMS,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from math import hypot
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Iterator, Mapping, Sequence
 
+from nac_openood.benchmark.paper.published import LEADERBOARD
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
@@ -47,6 +49,10 @@ def summary_table(results: Results) -> str:
     # there is no room for the last column, the implementations
     lines = render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
+    section = against_paper(ranked)
+    short = any(row.get("source") == LEADERBOARD for row in results.paper)
+    for block in section.blocks if short else ():
+        lines += ["", *(render.text_table(block) if isinstance(block, Table) else wrap(str(block)))]
     notes = [f"Note: {note}" for note in results.notes]
     for text in (*_metric_notes(ranked), verdict(ranked), *notes):
         lines += ["", *wrap(text, 100)]
@@ -255,13 +261,26 @@ def _time_picture(methods: Sequence[RankedMethod], group: str) -> figures.Pictur
 def against_paper(ranked: Ranked) -> Section:
     """Measured and published numbers side by side; empty if not requested."""
     methods = {m.method: m for m in ranked.methods}
-    rows = []
+    rows, far_off = [], []
     for row in ranked.results.paper:
         m = methods.get(row["method"])
         title, metric = m.title if m else row["method"], row["metric"]
         texts = [title, fmt.set_title(row["dataset"]), str(fmt.SHOWN.get(metric, metric))]
         rows.append((texts, row, m is not None and m.ours))
-    return render.paper_section(("Method", "Dataset"), rows, "std")
+        noise = hypot(row["measured_std"] or 0, row["published_std"] or 0)
+        if noise and abs(row["difference"] or 0) > 2 * noise:
+            far_off.append(" ".join([*texts, f"{row['difference']:+.2f}"]))
+    return render.paper_section(("Method", "Dataset"), rows, "std", *_noise(rows, far_off))
+
+
+def _noise(rows: Sequence[Any], far_off: Sequence[str]) -> list[str]:
+    """Which numbers differ by more than those of runs with other seeds."""
+    if not any(row["published_std"] for _, row, _ in rows):
+        return ["No standard deviations over runs are published to compare differences with."]
+    more = "more than twice the standard deviation over runs (both added in quadrature)"
+    return [
+        f"These differ by {more}: {', '.join(far_off)}." if far_off else f"None differs by {more}."
+    ]
 
 
 def _about(results: Results) -> dict[str, Mapping[str, str]]:

@@ -1,5 +1,7 @@
 """The numbers that the NAC paper prints, read from `tables/*.yml`, and measured ones beside them.
 
+OpenOOD's leaderboard is one more such table.
+
 They are percent unless the metric has a unit (`..._seconds`). Tables are numbered as LaTeX
 numbers them. `published` is about OOD detection, `published_choice` about choosing checkpoints
 (NAC-ME).
@@ -36,6 +38,9 @@ PRINTED_METRICS = ("FPR@95", "AUROC")
 GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     row.name: {"nearood": row.near, "farood": row.far} for row in BENCHMARKS.values()
 }
+
+#: Whose numbers can be put beside measured ones.
+SOURCES = NAC_PAPER, LEADERBOARD = "paper", "leaderboard"
 
 _TABLES = Path(__file__).parent / "tables"
 _RESULT_AXES = ("benchmark", "architecture", "method", "dataset", "metric")
@@ -153,32 +158,40 @@ def table(name: str) -> PrintedTable:
     return tables()[name]
 
 
-def benchmarks() -> list[tuple[str, str]]:
-    """The (benchmark, architecture) pairs for which the paper compares methods."""
-    pairs = {(at["benchmark"], at["architecture"]) for at, _ in _results()}
+@functools.cache
+def leaderboard() -> PrintedTable:
+    """OpenOOD's leaderboard: AUROC of post-hoc methods, near and far."""
+    return PrintedTable.read(_TABLES / "leaderboard.yml")
+
+
+def benchmarks(source: str = NAC_PAPER) -> list[tuple[str, str]]:
+    """The (benchmark, architecture) pairs for which a source compares methods."""
+    pairs = {(at["benchmark"], at["architecture"]) for at, _ in _results(source)}
     return sorted(pair for pair in pairs if pair[1] != _MEAN_OF_BACKBONES)
 
 
-def published(benchmark: str, architecture: str) -> Published:
-    """The paper's numbers by method, by OOD set (or `nearood` or `farood`), and by metric.
+def published(benchmark: str, architecture: str, source: str = NAC_PAPER) -> Published:
+    """Published numbers by method, by OOD set (or `nearood` or `farood`), and by metric.
 
     Args:
         benchmark: OpenOOD's name of the in-distribution data, e.g. `cifar10`.
         architecture: e.g. `resnet18_32x32`, `resnet50`, `vit_b_16`.
+        source: one of `SOURCES`.
 
     Returns:
-        All methods of `PRINTED_METHODS`, in that order; one without numbers (OpenGAN on ImageNet)
-        is empty. An average that is not printed is computed if all its sets are, and `derived`.
+        All methods of `PRINTED_METHODS`, in that order, then others; one without numbers
+        (OpenGAN on ImageNet) is empty. An average that is not printed is computed if all its sets
+        are, and `derived`.
     """
-    if (benchmark, architecture) not in benchmarks():
-        known = ", ".join(f"{b} with {a}" for b, a in benchmarks())
+    if (benchmark, architecture) not in benchmarks(source):
+        known = ", ".join(f"{b} with {a}" for b, a in benchmarks(source))
         raise NACError(
-            f"the paper has no results for {benchmark} with {architecture}; it has: {known}."
+            f"the {source} has no results for {benchmark} with {architecture}; it has: {known}."
         )
     found: Published = {method: {} for method in PRINTED_METHODS}
-    for at, value in _results():
+    for at, value in _results(source):
         if (at["benchmark"], at["architecture"]) == (benchmark, architecture):
-            sets = found[at["method"]].setdefault(at["dataset"], {})
+            sets = found.setdefault(at["method"], {}).setdefault(at["dataset"], {})
             # several tables print the same number, some without its standard deviation
             if at["metric"] not in sets or sets[at["metric"]].std is None:
                 sets[at["metric"]] = value
@@ -191,9 +204,9 @@ def published(benchmark: str, architecture: str) -> Published:
     return found
 
 
-def _results() -> Iterator[tuple[Mapping[str, str], PrintedValue]]:
+def _results(source: str) -> Iterator[tuple[Mapping[str, str], PrintedValue]]:
     """The cells that compare methods, with default settings."""
-    for each in tables().values():
+    for each in [leaderboard()] if source == LEADERBOARD else tables().values():
         for at, value in each.cells():
             extra = {k: v for k, v in at.items() if k not in _RESULT_AXES}
             comparable = set(_RESULT_AXES) <= set(at) and at["metric"] in PRINTED_METRICS
@@ -207,8 +220,9 @@ def against(
     datasets: Sequence[str],
     benchmark: str,
     architecture: str,
+    source: str = NAC_PAPER,
 ) -> list[dict[str, Any]]:
-    """Put measured numbers beside those of the paper.
+    """Put measured numbers beside published ones.
 
     Args:
         measured: mean and standard deviation (or None) in percent, of a method, an OOD set (or
@@ -217,29 +231,34 @@ def against(
         datasets: the sets that were measured.
         benchmark: OpenOOD's name of the in-distribution data.
         architecture: e.g. `resnet18_32x32`.
+        source: one of `SOURCES`. The leaderboard has AUROC only, near and far.
 
     Returns:
-        A dict per number that was measured or published: `method`, `dataset`, `metric`, `measured`
-        and `measured_std` (mean and standard deviation over runs), `published`, `published_std`,
-        `difference` (measured minus published) and `derived` (whether the published number is an
-        average that the paper does not print). Numbers are percent, or None. The paper's methods
-        come first, in its order, near sets and their average before far ones, FPR@95 before AUROC.
+        A dict per number that was measured or published: `source`, `method`, `dataset`, `metric`,
+        `measured` and `measured_std` (mean and standard deviation over runs), `published`,
+        `published_std`, `difference` (measured minus published) and `derived` (whether the
+        published number is an average that the paper does not print). Numbers are percent, or None.
+        The paper's methods come first, in its order, near sets and their average before far ones,
+        FPR@95 before AUROC.
 
     Raises:
-        NACError: the paper has no such results; the message lists those that it has.
+        NACError: there are no such results; the message lists those that there are.
     """
-    printed = published(benchmark, architecture)
+    printed = published(benchmark, architecture, source)
+    metrics: Sequence[str] = PRINTED_METRICS
     sets = [n for average, names in GROUPS[benchmark].items() for n in (*names, average)]
+    if source == LEADERBOARD:
+        sets, datasets, metrics = list(GROUPS[benchmark]), (), ("AUROC",)
     cells = itertools.product(
         [method for method in dict.fromkeys((*PRINTED_METHODS, *methods)) if method in methods],
-        dict.fromkeys((*sets, *datasets)), PRINTED_METRICS,
+        dict.fromkeys((*sets, *datasets)), metrics,
     )  # fmt: skip
     rows = []
     for method, dataset, metric in cells:
         value = printed.get(method, {}).get(dataset, {}).get(metric)
         mine = measured(method, dataset, metric)
         if mine is not None or value is not None:
-            at = {"method": method, "dataset": dataset, "metric": metric}
+            at = {"source": source, "method": method, "dataset": dataset, "metric": metric}
             derived = value is not None and value.derived
             numbers = _beside(value, mine or (None, None), "std")
             rows.append({**at, **numbers, "derived": derived})

@@ -175,7 +175,7 @@ class Study:
         )
 
 
-def run_study(study: Study, *, paper: bool = False) -> Results:
+def run_study(study: Study, *, against: Optional[str] = None) -> Results:
     """Run what has no stored results yet, tabulate everything, and write `results.json`.
 
     Each result is stored as soon as it is available. A method that fails does not stop the others.
@@ -183,7 +183,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
 
     Args:
         study: what to compare.
-        paper: put the published numbers beside the measured ones.
+        against: whose numbers to put beside the measured ones, one of `published.SOURCES`.
     """
     with locked(make_folder(study.out)), kept_random_state():
         store.clear_leftovers(study.out)
@@ -205,7 +205,7 @@ def run_study(study: Study, *, paper: bool = False) -> Results:
                     done[checkpoint.name, method.name] = failed
         finally:
             found = tabulate(study, accuracy, done, device)
-            found = found.beside_paper() if paper else found
+            found = found.beside_published(against) if against else found
             found.save()
         return found
 

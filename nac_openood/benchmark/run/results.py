@@ -26,7 +26,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 import numpy as np
 
 from nac_openood import files
-from nac_openood.benchmark.paper.published import against
+from nac_openood.benchmark.paper.published import NAC_PAPER, against
 from nac_openood.benchmark.run import store
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
@@ -280,10 +280,10 @@ class Results:
             missing=f"there is no {path}: expected the folder of a comparison",
         )  # fmt: skip
 
-    def beside_paper(self) -> Results:
+    def beside_published(self, source: str) -> Results:
         """With the means over runs and the published numbers side by side."""
         sets = [*self.names("near"), NEAR, *self.names("far"), FAR]
-        rows = against(self.value, list(self.methods()), sets, self.id_name, self.arch)
+        rows = against(self.value, list(self.methods()), sets, self.id_name, self.arch, source)
         return replace(self, paper=tuple(rows))
 
 
@@ -338,6 +338,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
         created=max(part.created for part in parts), gallery=pictured.gallery, paper=(),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )  # fmt: skip
-    whole = whole.beside_paper() if any(part.paper for part in parts) else whole
+    beside = [each for part in parts for each in part.paper]
+    whole = whole.beside_published(beside[0].get("source", NAC_PAPER)) if beside else whole
     whole.save()
     return whole
