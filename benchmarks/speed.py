@@ -79,11 +79,11 @@ def passes() -> dict[str, dict[str, float]]:
 
 def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
     """A plain forward pass and our ways to score a batch, on the device of both."""
-    exact = NACDetector(net, LAYERS).fit([x])
-    fast = NACDetector(net, LAYERS, fast=True).fit([x])
+    exact = NACDetector(net, LAYERS, rule="nac").fit([x])
+    fast = NACDetector(net, LAYERS, rule="nac", fast=True).fit([x])
     plus = NACDetector(net, LAYERS, rule="nac_plus").fit([x, x])
     plus.calibrate([x] * (1 + 100 // len(x)))
-    deepest = NACDetector(net, LAYERS[:1]).fit([x])
+    deepest = NACDetector(net, LAYERS[:1], rule="nac").fit([x])
     return {
         "plain forward": lambda: plain(net, x),
         "ours, exact": lambda: exact.score(x),
@@ -171,7 +171,7 @@ def fit_bins(n_bins: int) -> dict:
     torch.manual_seed(0)
     net, x = CifarResNet18().eval(), torch.randn(300, 3, 32, 32)
     layers = {name: LayerConfig(n_bins=n_bins) for name in LAYERS}
-    work = {"fit": lambda: NACDetector(net, layers, fast=True).fit(x.split(100))}
+    work = {"fit": lambda: NACDetector(net, layers, rule="nac", fast=True).fit(x.split(100))}
     seconds = rounds(work, n=3)["fit"]
     return {"seconds": seconds, "peak_mb": memory_mb("VmHWM")}
 

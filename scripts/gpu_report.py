@@ -130,7 +130,7 @@ def speed_ratios(device: torch.device, quick: bool) -> dict[str, dict[str, float
     ratios = {}
     for title, (net, x) in networks(device, quick).items():
         net, x = net.eval().to(device), x.to(device)
-        half = NACDetector(net, speed.LAYERS, autocast=torch.bfloat16).fit([x])
+        half = NACDetector(net, speed.LAYERS, rule="nac", autocast=torch.bfloat16).fit([x])
         work = {**speed.scoring(net, x), "ours, autocast=bfloat16": lambda d=half, x=x: d.score(x)}
         best = speed.rounds(work, n=1 if quick else 10, clock=clock_of(device))
         ratios[title] = {name: seconds / best["plain forward"] for name, seconds in best.items()}
@@ -142,7 +142,7 @@ def loop_ratios(device: torch.device, quick: bool) -> dict[str, float]:
     size, images = (4, torch.randn(8, 3, 8, 8)) if quick else (200, torch.randn(4000, 3, 32, 32))
     net = CifarResNet18().eval().to(device)
     there = [x.to(device) for x in images.split(size)]
-    detector = NACDetector(net, speed.LAYERS).fit(there[:2])
+    detector = NACDetector(net, speed.LAYERS, rule="nac").fit(there[:2])
     data = TensorDataset(images)
     pins = (False, True) if device.type == "cuda" else (False,)
     loaders = {

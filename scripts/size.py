@@ -253,7 +253,7 @@ def _python() -> dict[str, Trace]:
     net = runpy.run_path("net.py")["make"](4).eval()
     images = torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     loader = [(images, torch.arange(32) % 4)]
-    detector = NACDetector(net, ["pool", "middle"])
+    detector = NACDetector(net, ["pool", "middle"], rule="nac")
     return {
         "NACDetector.fit": _traced(lambda: detector.fit(loader)),
         "NACDetector.score": _traced(lambda: detector.score(images)),

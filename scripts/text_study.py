@@ -184,7 +184,7 @@ def measure(held_out: int, by_topic: Sequence[Sequence[str]], seed: int) -> dict
     plus.calibrate(batches["val"], progress=False)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        nac = NACDetector(net, "auto").fit(batches["train"], progress=False)
+        nac = NACDetector(net, "auto", rule="nac").fit(batches["train"], progress=False)
     scores: dict[str, dict[str, Tensor]] = {}
     right = 0.0
     for name in ("test", "near", "far"):

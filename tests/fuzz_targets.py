@@ -222,7 +222,7 @@ def detector_answers(path: Path) -> list[Any]:
 def readings_answers(folder: Path) -> list[Any]:
     """Scores and what is noted, as a search would use them."""
     found = ReadingSet.load(folder)
-    fitted = NACDetector(network(), list(found.fit)).fit_readings(found.fit)
+    fitted = NACDetector(network(), list(found.fit), rule="nac").fit_readings(found.fit)
     found.id_val.check_finite("ID validation")
     scores = [fitted.score_readings(each).tolist() for each in found.roles.values()]
     return [*scores, dict(found.about), found.surrogate, found.id_val.accuracy]

@@ -106,12 +106,12 @@ def test_only_layers_that_tell_nothing_are_reported(columns, config, why):
 def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
     layers = {"layer1": FLAT, "layer2": LayerConfig(n_bins=20)}
     with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e-09 .*: raise it, or"):
-        det = NACDetector(small_net, layers).fit(noise(100, 0))
+        det = NACDetector(small_net, layers, rule="nac").fit(noise(100, 0))
     told = advise(det, noise(40, 1)).warnings
     better = float(told[0].partition("): about ")[2].split()[0])
     assert "layer1" in told[0]
     repaired = {**layers, "layer1": LayerConfig(steepness=better)}
-    fixed = NACDetector(small_net, repaired).fit(noise(100, 0))
+    fixed = NACDetector(small_net, repaired, rule="nac").fit(noise(100, 0))
     assert "layer1" not in fixed.rule_.saturated(certain=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -131,7 +131,7 @@ def test_a_steep_layer_is_reported_only_where_it_fails(size, noticed):
     steep = {"hidden": LayerConfig(state="output", steepness=1e9, full_count=5)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        det = NACDetector(net, steep).fit(data(400, 0, 4.0))
+        det = NACDetector(net, steep, rule="nac").fit(data(400, 0, 4.0))
     advice = advise(det, data(100, 1, 4.0), ood_val=data(100, 2, size))
     reported = [text for text in advice.warnings if text.startswith("layer 'hidden'")]
     assert bool(reported) != noticed
@@ -142,13 +142,13 @@ def test_a_steep_layer_is_reported_only_where_it_fails(size, noticed):
 def test_published_settings_do_not_warn_on_the_miniature_benchmark(bench):
     folder, root = bench
     published = preset("cifar10", "resnet").layers
-    reader = NACDetector(minibench.trained(folder), published)
+    reader = NACDetector(minibench.trained(folder), published, rule="nac")
     fit = reader.read_loader(minibench.loader(root, "train_cifar10"), 100)
 
     def saturated(layers):
         # a tenth of the usual samples fill a tenth of the usual count
         layers = {n: replace(c, full_count=max(1, c.full_count // 10)) for n, c in layers.items()}
-        rule = NACDetector(reader.net, layers).fit_readings(fit).rule_
+        rule = NACDetector(reader.net, layers, rule="nac").fit_readings(fit).rule_
         return set(rule.saturated()), set(rule.saturated(certain=False))
 
     def same(steepness):
@@ -204,11 +204,11 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
     sample = next(iter(noise(3, 9)))[0]
     half = comparison.reader_for(
-        NACDetector(small_net, ["layer1"], autocast=torch.bfloat16), sample
+        NACDetector(small_net, ["layer1"], rule="nac", autocast=torch.bfloat16), sample
     )
     assert half.autocast == torch.bfloat16
-    needed = comparison.reader_for(NACDetector(small_net, ["layer1"]), sample)
-    det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers})
+    needed = comparison.reader_for(NACDetector(small_net, ["layer1"], rule="nac"), sample)
+    det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers}, rule="nac")
     train, inside, outside = noise(120, 0), noise(60, 1), noise(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))
     known = comparison.alternative_layers(det, sample)
@@ -234,7 +234,7 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
 
 
 def test_surrogates_are_named_and_nothing_is_changed(small_net):
-    det = NACDetector(small_net, ["layer2"]).fit(noise(60, 0))
+    det = NACDetector(small_net, ["layer2"], rule="nac").fit(noise(60, 0))
     state = torch.get_rng_state()
     weights = {k: v.clone() for k, v in small_net.state_dict().items()}
     first, second = (advise(det, noise(60, 1), train=noise(60, 0)) for _ in range(2))
@@ -266,7 +266,7 @@ def test_samples_that_overflow_are_left_out(flat):
     assert len(advice.table) == 5
     assert all(0 <= found.value <= 1 for found in advice.table.values())
     with pytest.raises(NotFittedError, match="not fitted: call fit first"):
-        advise(NACDetector(TableNet(), ["hidden"]), table(50, 1))
+        advise(NACDetector(TableNet(), ["hidden"], rule="nac"), table(50, 1))
     with pytest.raises(NACError, match="the loader yielded no batch"):
         advise(flat, [])
 
@@ -308,7 +308,7 @@ def test_the_recipe_advises_with_and_without_a_search():
 
 def test_readings_on_disk_give_the_same_advice(tmp_path):
     layers = {"hidden": LayerConfig(), "hidden.1": LayerConfig(full_count=10)}
-    reader = NACDetector(TableNet(), layers)
+    reader = NACDetector(TableNet(), layers, rule="nac")
     sets = table(100, 0), iter(table(60, 1)), table(60, 2, size=0)
     kept = gather(reader, *sets, n_samples=None, folder=tmp_path)
     assert kept.id_val.n_samples == 60  # also of a loader that yields its batches once

@@ -85,7 +85,7 @@ def test_the_settings_in_use_give_the_row_of_compare(data, compared):
 
 def test_scores_are_those_of_a_detector(data, net):
     chosen = {name: data.settings[name] for name in ("avgpool", "layer2")}
-    detector = NACDetector(net, chosen).fit_readings(data.fitting.fit)
+    detector = NACDetector(net, chosen, rule="nac").fit_readings(data.fitting.fit)
     expected = detector.score_loader(data.run.loader("photos", "network")).score
     assert np.array_equal(NACScores(data).scores(chosen)["photos"], expected)
 
@@ -189,7 +189,7 @@ def test_the_papers_numbers_are_beside(data):
 def test_a_changed_parameter_is_that_of_a_detector(data, net):
     found = finding(data, "params", steepness=[7.0])
     changed = {"layer3": replace(data.settings["layer3"], steepness=7.0)}
-    detector = NACDetector(net, changed).fit_readings(data.fitting.fit)
+    detector = NACDetector(net, changed, rule="nac").fit_readings(data.fitting.fit)
     inside, outside = (
         detector.score_loader(data.run.loader(name, "network")).score for name in ("test", "photos")
     )

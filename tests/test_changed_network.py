@@ -70,7 +70,7 @@ USES = {
 @pytest.fixture
 def fitted(small_net, images):
     net, images = copy.deepcopy(small_net), images[:8]
-    det = NACDetector(net, ["avgpool", "layer1"]).fit([(images, LABELS)])
+    det = NACDetector(net, ["avgpool", "layer1"], rule="nac").fit([(images, LABELS)])
     return det.calibrate([images] * 4), images
 
 
@@ -113,9 +113,9 @@ def test_what_is_no_change(fitted, tmp_path):
 
 def test_fits_before_and_after_training_are_not_merged(small_net, images):
     net = copy.deepcopy(small_net)
-    before = NACDetector(net, ["avgpool"]).fit([images])
+    before = NACDetector(net, ["avgpool"], rule="nac").fit([images])
     trained(net, images)
-    after = NACDetector(net, ["avgpool"]).fit([images])
+    after = NACDetector(net, ["avgpool"], rule="nac").fit([images])
     for one, other in ((before, after), (after, before)):
         with pytest.raises(NACError, match="other weights"):
             one.merge(other)
@@ -131,11 +131,11 @@ def test_a_network_that_changes_while_it_is_fitted_or_scored(small_net, images):
         yield images
 
     with pytest.raises(NACError, match=CHANGED):
-        NACDetector(net, ["avgpool"]).fit(loader())
-    det = NACDetector(net, ["avgpool"]).fit([images])
+        NACDetector(net, ["avgpool"], rule="nac").fit(loader())
+    det = NACDetector(net, ["avgpool"], rule="nac").fit([images])
     with pytest.raises(NACError, match=CHANGED):
         det.score_loader(loader())
-    det = NACDetector(net, ["avgpool"])
+    det = NACDetector(net, ["avgpool"], rule="nac")
     det.partial_fit(images)
     trained(net, images)
     with pytest.raises(NACError, match=CHANGED):

@@ -66,7 +66,7 @@ def test_the_numbers_are_those_of_the_scores(data, tmp_path):
     row = next(r for r in results.rows if r.method == "nac")
     layers = {n: LayerConfig.from_dict(c) for n, c in row.hyperparameters["layers"].items()}
     assert row.search["points"] == 2 and set(layers) == {"avgpool", "layer2"}
-    detector = NACDetector(net, layers)
+    detector = NACDetector(net, layers, rule="nac")
     detector.fit(asked.fitting["train"].loader(), n_samples=50, progress=False)
     expected = detector.score_loader(asked.scored["tin"].loader(), progress=False)
     found = results.scores("s0", "nac", "tin")

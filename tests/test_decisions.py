@@ -97,7 +97,7 @@ def test_wrong_arguments_are_refused(fitted, wrong, message):
 
 
 def test_scores_that_are_all_equal_are_refused(small_net):
-    detector = NACDetector(small_net, LAYERS).fit(noise(200))
+    detector = NACDetector(small_net, LAYERS, rule="nac").fit(noise(200))
     same = [torch.zeros(4, 3, 9, 9)] * 10
     with pytest.raises(NACError, match="all 40 calibration samples have the same score"):
         detector.calibrate(same)

@@ -55,7 +55,7 @@ def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(here
     assert names["scores"].shape == names["trusted"].shape == (50,)
     assert names["trusted"].dtype == torch.bool
     assert names["det"].threshold_ is not None and names["found"].best.auroc > 0.5
-    assert set(names["result"].by_layer) == {"avgpool", "layer3", "layer2", "layer1"}
+    assert set(names["result"].by_layer) >= {"logits", "layer1"}
     page = (DOCS / "own_model.md").read_text(encoding="utf-8")
     code = page.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10

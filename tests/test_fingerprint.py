@@ -152,9 +152,9 @@ def test_fingerprints_of_earlier_versions(net, small_net):
 
 
 def test_readings_of_another_network(small_net, images):
-    readings = NACDetector(small_net, ["avgpool"]).read_loader([images])
+    readings = NACDetector(small_net, ["avgpool"], rule="nac").read_loader([images])
     torch.manual_seed(5)
-    other = NACDetector(SmallNet().eval(), ["avgpool"]).fit([images])
+    other = NACDetector(SmallNet().eval(), ["avgpool"], rule="nac").fit([images])
     for use in (other.score_readings, other.fit_readings):
         with pytest.raises(NACError, match="readings are of another network"):
             use(readings)

@@ -105,7 +105,7 @@ def test_a_file_keeps_the_precision(small_net, tmp_path):
 @pytest.mark.parametrize("wrong", [torch.float32, "bfloat16", True])
 def test_other_precisions_are_refused(small_net, wrong):
     with pytest.raises(NACError, match="`autocast` must be torch.bfloat16, torch.float16 or None"):
-        NACDetector(small_net, ["avgpool"], autocast=wrong)
+        NACDetector(small_net, ["avgpool"], rule="nac", autocast=wrong)
 
 
 def test_channels_last_networks_and_images(small_net, rule):

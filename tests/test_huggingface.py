@@ -103,7 +103,7 @@ def test_layers_named_by_path_have_the_tokens_that_are_read(name, path, layout):
     net, batch = build(name), encodings(name, 4)
     found = with_layouts(net, batch, {"x": find_layer(net, path)})
     assert found == {"x": Layer(path, path, layout)}
-    detector = NACDetector(net, [path]).fit([encodings(name, 180)])
+    detector = NACDetector(net, [path], rule="nac").fit([encodings(name, 180)])
     assert detector.locations[path].layout == layout
     expected = read(net, batch, found)["x"]
     assert torch.equal(detector.read_loader([batch])[path].activation, expected.activation)
@@ -114,7 +114,7 @@ def test_one_token_cannot_tell_and_does_not_decide():
     short = {name: part[:, :1] for name, part in batch.items() if name != "labels"}
     place = {"x": find_layer(net, "bert.encoder.layer.1")}
     assert with_layouts(net, short, place) is None
-    reader = NACDetector(net, ["bert.encoder.layer.1"])
+    reader = NACDetector(net, ["bert.encoder.layer.1"], rule="nac")
     reader.read_loader([short])
     assert reader.locations["bert.encoder.layer.1"].layout is None
     reader.read_loader([batch])

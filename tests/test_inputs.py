@@ -95,9 +95,11 @@ def test_every_form_scores_as_one_tensor_does(net, form, rule):
 
 
 def test_one_tensor_under_any_name_is_the_input(small_net, images, labels):
-    expected = NACDetector(small_net, ["avgpool"]).fit([(images, labels)]).score(images)
+    expected = NACDetector(small_net, ["avgpool"], rule="nac").fit([(images, labels)]).score(images)
     for name in ("image", "pixel_values"):
-        found = NACDetector(small_net, ["avgpool"]).fit([{name: images, "label": labels}])
+        found = NACDetector(small_net, ["avgpool"], rule="nac").fit(
+            [{name: images, "label": labels}]
+        )
         assert torch.equal(found.score({name: images}), expected)
 
 
@@ -135,7 +137,7 @@ def test_what_is_no_batch_is_named(net, batch, message):
 def test_several_inputs_where_labels_were_expected(net):
     x, y = data(4)
     with pytest.raises(NACError, match=r"network with several inputs needs them in a tuple, \(\("):
-        NACDetector(net, ["act"]).fit(DataLoader(TensorDataset(x[:, :5], x[:, 5:], y)))
+        NACDetector(net, ["act"], rule="nac").fit(DataLoader(TensorDataset(x[:, :5], x[:, 5:], y)))
 
 
 def test_rows_counts_and_joins_of_nested_inputs():

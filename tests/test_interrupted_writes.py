@@ -91,7 +91,7 @@ WRITERS = {
         folder / "x", "k", 1, {"a": torch.full((900,), n)}, {"n": n}
     ),
     "spool": lambda folder, n: Readings.save_parts(folder / "x", [readings(n), readings(n)]),
-    "detector": lambda folder, n: NACDetector(net(n), ["avgpool"]).fit([pictures(n)]).save(folder / "x"),
+    "detector": lambda folder, n: NACDetector(net(n), ["avgpool"], rule="nac").fit([pictures(n)]).save(folder / "x"),
     "set of readings": lambda folder, n: ReadingSet(*(readings(n) for _ in range(3))).save(folder),
     "scores": lambda folder, n: store.write_scores(
         folder / "x",

@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_no_trace(small_net, images, timer, work):
     small_net.train()
     small_net.layer1.eval().requires_grad_(False)
     fast = PassPlan(small_net, images[:2], fast=True)
-    detector = NACDetector(small_net, NAMES, fast=True).fit([images])
+    detector = NACDetector(small_net, NAMES, rule="nac", fast=True).fit([images])
     x = images[:2]
     do = {
         "read": lambda: read(small_net, x, layers(small_net)),

@@ -123,7 +123,7 @@ def test_choices_that_cannot_be_read_are_explained(small_net):
         (wrapped, ["avgpool", "module.avgpool"], "'avgpool' and '.*' are the same module"),
     ):
         with pytest.raises(NACError, match=message):
-            NACDetector(chosen, layers)
+            NACDetector(chosen, layers, rule="nac")
 
 
 def test_layouts():

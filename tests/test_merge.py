@@ -65,11 +65,11 @@ def test_broken_test_samples_are_refused_as_in_one_job(small_net, images, labels
     test = DataLoader(TensorDataset(broken, labels), batch_size=12)
     told = "1 of 24 samples have NaN or Inf readings"
     with pytest.raises(NACError, match=told):
-        fit_checked(NACDetector(small_net, ["avgpool"]), data, data, test)
+        fit_checked(NACDetector(small_net, ["avgpool"], rule="nac"), data, data, test)
     sizes = dict.fromkeys(("train", "val", "test"), len(images))
     for number in (1, 2):
         notes = ShardNotes(number, 2, 12, 0.05, 4, sizes)
-        detector = NACDetector(small_net, ["avgpool"])
+        detector = NACDetector(small_net, ["avgpool"], rule="nac")
         write_shard(tmp_path / str(number), notes, detector, data, data, test)
     with pytest.raises(NACError, match=told):
         merge_shards([tmp_path / "1", tmp_path / "2"])
@@ -124,7 +124,7 @@ def test_a_share_of_a_shuffled_loader_is_refused():
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2)).eval()
     loader = DataLoader(TensorDataset(torch.randn(20, 4)), 5, shuffle=True)
     with as_shard(0, 2), pytest.raises(NACError, match="in one fixed order"):
-        NACDetector(net, ["1"]).fit(loader)
+        NACDetector(net, ["1"], rule="nac").fit(loader)
 
 
 # ---- tables

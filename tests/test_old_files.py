@@ -57,7 +57,7 @@ def test_a_detector_without_calibration_and_stored_readings(old):
     detector = NACDetector.load("nac_readings.nac", net)
     scores = detector.score_readings(Readings.load("readings/id_val.safetensors"))
     assert scores.tolist() == json.loads(Path("nac_readings.json").read_text())
-    again = NACDetector(net, ["middle", "pool"])
+    again = NACDetector(net, ["middle", "pool"], rule="nac")
     again.fit_readings(Readings.load("readings/fit.safetensors"))
     assert same_fit(again, detector)
 

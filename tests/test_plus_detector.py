@@ -70,7 +70,7 @@ def test_without_calibration_data_p_values_are_marked(small_net, images):
     assert not det.calibrated_ and ((p > 0) & (p <= 1)).all()
     assert 0.5 < det.predict(images).float().mean() <= 1
     assert det.calibrate(noise(120, 1)).calibrated_
-    reference = NACDetector(small_net, ["avgpool"]).fit(noise(60))
+    reference = NACDetector(small_net, ["avgpool"], rule="nac").fit(noise(60))
     for unfit in ("p_value", "predict", "judge"):
         with pytest.raises(NotFittedError, match="not calibrated: call calibrate"):
             getattr(reference, unfit)(images)
@@ -78,8 +78,8 @@ def test_without_calibration_data_p_values_are_marked(small_net, images):
 
 def test_automatic_layers_need_a_batch(small_net):
     with pytest.raises(NotFittedError, match="finds layers by running the network: call fit"):
-        NACDetector(small_net, "auto").fit_readings({})
-    reference = NACDetector(small_net, "auto").fit(noise(60))
+        NACDetector(small_net, "auto", rule="nac").fit_readings({})
+    reference = NACDetector(small_net, "auto", rule="nac").fit(noise(60))
     assert next(iter(reference.layers)) == "avgpool" and len(reference.layers) > 1
 
 

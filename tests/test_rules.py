@@ -104,7 +104,7 @@ def test_a_rule_without_gradients_costs_no_backward_pass(mean_rule, small_net, l
     plain.fit(loader).score(images)
     assert not backward
     assert plain.read_loader(loader)["layer2"].gradient is None
-    NACDetector(small_net, ["layer2"]).fit(loader)
+    NACDetector(small_net, ["layer2"], rule="nac").fit(loader)
     assert backward
 
 
@@ -118,21 +118,21 @@ def test_merged_shards_are_one_fit(mean_rule, small_net, images, labels):
         assert merged.fit_summary_ == one.fit_summary_
         torch.testing.assert_close(merged.score(images), one.score(images), rtol=1e-12, atol=0)
     with pytest.raises(NACError, match="rule 'mean' and autocast=None with one of rule 'nac'"):
-        merged.merge(NACDetector(small_net, ["avgpool"]).fit(whole))
+        merged.merge(NACDetector(small_net, ["avgpool"], rule="nac").fit(whole))
 
 
 def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
-    det = NACDetector(small_net, ["avgpool"]).fit([images])
+    det = NACDetector(small_net, ["avgpool"], rule="nac").fit([images])
     before = det.score(images)
     net = copy.deepcopy(small_net)
-    twin = NACDetector(net, ["avgpool"]).fit([images])
+    twin = NACDetector(net, ["avgpool"], rule="nac").fit([images])
     net.fc.bias.data += 1
     with pytest.raises(
         NACError, match="has changed since this detector was fitted: .* other weights"
     ):
         det.merge(twin)
     with pytest.raises(NACError, match="of another network: .* other weights"):
-        det.merge(NACDetector(net, ["avgpool"]).fit([images]))
+        det.merge(NACDetector(net, ["avgpool"], rule="nac").fit([images]))
     with pytest.raises(NACError, match="with itself: its samples would count twice"):
         det.merge(det)
     assert torch.equal(det.score(images), before)
@@ -157,7 +157,7 @@ def test_states_that_need_gradients_say_so(small_net):
     assert Coverage(layers).needs == Needs(("a", "b"), frozenset({"a"}))
     only = {"avgpool": Reading(torch.zeros(3, 10))}
     with pytest.raises(NACError, match=r"rule 'nac' needs gradients with .*output\*gradient"):
-        NACDetector(small_net, ["avgpool"]).fit_readings(only)
+        NACDetector(small_net, ["avgpool"], rule="nac").fit_readings(only)
 
 
 @pytest.mark.parametrize("rule", ["nac", "mean"])

@@ -14,11 +14,12 @@ ONE_IMAGE = r"leading dimension, x\[None\]"
 
 @pytest.fixture
 def detector(small_net, images, labels):
-    return NACDetector(small_net, ["avgpool"]).fit([(images, labels)])
+    return NACDetector(small_net, ["avgpool"], rule="nac").fit([(images, labels)])
 
 
 def new(detector, layers=("avgpool",), **options):
-    return NACDetector(detector.net, layers if isinstance(layers, str) else list(layers), **options)
+    layers = layers if isinstance(layers, str) else list(layers)
+    return NACDetector(detector.net, layers, **{"rule": "nac", **options})
 
 
 def raw(x):
@@ -42,7 +43,10 @@ def raw(x):
             lambda d, x: d.calibrate([x]).false_alarms([x], [10]),
             r"`levels` must lie between 0 and 1, got 10",
         ),
-        (lambda d, x: NACDetector(None, "auto"), "expected a network, a torch.nn.Module, got No"),
+        (
+            lambda d, x: NACDetector(None, "auto", rule="nac"),
+            "expected a network, a torch.nn.Module, got No",
+        ),
     ],
 )
 def test_slips(detector, images, use, message):
@@ -60,7 +64,9 @@ def test_a_network_that_takes_uint8_is_let(small_net, images, labels):
             return self.net(x.float() / 255)
 
     x = raw(images)
-    assert NACDetector(Normalized(), ["net.avgpool"]).fit([(x, labels)]).score(x).shape == (24,)
+    assert NACDetector(Normalized(), ["net.avgpool"], rule="nac").fit([(x, labels)]).score(
+        x
+    ).shape == (24,)
 
 
 @pytest.mark.parametrize("use", ["fit", "score_loader", "calibrate", "read_loader"])
@@ -98,9 +104,9 @@ def test_what_names_no_layers(small_net, rule, layers, message):
 def test_sizes_are_whole_numbers(small_net, images, labels):
     for n in (20.5, float("nan"), "20"):
         with pytest.raises(NACError, match="n_samples must be a whole number, got"):
-            NACDetector(small_net, ["avgpool"]).fit([(images, labels)], n_samples=n)
+            NACDetector(small_net, ["avgpool"], rule="nac").fit([(images, labels)], n_samples=n)
     for n in (20.0, np.int64(20)):
-        found = NACDetector(small_net, ["avgpool"]).fit([(images, labels)], n_samples=n)
+        found = NACDetector(small_net, ["avgpool"], rule="nac").fit([(images, labels)], n_samples=n)
         assert found.fit_summary_.n_samples == 20
 
 
@@ -115,7 +121,7 @@ def test_sizes_are_whole_numbers(small_net, images, labels):
     ],
 )
 def test_what_is_no_batch(detector, small_net, x, message):
-    for use in (detector.score, lambda x: NACDetector(small_net, ["avgpool"]).fit([x])):
+    for use in (detector.score, lambda x: NACDetector(small_net, ["avgpool"], rule="nac").fit([x])):
         with pytest.raises(NACError, match=message):
             use(x)
 
@@ -137,6 +143,6 @@ def test_other_failures_of_the_network_are_its_own(small_net, images, labels):
                 raise ValueError("too bright")
             return self.net(x)
 
-    detector = NACDetector(Strict(), ["net.avgpool"]).fit([(images, labels)])
+    detector = NACDetector(Strict(), ["net.avgpool"], rule="nac").fit([(images, labels)])
     with pytest.raises(ValueError, match="^too bright$"):
         detector.score(images + 1000)

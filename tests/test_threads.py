@@ -69,7 +69,7 @@ def test_scoring_and_plain_calls(small_net, images):
     other = images.flip(0)[:9]
 
     def detector(fast):
-        return NACDetector(small_net, NAMES, fast=fast).fit([images])
+        return NACDetector(small_net, NAMES, rule="nac", fast=fast).fit([images])
 
     exact = PassPlan(small_net, images)
     shared = [detector(fast) for fast in (False, True)]
@@ -126,7 +126,7 @@ def test_training_goes_on_undisturbed(images):
 
 def test_draws_of_other_threads_are_not_repeated(small_net, images):
     """Scoring and looping over a loader put no generator back under the feet of others."""
-    detector = NACDetector(small_net, NAMES).fit([images])
+    detector = NACDetector(small_net, NAMES, rule="nac").fit([images])
     loader = torch.utils.data.DataLoader(images, batch_size=8, shuffle=True)
     drawn = []
     works = [

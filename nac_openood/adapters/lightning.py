@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Optional
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from nac_openood.detector.batches import DEFAULT_SIZE, SampleCount
 from nac_openood.detector.config import AUTO, LayerChoice
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
@@ -53,8 +54,8 @@ class DetectorCallback(Callback):
         path: Optional[PathLike] = None,
         *,
         layers: LayerChoice = AUTO,
-        rule: str = "nac_plus",
-        n_samples: Optional[int] = None,
+        rule: Optional[str] = None,
+        n_samples: SampleCount = DEFAULT_SIZE,
         train: Optional[Iterable[Any]] = None,
         val: Optional[Iterable[Any]] = None,
         network: FindNetwork = None,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nac_openood.adapters.scikit_learn import NACOutlierDetector
 from nac_openood.core.reading import Reading
+from nac_openood.detector.batches import DEFAULT_SIZE, SampleCount
 from nac_openood.detector.detector import NACDetector
 
 
@@ -38,7 +39,7 @@ class PyTorchOODNetwork(api.StructuredDetector):
         detector: NACDetector,
         calibration: Optional[Iterable[Any]] = None,
         *,
-        n_samples: Optional[int] = None,
+        n_samples: SampleCount = DEFAULT_SIZE,
     ) -> None:
         self.detector, self.calibration, self.n_samples = detector, calibration, n_samples
 

@@ -264,7 +264,7 @@ def _read(
     # gradients of all layers are read, whatever their settings are
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)
-    reader = NACDetector(run.net, read_config.layer_choice)
+    reader = NACDetector(run.net, read_config.layer_choice, rule="nac")
     made_with = run.made_with(NACScorer(read_config, strategy="read"))
 
     def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:

@@ -14,12 +14,9 @@ from nac_openood.errors import NACError
 if TYPE_CHECKING:
     from nac_openood.detector.checked_fit import FitReport
 
-#: Fitting samples, unless there are many classes.
-_SAMPLES, _PER_CLASS = 1000, 20
-
 
 @command(
-    f"""
+    """
 network and images:
   --arch --checkpoint --transform --image-size --train --val
   --test DATA             other ID images, to measure the false-alarm rate on
@@ -29,7 +26,7 @@ detector:
       paper's; or a rule of your own (default: %(default)s)
   --layers LAYER...       layers to read (default: found by running the network)
   --n-samples N: count    training images to fit on, equally many of each class (default:
-      {_SAMPLES}, or {_PER_CLASS} per class if that is more)
+      1000, or 20 per class if that is more)
   --alpha
 how to run:
   --out FILE = detector.nac   the detector's file (default: ./%(default)s)
@@ -61,6 +58,7 @@ def fit_command(args: argparse.Namespace) -> int:
     """
     from nac_openood.core.rule import rule_named
     from nac_openood.detector import checked_fit
+    from nac_openood.detector.batches import DEFAULT_SIZE, fitting_loader
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.sources.checkpoints import PUBLISHED
@@ -82,8 +80,9 @@ def fit_command(args: argparse.Namespace) -> int:
     }
     sizes = {role: len(loader.dataset) for role, loader in loaders.items()}
     detector = NACDetector(net, args.layers or "auto", rule=args.rule)
-    n_samples = args.n_samples or max(_SAMPLES, _PER_CLASS * n_classes)
-    n_samples = None if n_samples >= sizes["train"] else n_samples
+    n_samples: Any = args.n_samples or DEFAULT_SIZE
+    if args.n_samples and args.n_samples >= sizes["train"]:
+        n_samples = None
     # `load_fitted` reads these
     detector.classes_ = classes_of(sets.train)
     detector.notes_.update(arch=args.arch, n_classes=str(n_classes))
@@ -93,7 +92,8 @@ def fit_command(args: argparse.Namespace) -> int:
     if path is not None:
         detector.notes_[CHECKPOINT] = path if path.startswith(PUBLISHED) else Path(path).name
     if args.shard is not None:
-        sizes["train"] = n_samples or sizes["train"]
+        used: Any = fitting_loader(loaders["train"], n_samples)
+        sizes["train"] = len(used.dataset)
         (number, of), batch_size = args.shard, loaders["val"].batch_size
         notes = checked_fit.ShardNotes(number, of, batch_size, alpha, n_classes, sizes)
         checked_fit.write_shard(args.out, notes, detector, **loaders, n_samples=n_samples)

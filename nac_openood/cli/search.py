@@ -138,7 +138,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
     roles = {"train": sets.train, id_val: sets.id_val, ood_val: sets.ood_val}
     about = {"arch": args.arch, "checkpoint": args.checkpoint, "id_data": sets.id_name}
     return gather(
-        NACDetector(net, config.layer_choice, fast=args.fast),
+        NACDetector(net, config.layer_choice, rule="nac", fast=args.fast),
         *(inputs.loader(args, name, found) for name, found in roles.items() if found is not None),
         n_samples=args.n_samples or config.n_samples or 1000,
         n_held_out=HELD_OUT if args.held_out is None else args.held_out,

@@ -22,7 +22,7 @@ from torch import Tensor
 from nac_openood import files, tensor_files
 from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.detector import decisions, outcomes
-from nac_openood.detector.batches import check_labels
+from nac_openood.detector.batches import DEFAULT_SIZE, SampleCount, check_labels
 from nac_openood.detector.decisions import FalseAlarms
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ScoredBatch
@@ -75,7 +75,7 @@ def fit_checked(
     val: Iterable[Any],
     test: Optional[Iterable[Any]] = None,
     *,
-    n_samples: Optional[int] = None,
+    n_samples: SampleCount = DEFAULT_SIZE,
     n_classes: Optional[int] = None,
     alpha: float = ALPHA,
 ) -> FitReport:
@@ -86,7 +86,7 @@ def fit_checked(
         train: batches of training data, under the test transform.
         val: batches of labeled ID validation data, to calibrate on.
         test: batches of other ID data, to measure false alarms on.
-        n_samples: size of the fitting subset; None takes everything.
+        n_samples: as in `NACDetector.fit`.
         n_classes: number of classes in the data, if it is known.
         alpha: the false-alarm rate that is wanted.
 
@@ -135,7 +135,7 @@ def write_shard(
     val: Iterable[Any],
     test: Optional[Iterable[Any]] = None,
     *,
-    n_samples: Optional[int] = None,
+    n_samples: SampleCount = DEFAULT_SIZE,
 ) -> None:
     """Compute one shard of a fit and write it to a folder, for `merge_shards`.
 
@@ -146,7 +146,7 @@ def write_shard(
         train: batches of training data, in a fixed order.
         val: batches of labeled ID validation data.
         test: batches of other ID data, to measure false alarms on.
-        n_samples: size of the fitting subset; None takes everything.
+        n_samples: as in `NACDetector.fit`.
     """
     target = files.make_folder(folder)
     files.remove(target / NOTES_FILE)  # written last, it marks the shard as complete

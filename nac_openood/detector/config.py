@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Un
 
 from torch import nn
 
-from nac_openood.core.layer_config import refuse_unknown, whole_number
+from nac_openood.core.layer_config import LayerConfig, refuse_unknown, whole_number
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import NACError, ProbeError
 from nac_openood.files import read_text
@@ -235,6 +235,14 @@ def preset_or_auto(net: nn.Module, benchmark: str, rule: str = "nac") -> NACConf
         return preset_for(net, benchmark, rule)
     except NACError:
         return NACConfig({}, rule=rule)
+
+
+def default_rule(layers: LayerChoice) -> str:
+    """The rule for these layers: NAC+, or the paper's NAC where they come with its settings."""
+    if isinstance(layers, str):
+        return "nac_plus" if layers == AUTO else "nac"
+    values = layers.values() if isinstance(layers, Mapping) else ()
+    return "nac" if any(isinstance(value, LayerConfig) for value in values) else "nac_plus"
 
 
 def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dict[str, Any]:

@@ -47,11 +47,14 @@ class NACDetector:
 
     Args:
         net: a network that returns logits `[batch, classes]`. It is never changed.
-        layers: a preset (`"cifar10"`, `"cifar100"`, `"imagenet"`), a list of layer names, or a
-            mapping of layer names to `LayerConfig`. A name is an alias of a known architecture
-            (`avgpool`, `layer3`, `block11`, ...) or any dotted module path. `"auto"` finds the
-            layers of any classifier by running it on the first batch.
-        rule: how readings become a score, one of `nac_openood.core.RULES`.
+        layers: `"auto"` finds the layers of any classifier by running it on the first batch. Or a
+            list of layer names; a preset of the paper's NAC (`"cifar10"`, `"cifar100"`,
+            `"imagenet200"`, `"imagenet"`); or a mapping of layer names to `LayerConfig`. A name is
+            an alias of a known architecture (`avgpool`, `layer3`, `block11`, ...) or any dotted
+            module path.
+        rule: how readings become a score, one of `nac_openood.core.RULES`. None takes NAC+
+            (`"nac_plus"`), or the paper's NAC (`"nac"`) if `layers` is a preset or has
+            `LayerConfig`, which are settings of NAC.
         fast: fold BatchNorm into convolutions and, on CPUs, use the memory layout that suits
             them. The same results up to rounding, clearly faster on CPUs.
         autocast: `torch.bfloat16` or `torch.float16` runs the network under `torch.autocast`, for
@@ -70,23 +73,24 @@ class NACDetector:
         notes_: anything else to keep in the file, as strings by name.
 
     Examples:
-        >>> det = NACDetector(net, layers="imagenet").fit(train_loader, n_samples=1000)
-        >>> det.score(images)                    # higher = more in-distribution
-        >>> det.calibrate(val_loader).predict(images)
+        >>> det = NACDetector(net).fit(train_loader).calibrate(val_loader)
+        >>> det.p_value(images)  # small = unlike the training data
+        >>> paper = NACDetector(net, layers="imagenet").fit(train_loader)
     """
 
     def __init__(
         self,
         net: nn.Module,
-        layers: config.LayerChoice,
+        layers: config.LayerChoice = config.AUTO,
         *,
-        rule: str = "nac",
+        rule: Optional[str] = None,
         fast: bool = False,
         autocast: Optional[torch.dtype] = None,
         output: Union[int, str, None] = None,
     ) -> None:
         unwrap(net)  # refuses what is not a network
         net = named_output(net, output)
+        rule = config.default_rule(layers) if rule is None else rule
         self.net, self.rule, self.fast = net, rule, config.checked_switch("fast", fast)
         self.autocast = checked_autocast(autocast)
         kind = rule_named(rule)
@@ -139,7 +143,7 @@ class NACDetector:
     def fit(
         self,
         loader: Iterable[Any],
-        n_samples: Optional[int] = None,
+        n_samples: data.SampleCount = data.DEFAULT_SIZE,
         *,
         seed: int = data.AUTHORS_SEED,
         progress: Optional[bool] = None,
@@ -151,7 +155,9 @@ class NACDetector:
                 Face encodings with `labels`, or `x` alone, under the test transform. `x` is as in
                 `score`. A `DataLoader` over an indexable dataset is only read where needed.
             n_samples: size of the subset, class-balanced where labels exist (`n // classes` of
-                each, drawn as the authors draw them); None uses everything.
+                each, drawn as the authors draw them). "auto" takes 1,000, or 20 per class if that
+                is more, and everything where the samples cannot be indexed (streams, lists of
+                batches). None uses everything.
             seed: random seed of the subset.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
