@@ -42,13 +42,13 @@ _NO_CODE = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 #: The most that each figure may be: what was reached, and what later features have added, in lines
-#: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
+#: of code: one set of defaults 20, guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
 #: service and the command line that tell more 160. Tests: what publishes a release 170, the code of
 #: the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods and the
 #: leaderboard 190.
 LIMITS: dict[str, int] = {
-    "code lines": 17_660,
+    "code lines": 17_680,
     "files": 139,
     "record types": 110,
     "modules below 120 lines with one importer": 12,
