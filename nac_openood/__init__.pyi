@@ -1,6 +1,8 @@
 """The public names, and where they live; `__init__.py` imports them from there."""
 
 from nac_openood.__about__ import __version__ as __version__
+from nac_openood.adapters.arrays import ArrayDetector as ArrayDetector
+from nac_openood.adapters.arrays import read_arrays as read_arrays
 from nac_openood.adapters.lightning import DetectorCallback as DetectorCallback
 from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures as PyTorchOODFeatures
 from nac_openood.adapters.pytorch_ood import PyTorchOODNetwork as PyTorchOODNetwork

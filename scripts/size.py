@@ -42,17 +42,18 @@ _NO_CODE = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 #: The most that each figure may be: what was reached, and what later features have added, in lines
-#: of code: one set of defaults 20, guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
+#: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
-#: service and the command line that tell more 160. Tests: what publishes a release 170, the code of
-#: the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods and the
-#: leaderboard 190.
+#: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
+#: file that needs no library. Tests: what publishes a release 170, the code of the FAQ 15, the
+#: pull request for OpenOOD 120, what a detector imports 25, later methods and the leaderboard 190,
+#: stored arrays 85.
 LIMITS: dict[str, int] = {
-    "code lines": 17_680,
-    "files": 139,
+    "code lines": 17_765,
+    "files": 140,
     "record types": 110,
-    "modules below 120 lines with one importer": 12,
-    "code lines of tests": 17_400,
+    "modules below 120 lines with one importer": 13,
+    "code lines of tests": 17_485,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {

@@ -71,6 +71,7 @@ def test_interfaces(here):
     assert list(names["outliers"].predict(names["new"])[5:]) == [-1] * 5
     assert names["found"]["AUROC"] > 0.9 and names["outlier_scores"].shape == (5,)
     assert names["detector"].calibrated_ and names["auroc"] > 0.9
+    assert names["arrays_det"].p_value(names["unseen"]).shape == (9,) and len(names["why"]) == 9
 
 
 def test_the_answers(here):

@@ -1,0 +1,141 @@
+"""A detector of stored activations and logits: arrays in, arrays out, without the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nac_openood.core.fusion import LOGITS
+from nac_openood.core.pvalues import ALPHA
+from nac_openood.detector.detector import NACDetector
+from nac_openood.errors import FileError, NACError
+from nac_openood.files import PathLike
+
+_BATCH_SIZE = 1000
+
+
+class ArrayDetector:
+    """NAC+ of stored arrays: activations of layers by name, and logits.
+
+    Args:
+        layers: names of the arrays that are activations, `[samples, neurons]`, or `[samples,
+            channels, height, width]`, which are averaged over positions.
+        rule: as in `NACDetector`; a rule that needs no gradients.
+
+    Attributes:
+        detector_: the `NACDetector` behind it, for everything else that it can do; its loaders and
+            batches are what `batches` yields.
+
+    Examples:
+        >>> train, val, new = map(read_arrays, ("train.npz", "val.npz", "new.npz"))
+        >>> det = ArrayDetector(["features"]).fit(train).calibrate(val)
+        >>> det.p_value(new)  # NumPy, [samples]
+    """
+
+    def __init__(self, layers: Sequence[str], *, rule: Optional[str] = None) -> None:
+        self.layers = [layers] if isinstance(layers, str) else list(layers)
+        self.detector_ = NACDetector(_Stored(self.layers), self.layers, rule=rule)
+
+    def fit(self, arrays: Mapping[str, Any], labels: Any = None) -> ArrayDetector:
+        """Fit on arrays of training data; `labels` `[samples]` are checked and counted."""
+        self.detector_.fit(self.batches(arrays, labels))
+        return self
+
+    def calibrate(
+        self, arrays: Mapping[str, Any], tpr: float = 1 - ALPHA, **options: Any
+    ) -> ArrayDetector:
+        """Calibrate on arrays of held-out in-distribution data, as `NACDetector.calibrate`."""
+        self.detector_.calibrate(self.batches(arrays), tpr, **options)
+        return self
+
+    def score(self, arrays: Mapping[str, Any]) -> np.ndarray:
+        """Scores `[samples]`; higher = more in-distribution."""
+        return self._each(self.detector_.score, arrays)
+
+    def p_value(self, arrays: Mapping[str, Any]) -> np.ndarray:
+        """How unusual each sample is, `[samples]`; see `NACDetector.p_value`."""
+        return self._each(self.detector_.p_value, arrays)
+
+    def predict(self, arrays: Mapping[str, Any]) -> np.ndarray:
+        """True = in-distribution, `[samples]`."""
+        return self._each(self.detector_.predict, arrays)
+
+    def save(self, path: PathLike) -> None:
+        """Write the detector, as `NACDetector.save`."""
+        self.detector_.save(path)
+
+    @classmethod
+    def load(cls, path: PathLike, layers: Sequence[str]) -> ArrayDetector:
+        """Load what `save` wrote.
+
+        It cannot tell whether arrays that it is given are of the same network.
+        """
+        found = cls(layers)
+        found.detector_ = NACDetector.load(path, found.detector_.net)
+        return found
+
+    def batches(self, arrays: Mapping[str, Any], labels: Any = None) -> Iterator[dict[str, Tensor]]:
+        """Arrays as batches of what `detector_` reads."""
+        names = [*self.layers, LOGITS]
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise NACError(f"there are no arrays {missing}: expected {names}, got {list(arrays)}.")
+        found = {name: np.asarray(arrays[name]) for name in names}
+        if labels is not None:
+            found["label"] = np.asarray(labels)
+        sizes = {name: len(array) for name, array in found.items()}
+        if len(set(sizes.values())) != 1:
+            raise NACError(f"all arrays must have as many samples as the others, got {sizes}.")
+        for start in range(0, sizes[LOGITS], _BATCH_SIZE):
+            rows = slice(start, start + _BATCH_SIZE)
+            yield {name: torch.from_numpy(array[rows].copy()) for name, array in found.items()}
+
+    def _each(self, work: Any, arrays: Mapping[str, Any]) -> np.ndarray:
+        parts = [work(batch) for batch in self.batches(arrays)]
+        if not parts:
+            raise NACError("the arrays have no samples: there is nothing to score.")
+        return torch.cat(parts).numpy()
+
+
+class _Stored(nn.Module):
+    """A network that returns the logits that it is given, and passes activations by its layers."""
+
+    def __init__(self, layers: Sequence[str]) -> None:
+        super().__init__()
+        self._layers = layers
+        for name in layers:
+            module: nn.Module = self
+            for part in name.split("."):  # names may be module paths
+                module = module._modules.setdefault(part, nn.Identity())  # type: ignore[assignment]
+
+    def forward(self, **arrays: Tensor) -> Tensor:
+        for name in self._layers:
+            self.get_submodule(name)(arrays[name])
+        return arrays[LOGITS]
+
+
+def read_arrays(path: Union[str, Path]) -> dict[str, np.ndarray]:
+    """Read arrays by name from an `.npz` file, or from the columns of a Parquet file.
+
+    A Parquet file has a row per sample, with a number or a list of numbers in each column; reading
+    it needs pyarrow.
+    """
+    if Path(path).suffix == ".npz":
+        try:
+            with Path(path).open("rb") as file, np.load(file) as stored:  # refuses pickles
+                return dict(stored)
+        except (OSError, ValueError, BadZipFile) as error:
+            raise FileError(f"{path} cannot be read: {error}.") from error
+    if Path(path).suffix != ".parquet":
+        raise NACError(f"expected a file of type .npz or .parquet, got {path}.")
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    # lists arrive as an array of arrays
+    return {name: np.stack(c) if c.dtype == object else c for name, c in columns.items()}

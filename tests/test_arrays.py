@@ -1,0 +1,107 @@
+"""NAC+ of stored arrays scores as on the network itself; files that cannot be read are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from nac_openood import ArrayDetector, FileError, NACDetector, NACError, read_arrays
+
+LAYERS = ["block.act", "second"]
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = torch.nn.Sequential()
+        self.block.add_module("conv", torch.nn.Conv2d(3, 6, 3))
+        self.block.add_module("act", torch.nn.ReLU())
+        self.second = torch.nn.Conv2d(6, 8, 3)
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, x, arrays=None):
+        maps = self.block(x)
+        second = self.second(maps)
+        logits = self.head(second.relu().mean((2, 3)))
+        if arrays is not None:
+            arrays.update({"block.act": maps, "second": second, "logits": logits})
+        return logits
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def images(n, seed):
+    return torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def stored(net, x):
+    arrays = {}
+    with torch.no_grad():
+        net(x, arrays)
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def test_scores_are_those_of_the_network(net, tmp_path):
+    train, val, new = images(1500, 0), images(200, 1), 2 * images(30, 2)
+    labels = torch.arange(1500) % 4
+    det = NACDetector(net, LAYERS).fit([(train, labels)]).calibrate([val])
+    arrays = ArrayDetector(LAYERS).fit(stored(net, train), labels.numpy())
+    arrays.calibrate(stored(net, val))
+    inputs = stored(net, new)
+    assert arrays.p_value(inputs) == pytest.approx(det.p_value(new).numpy())
+    assert arrays.score(inputs) == pytest.approx(det.score(new).numpy(), abs=1e-6)
+    assert np.array_equal(arrays.predict(inputs), det.predict(new).numpy())
+    assert arrays.detector_.fit_summary_.class_counts == det.fit_summary_.class_counts
+    assert arrays.detector_.fit_summary_.n_samples == 1500
+    arrays.save(tmp_path / "arrays.nac")
+    again = ArrayDetector.load(tmp_path / "arrays.nac", LAYERS)
+    assert np.array_equal(again.score(inputs), arrays.score(inputs))
+
+
+def test_a_parquet_file_is_read_as_an_npz_file(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    arrays = {"features": np.random.rand(5, 3), "logits": np.random.rand(5, 2), "y": np.arange(5)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    table = pyarrow.table({name: array.tolist() for name, array in arrays.items()})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    for name in ("x.npz", "x.parquet"):
+        found = read_arrays(tmp_path / name)
+        assert found.keys() == arrays.keys()
+        assert all(np.array_equal(found[each], arrays[each]) for each in arrays)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04 and no more")
+    np.savez(tmp_path / "pickled.npz", features=np.array([{}], dtype=object))
+    for name in ("damaged.npz", "pickled.npz", "missing.npz"):
+        with pytest.raises(FileError, match=rf"{name} cannot be read"):
+            read_arrays(tmp_path / name)
+    with pytest.raises(NACError, match=r"\.npz or \.parquet, got .*features\.csv"):
+        read_arrays(tmp_path / "features.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda arrays: arrays.pop("logits"), r"there are no arrays \['logits'\]: expected"),
+        (
+            lambda arrays: arrays.update(second=arrays["second"][:7]),
+            "must have as many samples as the others, got .*'second': 7",
+        ),
+        (
+            lambda arrays: arrays.update({name: a[:0] for name, a in arrays.items()}),
+            "no samples",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(net, change, error):
+    arrays = stored(net, images(60, 0))
+    det = ArrayDetector(LAYERS).fit(arrays).calibrate(stored(net, images(60, 1)))
+    change(arrays)
+    with pytest.raises(NACError, match=error):
+        det.score(arrays)
