@@ -2,26 +2,52 @@
 
     OPENOOD_SRC=OpenOOD python scripts/mini_benchmark.py --data-root DIR --checkpoint DIR --out DIR
 
-Fast methods run on every image; all methods run on every fifth (ODIN runs the network 32 times per
-image), or every tenth with `--thin 10`, as for the page in the docs. About an hour on two cores
-with the miniature CIFAR-10 benchmark. After an interruption it continues; when everything is done
-it only writes the page.
+Methods that are not slow run on every image, the slow ones on every fifth (ODIN runs the network 32
+times per image), or every tenth with `--thin 10`, as for the page in the docs. Each result is
+stored: after an interruption the script continues; when everything is done it only writes the page.
+
+`--recorded FILE ...` adds other networks, of which a pass was recorded. A file holds a dict, by
+`torch.save`: `title`, `about`, `weight` and `bias` of the head, and `sets`: "train", "id_val",
+"test", "near/NAME" and "far/NAME", each with `early` (the means of the layers that NAC+ reads, a
+list of `[samples, neurons]`), `feature` (the input of the head) and `label` (-1: unknown).
+
+`--again nac_plus` forgets the stored results of a method first, e.g. because its code has changed;
+`--keep-slow` leaves the section on slow methods as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
+from statistics import fmean
+from typing import Any, Sequence
 
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import nac_openood
 from nac_openood import files
-from nac_openood.benchmark.methods.table import METHODS, OPENOOD, PYTORCH_OOD
+from nac_openood.benchmark.methods.backends import NACScorer
+from nac_openood.benchmark.methods.table import (
+    LATER_METHODS,
+    METHODS,
+    OPENOOD,
+    PYTORCH_OOD,
+    Method,
+)
 from nac_openood.benchmark.run.results import FAR, NEAR, Results
 from nac_openood.cli import main as command
+from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.report.comparison import verdict
 from nac_openood.report.methods import Ranked
 from nac_openood.tables import Cell
 from nac_openood.tensor_files import versions
 
+ROWS = {**METHODS, **LATER_METHODS}
+#: What the slow methods are compared with.
+_USUAL = ("msp", "ebo", "gen", "knn", "fdbd", "nac", "nac_plus")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
 # The miniature CIFAR-10 benchmark with both backends
@@ -32,12 +58,21 @@ MNIST, Textures and two substitutes for SVHN and Places365. So the numbers show 
 *this* benchmark and how well both backends agree; they are not those of OpenOOD's leaderboard.
 
 AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them those of pytorch-ood's
-detectors. FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
+detectors or, for later methods than the paper's, this package's functions
+([which runs where](compare.md#later-methods)). A dash means that there is only one implementation.
+FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
 [compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
 
-The second table thins every list, those of training and validation images too. With so few training
-images, methods that learn much from them (KNN, MDS, RMDS, OpenMax) do far worse than in the first
-table. Use the first one to compare methods; the second adds those that are slow.
+The second table has the slow methods, and thins every list, those of training and validation images
+too. With so few training images, methods that learn much from them do far worse than in the first.
+"""
+_OTHERS = """
+## Other networks
+
+Near / far AUROC in percent of the methods that share one pass over the network, and NAC+, in the
+order of their mean rank. The first network is that of the tables above. For the others, nothing is
+searched: all methods use their default hyperparameters.
+
 """
 _SECTION = """
 ## {title}
@@ -73,10 +108,28 @@ def run(
     return Results.load(out)
 
 
-def section(args: argparse.Namespace, title: str, data_root: Path, methods: list[str]) -> str:
-    """A table of both backends, and the rank of NAC."""
+def forget(out: Path, methods: Sequence[str]) -> None:
+    """Remove the stored results of methods."""
+    for name in methods:
+        for folder in out.glob(f"runs/*/{name}"):
+            shutil.rmtree(folder)
+
+
+def section(
+    args: argparse.Namespace, title: str, data_root: Path, methods: list[str]
+) -> tuple[str, Results]:
+    """A table of both backends, and the rank of NAC; the results with OpenOOD."""
     place = Path(args.out) / title.split(",")[0].replace(" ", "-").lower()
-    found = [run(args, b, data_root, place / f"by-{b}", methods) for b in (OPENOOD, PYTORCH_OOD)]
+    found: list[Results] = []
+    for backend in (OPENOOD, PYTORCH_OOD):
+        out = place / f"by-{backend}"
+        forget(out, args.again)
+        for source in (part for part in place.glob(f"by-{OPENOOD}/runs/*/*") if found):
+            if source.name in ("features", *_rules()):  # no backend has a part in them
+                shutil.copytree(
+                    source, out / source.relative_to(place / f"by-{OPENOOD}"), dirs_exist_ok=True
+                )
+        found.append(run(args, backend, data_root, out, methods))
     first, second = found
     args.accuracy = args.accuracy or first.runs[0].accuracy
     head = _SECTION.format(
@@ -84,15 +137,15 @@ def section(args: argparse.Namespace, title: str, data_root: Path, methods: list
         images=sum(s.images for s in first.sets),
         verdict=verdict(Ranked(first)),
     )
-    return head + table(first, second)
+    return head + table(first, second), first
 
 
 def table(first: Results, second: Results) -> str:
     """A row per method in the order of the first results, with the second beside them."""
     lines = [
         "| | near AUROC | near FPR@95 (OOD found) | near FPR@95 (ID kept) | far AUROC "
-        "| far FPR@95 (OOD found) | far FPR@95 (ID kept) | near AUROC, pytorch-ood "
-        "| far AUROC, pytorch-ood | largest difference of a set, AUROC |",
+        "| far FPR@95 (OOD found) | far FPR@95 (ID kept) | near AUROC, other backend "
+        "| far AUROC, other backend | largest difference of a set, AUROC |",
         "| --- |" + " ---: |" * 9,
     ]
     for ranked in Ranked(first).methods:
@@ -101,10 +154,13 @@ def table(first: Results, second: Results) -> str:
             continue
         method = ranked.method
         measured = ("AUROC", "FPR@95", "FPR@95_IN")
-        ours = [first.value(method, g, m) for g in (NEAR, FAR) for m in measured]
-        theirs = [second.value(method, g, "AUROC") for g in (NEAR, FAR)]
-        cells = [str(Cell.of(v)) for v in (*ours, *theirs)] + [difference(first, second, method)]
-        title = f"**{ranked.title}**" if METHODS[method].rule else ranked.title
+        cells = [str(Cell.of(first.value(method, g, m))) for g in (NEAR, FAR) for m in measured]
+        if ROWS[method].rule or OPENOOD not in ROWS[method].backends:
+            cells += ["-"] * 3
+        else:
+            cells += [str(Cell.of(second.value(method, g, "AUROC"))) for g in (NEAR, FAR)]
+            cells.append(difference(first, second, method))
+        title = f"**{ranked.title}**" if ranked.ours else ranked.title
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -119,18 +175,108 @@ def difference(first: Results, second: Results, method: str) -> str:
     return f"{max(found):.2f}" if found else "-"
 
 
+class Replay(nn.Module):
+    """Gives back what a network computed: its samples are early activations and features."""
+
+    def __init__(self, sizes: Sequence[int], weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.sizes = list(sizes)
+        self.early = nn.ModuleList(nn.Identity() for _ in sizes[:-1])
+        self.feature, self.fc = nn.Identity(), nn.Linear(*weight.shape[::-1])
+        self.fc.weight.data, self.fc.bias.data = weight.clone(), bias.clone()
+
+    def forward(self, x: Tensor) -> Any:
+        """Logits of samples `[batch, sum of sizes]`."""
+        *early, feature = x.split(self.sizes, dim=1)
+        for module, activation in zip(self.early, early):
+            module(activation)
+        return self.fc(self.feature(feature))
+
+
+def recorded(args: argparse.Namespace, file: Path) -> tuple[str, str, Results]:
+    """Title, description and results of a network whose pass was recorded."""
+    kept = torch.load(file, weights_only=True)
+    sets = {
+        name: TensorDataset(torch.cat([*each["early"], each["feature"]], dim=1), each["label"])
+        for name, each in kept["sets"].items()
+    }
+    some = kept["sets"]["train"]
+    sizes = [part.shape[1] for part in (*some["early"], some["feature"])]
+    layers = {f"early.{i}": LayoutConfig() for i in range(len(some["early"]))}
+    config = nac_openood.NACConfig(layers, rule="nac_plus")
+    plus = Method(
+        "nac_plus", "NAC+", needs="network", scorer=lambda: NACScorer(config, rule="nac_plus")
+    )
+    groups = {
+        group: {n.partition("/")[2]: data for n, data in sets.items() if n.startswith(group)}
+        for group in ("near", "far")
+    }
+    out = Path(args.out) / f"recorded-{file.stem}"
+    forget(out, args.again)
+    fast = [name for name, row in ROWS.items() if row.needs == "features" and not row.slow]
+    net = Replay(sizes, kept["weight"], kept["bias"]).eval()
+    results = nac_openood.compare(
+        {"net": net}, methods=[*fast, plus], search=False, backend=PYTORCH_OOD, out=out,
+        n_classes=len(kept["weight"]), arch=file.stem, say=print,
+        **{name: sets[name] for name in ("train", "id_val", "test")}, **groups,
+    )  # fmt: skip
+    return kept["title"], kept["about"], results
+
+
+def others(first: Results, networks: Sequence[tuple[str, str, Results]]) -> str:
+    """What the networks are, and a table: methods by mean rank, a column for each network."""
+    lines = []
+    for title, about, found in networks:
+        images, accuracy = found.sets[0].images, found.runs[0].accuracy
+        lines.append(f"- **{title}** (accuracy {accuracy:.1f} % of {images:,} samples): {about}.")
+    named = [("ResNet-18, CIFAR-10", first), *((title, found) for title, _, found in networks)]
+    ranked = [{m.method: m for m in Ranked(found).worked} for _, found in named]
+    shared = [name for name in ranked[0] if all(name in each for each in ranked)]
+    means = {
+        name: [fmean(_rank(each, shared, name, group) for each in ranked) for group in (NEAR, FAR)]
+        for name in shared
+    }
+    heads = ["", "mean rank, near", "mean rank, far", *(title for title, _ in named)]
+    lines += ["", f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    for name in sorted(shared, key=lambda name: fmean(means[name])):
+        cells = [f"{mean:.1f}" for mean in means[name]]
+        cells += [" / ".join(f"{each[name].auroc(g):.2f}" for g in (NEAR, FAR)) for each in ranked]
+        title = ROWS[name].title
+        cells.insert(0, f"**{title}**" if name in _rules() else title)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rank(methods: dict[str, Any], shared: Sequence[str], name: str, group: str) -> int:
+    """The rank of a method among those that all networks have; 1 is best."""
+    return 1 + sum(methods[o].auroc(group) > methods[name].auroc(group) for o in shared)
+
+
+def _rules() -> list[str]:
+    return [name for name, row in METHODS.items() if row.rule]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--data-root", "--checkpoint", "--out"):
         parser.add_argument(name, required=True)
     parser.add_argument("--thin", type=int, default=5)
+    parser.add_argument("--recorded", type=Path, nargs="*", default=[])
+    parser.add_argument("--again", nargs="*", default=[])
+    parser.add_argument("--keep-slow", action="store_true")
     args = parser.parse_args()
     args.accuracy = None
     root = Path(args.data_root)
-    fast = [name for name, method in METHODS.items() if not method.slow]
-    text = section(args, "Every image, fast methods", root, fast)
-    thin = thinned(root, Path(args.out) / "thinned", args.thin)
-    text += section(args, f"One image of {args.thin}, all methods", thin, list(METHODS))
+    fast = [name for name, row in ROWS.items() if not row.slow]
+    text, first = section(args, "Every image, fast methods", root, fast)
+    slow = [*_USUAL, *(name for name, row in ROWS.items() if row.slow)]
+    if args.keep_slow:
+        text += "\n## One" + PAGE.read_text("utf-8").split("\n## One")[1].split("\n## ")[0]
+    else:
+        title = f"One image of {args.thin}, slow methods"
+        thin = thinned(root, Path(args.out) / "thinned", args.thin)
+        text += section(args, title, thin, slow)[0]
+    text += _OTHERS + others(first, [recorded(args, file) for file in args.recorded])
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
     files.write_text(
         PAGE, f"{_HEAD.format(accuracy=args.accuracy)}{text}\nMade with {made}, OpenOOD 3c35632.\n"

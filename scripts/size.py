@@ -45,20 +45,20 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
 #: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
-#: file that needs no library. Tests: what publishes a release 170, the code of the FAQ 15, the
-#: pull request for OpenOOD 120, what a detector imports 25, later methods and the leaderboard 190,
-#: stored arrays 85.
+#: file that needs no library, advice that compares with later methods 50. Tests: what publishes a
+#: release 170, the code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports
+#: 25, later methods and the leaderboard 240, stored arrays 85.
 LIMITS: dict[str, int] = {
-    "code lines": 17_765,
-    "files": 140,
+    "code lines": 17_800,
+    "files": 141,
     "record types": 110,
     "modules below 120 lines with one importer": 13,
-    "code lines of tests": 17_485,
+    "code lines of tests": 17_535,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
     "nac-openood score": 35,
-    "nac-openood compare": 67,
+    "nac-openood compare": 68,
     "plugin: setup with search": 26,
     "plugin: inference": 15,
     "NACDetector.fit": 17,

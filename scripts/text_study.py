@@ -34,8 +34,8 @@ from torch.nn import functional as F
 
 from nac_openood import NACDetector
 from nac_openood.core.metrics import auroc, joined_fpr_at
+from nac_openood.core.posthoc import energy, msp
 from nac_openood.files import write_json, write_text
-from nac_openood.search.advise import energy, msp
 
 HERE = Path(__file__).parent
 NOTES = HERE.parent / "benchmarks" / "notes"

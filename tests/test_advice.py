@@ -23,6 +23,7 @@ from nac_openood.core.coverage import Coverage, saturation
 from nac_openood.core.histogram import Histogram
 from nac_openood.core.metrics import auroc, auroc_intervals
 from nac_openood.detector.config import preset
+from nac_openood.network.head import with_features
 from nac_openood.records import from_values
 from nac_openood.report.methods import Ranked, hyperparameters
 from nac_openood.search import advise as comparison
@@ -170,7 +171,7 @@ def flat():
 
 def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     advice = advise(flat, table(100, 1), train=table(200, 0), ood_val=table(100, 2, size=0))
-    assert set(advice.table) == {"NAC", "NAC+", "energy", "MSP", "KNN"}
+    assert set(advice.table) == {"NAC", "NAC+", "GEN", "fDBD", "KNN"}
     aurocs = [found.value for found in advice.table.values()]
     assert aurocs == sorted(aurocs, reverse=True)
     nac = advice.table["NAC"].value
@@ -201,7 +202,7 @@ def test_noise_is_no_reason_to_warn(flat):
 
 
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
-    """NAC+, KNN and the logit scores from NAC's own readings, which sum over positions."""
+    """All alternatives from NAC's own readings, which sum over positions."""
     sample = next(iter(noise(3, 9)))[0]
     half = comparison.reader_for(
         NACDetector(small_net, ["layer1"], rule="nac", autocast=torch.bfloat16), sample
@@ -216,21 +217,34 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     assert (
         from_values(comparison.AlternativeLayers, json.loads(json.dumps(known._asdict()))) == known
     )
-    found = comparison.alternatives(fit, i, known)
+    head = comparison.head_weight(det.net, sample)
+    found = comparison.alternatives(fit, i, known, head)
     with pytest.warns(UserWarning, match="of which 12 are held out: too few"):
         plus = NACDetector(small_net, "auto", rule="nac_plus").fit(train)
     plus.calibrate(inside)
     expected = torch.from_numpy(plus.score_loader(outside).score)
     assert torch.allclose(found["NAC+"](o), expected, rtol=1e-4, atol=1e-4)
-    with torch.no_grad():
-        logits = torch.cat([small_net(x) for x, _ in outside])
-    assert torch.allclose(found["MSP"](o), logits.softmax(1).amax(1).double(), atol=1e-6)
-    assert torch.allclose(found["energy"](o), logits.logsumexp(1).double(), atol=1e-5)
+    logits, features = with_features(small_net, torch.cat([x for x, _ in outside]))[:2]
+    p = logits.softmax(dim=1).double()
+    assert torch.allclose(found["GEN"](o), -((p * (1 - p)) ** 0.1).sum(dim=1), atol=1e-5)
+    mean = with_features(small_net, torch.cat([x for x, _ in train])).features.mean(dim=0)
+    distances = [
+        sum(
+            (z[z.argmax()] - z[c]) / (head[z.argmax()] - head[c]).norm()
+            for c in range(len(z))
+            if c != z.argmax()
+        )
+        for z in logits
+    ]
+    ratio = found["fDBD"](o) * (features - mean).norm(dim=1) / torch.stack(distances)
+    assert ratio.std() < 1e-5 * ratio.mean()  # only the unit of the features differs
     bank, new = (F.normalize(r[known.head_input].activation, dim=1).numpy() for r in (fit, o))
     distance = NearestNeighbors(n_neighbors=1).fit(bank).kneighbors(new)[0][:, -1]
     assert torch.allclose(2 - 2 * found["KNN"](o), torch.from_numpy(distance**2), atol=1e-5)
-    assert set(comparison.alternatives(None, i, known)) == {"energy", "MSP"}
-    assert set(comparison.alternatives(fit, i, comparison.AlternativeLayers())) == {"energy", "MSP"}
+    assert set(found) == {"GEN", "fDBD", "KNN", "NAC+"}
+    assert set(comparison.alternatives(fit, i, known)) == {"GEN", "KNN", "NAC+"}
+    assert set(comparison.alternatives(None, i, known, head)) == {"GEN"}
+    assert set(comparison.alternatives(fit, i, comparison.AlternativeLayers(), head)) == {"GEN"}
 
 
 def test_surrogates_are_named_and_nothing_is_changed(small_net):
@@ -254,8 +268,9 @@ def test_what_cannot_be_compared_is_noted(flat):
     few = advise(flat, table(10, 1), ood_val=table(50, 2))
     assert not few.table and "which needs 20 ID and 20 OOD samples" in few.notes[0]
     alone = advise(flat, table(50, 1), ood_val=table(50, 2))
-    assert set(alone.table) == {"NAC", "energy", "MSP"}
-    wanted = [f"{name} was not compared: there is no training data" for name in ("KNN", "NAC+")]
+    assert set(alone.table) == {"NAC", "GEN"}
+    missing = ("KNN", "NAC+", "fDBD")
+    wanted = [f"{name} was not compared: there is no training data" for name in missing]
     assert list(alone.notes) == wanted
 
 
@@ -301,7 +316,7 @@ def test_the_recipe_advises_with_and_without_a_search():
     assert set_up(TableNet(), quiet, *sets)[2].table
     assert set_up(TableNet(), quiet, sets[0])[2] is None
     once = set_up(TableNet(), quiet, iter(sets[0]), *sets[1:])[2]
-    assert set(once.table) == {"NAC", "energy", "MSP"}
+    assert set(once.table) == {"NAC", "GEN"}
     assert set_up(TableNet(), quiet, sets[0], iter(sets[1]))[2] is None
     assert "square images" in set_up(TableNet(), quiet, *sets[:2])[2].notes[0]
 
@@ -317,8 +332,11 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     again = ReadingSet.load(tmp_path)
     known = again.alternative_layers
     assert known == comparison.AlternativeLayers("hidden", {"hidden.1": 1.0})
+    assert torch.equal(again.weight, reader.net.head.weight)
     first, second = (
-        comparison.advise_on_readings(rule, r.id_val, r.ood_val, r.fit, layers=known)
+        comparison.advise_on_readings(
+            rule, r.id_val, r.ood_val, r.fit, layers=known, weight=r.weight
+        )
         for r in (kept, again)
     )
     assert first == second and len(first.table) == 5
@@ -331,16 +349,16 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
         ood_val=table(60, 4, size=0).dataset, methods=["nac"], nac_config=CONFIG,
     )  # fmt: skip
     (row,) = results.rows
-    assert row.advice["auroc"]["NAC"] < 0.6 < row.advice["auroc"]["MSP"]
+    assert row.advice["auroc"]["NAC"] < 0.6 < row.advice["auroc"]["GEN"]
     assert "NAC (Sequential): on OOD validation data, NAC" in "".join(results.notes)
     assert Results.load(results.folder).rows[0].advice == row.advice
 
 
 def test_the_report_shows_it(tmp_path):
     told = comparison.Advice(
-        "NAC", comparison.SURROGATE, warnings=("on surrogates: use energy",)
+        "NAC", comparison.SURROGATE, warnings=("on surrogates: use GEN",)
     ).to_dict()
-    told["auroc"] = {"energy": 0.8, "NAC": 0.6123}
+    told["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
 
     def change(results):
         rows = [replace(r, advice=told) if r.method == "nac" else r for r in results.rows]
@@ -349,8 +367,8 @@ def test_the_report_shows_it(tmp_path):
     results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])
     (section, *_) = hyperparameters(Ranked(results)).blocks
     blocks = section.blocks
-    assert "AUROC on surrogates, not real OOD data: energy 80.00 %, NAC 61.23 %." in blocks
-    assert "On surrogates: use energy." in blocks
+    assert "AUROC on surrogates, not real OOD data: GEN 80.00 %, NAC 61.23 %." in blocks
+    assert "On surrogates: use GEN." in blocks
 
 
 def test_the_plugin_warns(monkeypatch):
@@ -362,4 +380,4 @@ def test_the_plugin_warns(monkeypatch):
     inside, outside = {"train": table(200, 0), "val": table(60, 1)}, {"val": table(60, 2, size=0)}
     with pytest.warns(UserWarning, match="NAC has AUROC .* See docs/which_method.md"):
         postprocessor.setup(TableNet(), inside, outside)
-    assert postprocessor.advice.differences["MSP"].low > comparison.MARGIN
+    assert postprocessor.advice.differences["GEN"].low > comparison.MARGIN

@@ -13,11 +13,13 @@ from torch.utils.data import DataLoader, Subset
 
 from nac_openood.benchmark.methods import OPENOOD, OWN, PYTORCH_OOD
 from nac_openood.benchmark.methods.backends import scorers
+from nac_openood.benchmark.methods.openood import OpenOODBatches
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, chosen_methods
 from nac_openood.benchmark.run.network import FeatureBatches, Features
 from nac_openood.core.metrics import auroc
 from nac_openood.network.head import Head
+from nac_openood.plugin.source import openood_ready
 from nac_openood.sources.checkpoints import Checkpoint
 
 
@@ -191,6 +193,13 @@ def unit(sets):
     return {name: (F.normalize(feature, dim=1), label) for name, (feature, label) in sets.items()}
 
 
+def same_aurocs(ours, theirs):
+    for name in ("cifar100", "texture", "mnist"):
+        pairs = ((each["cifar10"], each[name]) for each in (ours, theirs))
+        first, second = (100 * float(auroc(*pair)) for pair in pairs)
+        assert first == pytest.approx(second, abs=0.01), name
+
+
 @pytest.mark.openood
 @pytest.mark.bench
 @pytest.mark.filterwarnings("ignore")  # OpenOOD's own
@@ -208,7 +217,35 @@ def test_openoods_numbers(real, method, theirs):
     expected = scored(theirs, head, unit(sets) if theirs != method else sets, backend=OPENOOD)
     if expected[0]:
         assert list(mine.values()) == list(expected[0].values())
-    for name in ("cifar100", "texture", "mnist"):
-        pairs = ((each["cifar10"], each[name]) for each in (ours, expected[1]))
-        first, second = (100 * float(auroc(*pair)) for pair in pairs)
-        assert first == pytest.approx(second, abs=0.01), name
+    same_aurocs(ours, expected[1])
+
+
+@pytest.mark.openood
+@pytest.mark.bench
+@pytest.mark.filterwarnings("ignore")  # OpenOOD's own
+@pytest.mark.parametrize(
+    ("method", "args"), [("nnguide", {"K": 50, "alpha": 1}), ("residual", {"dim": 256})]
+)
+def test_openoods_numbers_with_other_data(real, method, args):
+    """OpenOOD's, with a bank of all training data, and fitted on training data."""
+    head, sets = real
+    row = LATER_METHODS[method]
+    row = row._replace(defaults=args, sweep={n: [args[n]] for n in row.sweep})
+    ours = scored(row, head, sets)[1]
+    with openood_ready(on_cpu=True):
+        from openood import postprocessors
+        from openood.utils import Config
+
+        kinds = {"nnguide": "NNGuidePostprocessor", "residual": "ResidualPostprocessor"}
+        config = {"name": method, "postprocessor_args": args, "postprocessor_sweep": {}}
+        theirs = getattr(postprocessors, kinds[method])(Config(postprocessor=config))
+        found = {name: OpenOODBatches(loader(*each)) for name, each in sets.items()}
+        train = found["train"]
+        train.batch_size, train.dataset = 100, range(len(sets["train"][0]))
+        net = Head(head)
+        theirs.setup(net, {"train": train, "val": train, "test": found["id_val"]}, None)
+        expected = {
+            name: torch.cat([theirs.postprocess(net, x)[1] for x in feature.split(100)]).numpy()
+            for name, (feature, _) in sets.items()
+        }
+    same_aurocs(ours, expected)

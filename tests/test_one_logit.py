@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector
+from nac_openood.core.posthoc import energy, msp
 from nac_openood.network.architectures import find_layer
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.network.probe import PassPlan, classify, read
-from nac_openood.search.advise import energy, msp
 
 
 class OneLogit(nn.Module):

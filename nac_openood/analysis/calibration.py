@@ -34,10 +34,11 @@ from nac_openood.analysis.data import ID_VAL, AnalysisData, BySet, Options
 from nac_openood.analysis.finding import Finding, printed_entry
 from nac_openood.benchmark.paper.published import table
 from nac_openood.core.fusion import TailEstimate
+from nac_openood.core.posthoc import msp
 from nac_openood.core.reading import logits_in
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
-from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE, msp
+from nac_openood.search.advise import NAC_PLUS_TITLE, NAC_TITLE
 from nac_openood.tables import Column, Entry, Lines, Series, Table, text_columns
 
 MSP_TITLE, SCALED, CONSTANT = "MSP", "TempScale", "Constant"

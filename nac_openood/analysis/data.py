@@ -28,6 +28,8 @@ from nac_openood.analysis.finding import About
 from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.run import compare, network, results, store
 from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.posthoc import energy, msp
+from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import combine
 from nac_openood.detector.batches import Say, fitting_loader, loader_like
 from nac_openood.detector.config import NACConfig, preset_or_auto
@@ -176,7 +178,12 @@ class AnalysisData:
         nac = NACScores(self, scored=sets).scores(self.settings)
         found: dict[str, BySet] = {advise.NAC_TITLE: nac}
         others = advise.alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
-        for name, score in others.items():
+        on_readings: dict[str, advise.Score] = {
+            "energy": lambda readings: energy(logits_in(readings)),
+            "MSP": lambda readings: msp(logits_in(readings)),
+            **{name: score for name, score in others.items() if name != "GEN"},
+        }
+        for name, score in on_readings.items():
             found[name] = {n: score(readings).cpu().numpy() for n, readings in sets.items()}
         return found
 

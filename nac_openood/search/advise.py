@@ -1,9 +1,9 @@
 """Compare a fitted detector with simpler methods, and suggest what to use instead.
 
-A detector is compared with MSP, energy, KNN and (if it is reference NAC) NAC+ on OOD validation
-data. Without such data, surrogates made from ID validation images are used. They can show that
-settings do not suit a network, but not how well a method does on real OOD data; every message says
-so.
+A detector is compared with NAC+ and the best cheap methods of `docs/comparison.md`, GEN, fDBD and
+KNN, on OOD validation data. Without such data, surrogates made from ID validation images are used.
+They can show that settings do not suit a network, but not how well a method does on real OOD data;
+every message says so.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nac_openood.core import RULES
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import Interval, auroc, auroc_intervals
-from nac_openood.core.plus import MIN_CALIBRATION, NACPlus
-from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
+from nac_openood.core.plus import MIN_CALIBRATION, NACPlus, gen
+from nac_openood.core.posthoc import boundary_gaps, fdbd, knn
+from nac_openood.core.reading import BatchReadings, Reading, logits_in, not_finite
 from nac_openood.core.rule import Rule
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.network.auto import auto_layers
+from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import Inputs, describe_value
 from nac_openood.network.probe import read
 from nac_openood.network.replica import kept_random_state
@@ -43,7 +45,7 @@ _CHANCE, _SAME = 0.55, 0.9
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100
-#: KNN and NAC+ use at most this many fitting samples, evenly spaced.
+#: All but GEN use at most this many fitting samples, evenly spaced.
 _MAX_FITTED = 5000
 
 #: Scores `[samples]` of readings; higher means more in-distribution.
@@ -146,8 +148,8 @@ def advise(
     Args:
         detector: a fitted detector of either rule.
         id_val: batches of ID validation data that were not used for fitting or training.
-        train: batches of training data, for KNN and NAC+, of which 1,000 samples are read; None
-            leaves these two out.
+        train: batches of training data, for fDBD, KNN and NAC+, of which 1,000 samples are read;
+            None leaves these out.
         ood_val: batches of OOD validation data (never test data); None makes surrogates from the
             images of `id_val`. Without either, e.g. for tables and text, nothing is compared.
         n_samples: number of samples of each validation set to use.
@@ -174,14 +176,16 @@ def advise(
         )
 
         own.append(detector.read_loader(outside, progress=progress))
-        readings, layers = own, _NO_LAYERS
+        readings, layers, weight = own, _NO_LAYERS, None
         reader = None if train is None else reader_for(detector, sample)
         if reader is not None and train is not None:
             sets = inside, outside, few_of(train, _TRAIN)
             readings = [reader.read_loader(each, progress=progress) for each in sets]
-            layers = alternative_layers(reader, sample)
+            layers, weight = alternative_layers(reader, sample), head_weight(reader.net, sample)
     against = SURROGATE if ood_val is None else REAL
-    found = advise_on_readings(rule, *readings, layers=layers, own=own, against=against)
+    found = advise_on_readings(
+        rule, *readings, layers=layers, weight=weight, own=own, against=against
+    )
     return replace(found, seconds=time.perf_counter() - began)
 
 
@@ -192,6 +196,7 @@ def advise_on_readings(
     fit: Optional[Readings] = None,
     *,
     layers: AlternativeLayers = _NO_LAYERS,
+    weight: Optional[Tensor] = None,
     own: Optional[Sequence[Readings]] = None,
     against: str = REAL,
     searched: bool = False,
@@ -202,8 +207,9 @@ def advise_on_readings(
         rule: reference NAC or NAC+, fitted.
         id_val: readings of ID validation samples.
         ood_val: readings of OOD samples or surrogates.
-        fit: readings of training samples; None leaves out KNN and NAC+.
+        fit: readings of training samples; None leaves out all alternatives but GEN.
         layers: which layers of these readings the alternatives can use.
+        weight: the weights of the linear head, `[classes, D]`; None leaves out fDBD.
         own: `id_val` and `ood_val` with the readings that the rule needs; None uses those above.
         against: what the OOD samples are.
         searched: whether the rule's settings were searched on these samples.
@@ -213,13 +219,13 @@ def advise_on_readings(
     pair = [_some_rows(readings) for readings in (id_val, ood_val)]
     own_pair = pair if own is None else [_some_rows(readings) for readings in own]
     scores = {title: [rule.score(readings) for readings in own_pair]}
-    for name, score in alternatives(fit, pair[0], layers).items():
+    for name, score in alternatives(fit, pair[0], layers, weight).items():
         scores.setdefault(name, [score(readings) for readings in pair])
     notes = []
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
-    why = "there is no training data" if fit is None else "layers that it needs were not read"
-    missing = sorted({"KNN", NAC_PLUS_TITLE} - set(scores))
+    why = "there is no training data" if fit is None else "what it needs was not read"
+    missing = sorted({"fDBD", "KNN", NAC_PLUS_TITLE} - set(scores))
     notes += [f"{name} was not compared: {why}" for name in missing]
     table, differences = _aurocs(scores)
     if not table:
@@ -302,19 +308,9 @@ def _percent(fraction: float) -> str:
 
 # -- alternatives, scored on readings -------------------------------------------------------
 #
-# MSP and energy need the logits, which all readings have. KNN needs the input of the head, and NAC+
-# the ends of the early stages. They can be scored if these layers were read; the published settings
-# of ResNets and ViTs include them.
-
-
-def msp(logits: Tensor) -> Tensor:
-    """The largest probability (Hendrycks & Gimpel, ICLR 2017), float64 `[batch]`."""
-    return double(logits).softmax(dim=1).amax(dim=1)
-
-
-def energy(logits: Tensor) -> Tensor:
-    """The negative free energy (Liu et al., NeurIPS 2020), float64 `[batch]`."""
-    return double(logits).logsumexp(dim=1)
+# GEN needs the logits, which all readings have. KNN and fDBD need the input of the head, fDBD its
+# weights, too, and NAC+ the ends of the early stages. They can be scored if these layers were read;
+# the published settings of ResNets and ViTs include them.
 
 
 def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
@@ -351,6 +347,19 @@ def reader_for(detector: NACDetector, x: Inputs) -> Optional[NACDetector]:
     return NACDetector(detector.net, layers, rule=NACPlus.name, **options)
 
 
+def head_weight(net: nn.Module, x: Inputs) -> Optional[Tensor]:
+    """The weights `[classes, D]` of a network's linear head on the CPU; None if it has none.
+
+    Args:
+        net: the network.
+        x: a few samples.
+    """
+    try:
+        return torch.from_numpy(Head(head_of(net, x)[1]).get_fc()[0])
+    except Exception:  # a network may raise anything; then there is one alternative less
+        return None
+
+
 def _positions(detector: NACDetector, x: Inputs, names: Sequence[str]) -> dict[str, float]:
     """What divides each layer's readings to make them means; {} if it differs by sample."""
     layers = {name: detector.locations[name] for name in names}
@@ -365,39 +374,43 @@ def _positions(detector: NACDetector, x: Inputs, names: Sequence[str]) -> dict[s
 
 
 def alternatives(
-    fit: Optional[Readings], id_val: Readings, layers: AlternativeLayers
+    fit: Optional[Readings],
+    id_val: Readings,
+    layers: AlternativeLayers,
+    weight: Optional[Tensor] = None,
 ) -> dict[str, Score]:
     """The alternatives that can be scored, by name.
 
     Args:
-        fit: readings of training samples, for KNN and NAC+; None leaves these out.
+        fit: readings of training samples; None leaves out all but GEN.
         id_val: readings of ID validation samples, on which NAC+ is calibrated.
         layers: the layers that they use.
+        weight: the weights of the linear head; None leaves out fDBD.
     """
     found: dict[str, Score] = {}
     if id_val.logits is not None:
-        found["energy"] = lambda readings: energy(logits_in(readings))
-        found["MSP"] = lambda readings: msp(logits_in(readings))
+        found["GEN"] = lambda readings: gen(logits_in(readings))
     if fit is None:
         return found
     if fit.n_samples > _MAX_FITTED:
         fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MAX_FITTED).long())
-    if layers.head_input is not None:
-        found["KNN"] = _knn(fit[layers.head_input].activation, layers.head_input)
+    layer = layers.head_input
+    if layer is not None:
+        features = fit[layer].activation.float()
+        bank, k = F.normalize(features, dim=1), min(_NEIGHBORS, max(1, len(features) // _SHARE))
+        found["KNN"] = lambda readings: knn(readings[layer].activation.float(), bank, k)
+        if weight is not None and id_val.logits is not None:
+            found["fDBD"] = _fdbd(features.mean(dim=0), weight.to(features.device), layer)
     if layers.early and id_val.n_samples >= MIN_CALIBRATION:
         found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers.early)
     return found
 
 
-def _knn(fitted: Tensor, layer: str) -> Score:
-    """Similarity to the K-th nearest fitting sample; features have unit length."""
-    bank = F.normalize(fitted.float(), dim=1)
-    k = min(_NEIGHBORS, max(1, len(bank) // _SHARE))
+def _fdbd(mean: Tensor, weight: Tensor, layer: str) -> Score:
+    gaps = boundary_gaps(weight)
 
     def score(readings: Readings) -> Tensor:
-        features = F.normalize(readings[layer].activation.float(), dim=1)
-        parts = [(part @ bank.t()).topk(k, dim=1).values[:, -1] for part in features.split(1000)]
-        return torch.cat(parts).double()
+        return fdbd(readings[layer].activation.float(), logits_in(readings).float(), gaps, mean)
 
     return score
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from nac_openood import files, records, tensor_files
 from nac_openood.core.layer_config import LayerConfig, refuse_unknown
@@ -48,6 +48,8 @@ _ROLES = {
 #: A folder of readings has a file for each role and this one, which is written last: without it
 #: the set is not complete.
 _MANIFEST, _FORMAT = "readings.json", 1
+#: The file with the weights of the head.
+_HEAD, _HEAD_KIND = "head", "nac_openood weights of a head"
 _AGAIN = "Read the network and save its readings again"
 
 
@@ -61,6 +63,7 @@ class ReadingSet:
         ood_val: readings of OOD validation samples, real or surrogate.
         held_out: readings of training samples that are not in `fit`, or None.
         about: how they were made, as JSON values; `ood_val: {surrogate: true}` marks surrogates.
+        weight: the weights `[classes, D]` of the network's linear head, for `advise`, or None.
     """
 
     fit: Readings
@@ -68,6 +71,7 @@ class ReadingSet:
     ood_val: Readings
     held_out: Optional[Readings] = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    weight: Optional[Tensor] = None
 
     @property
     def roles(self) -> dict[str, Readings]:
@@ -93,7 +97,12 @@ class ReadingSet:
 
     def _save_manifest(self, folder: Path) -> None:
         roles = list(self.roles)
-        checksums = {r: tensor_files.checksum_in(folder / f"{r}.safetensors") for r in roles}
+        written = list(roles)
+        if self.weight is not None:
+            path = folder / f"{_HEAD}.safetensors"
+            tensor_files.write_tensors(path, _HEAD_KIND, 1, {"weight": self.weight}, {})
+            written.append(_HEAD)
+        checksums = {r: tensor_files.checksum_in(folder / f"{r}.safetensors") for r in written}
         document = {"roles": roles, "about": dict(self.about), "checksums": checksums}
         files.write_document(folder / _MANIFEST, _FORMAT, document)
 
@@ -106,10 +115,13 @@ class ReadingSet:
             missing=f"{folder} holds no complete set of readings: {_MANIFEST}, which is written "
             f"last, is missing. {_AGAIN}",
         )  # fmt: skip
-        found: dict[str, Readings] = {}
-        for role in roles:
+        found: dict[str, Any] = {}
+        for role in (*roles, *({_HEAD} & set(checksums))):
             file = folder / f"{role}.safetensors"
-            found[role] = Readings.load(file)
+            if role == _HEAD:
+                found["weight"] = tensor_files.read_tensors(file, _HEAD_KIND, 1)[0]["weight"]
+            else:
+                found[role] = Readings.load(file)
             if role in checksums and tensor_files.checksum_in(file) != checksums[role]:
                 raise FileError(f"{file} is not the file that was saved as '{role}'. {_AGAIN}.")
         return cls(**found, about=about)
@@ -198,8 +210,10 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
     """Compare a rule with simpler methods on the readings that its settings were searched on."""
     sets = readings.id_val, readings.ood_val, readings.fit
     against = advice.SURROGATE if readings.surrogate else advice.REAL
-    layers = readings.alternative_layers
-    return advice.advise_on_readings(rule, *sets, layers=layers, against=against, searched=True)
+    layers, weight = readings.alternative_layers, readings.weight
+    return advice.advise_on_readings(
+        rule, *sets, layers=layers, weight=weight, against=against, searched=True
+    )
 
 
 def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
@@ -289,7 +303,8 @@ def gather(
     }
     if found["id_val"].accuracy is not None:
         notes["accuracy"] = found["id_val"].accuracy
-    readings = ReadingSet(**found, about=notes)
+    weight = advice.head_weight(reader.net, reader._reader.sample)
+    readings = ReadingSet(**found, about=notes, weight=weight)
     if target is not None:
         readings._save_manifest(target)
     return readings

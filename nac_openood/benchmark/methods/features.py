@@ -22,6 +22,7 @@ from nac_openood.benchmark.methods.functions import (
     in_parts,
 )
 from nac_openood.benchmark.methods.scorer import MethodInputs
+from nac_openood.core.posthoc import boundary_gaps, fdbd
 from nac_openood.network.inputs import device_of
 
 #: What WeiPer adds to the histograms of features and of logits.
@@ -29,20 +30,13 @@ _EPS = 0.01, 0.025
 
 
 def fit_fdbd(inputs: MethodInputs) -> FittedMethod:
-    """Mean distance to the decision boundaries, relative to that from the mean of training data."""
+    """Distance to the decision boundaries, relative to that from the mean of training data."""
     device = device_of(inputs.net)
-    weight = head_weights(inputs.net)[0].to(device)
+    gaps = boundary_gaps(head_weights(inputs.net)[0].to(device))
     mean = collect(inputs.net, inputs.train)[0].mean(dim=0).to(device)
-    between = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
-    between.fill_diagonal_(1)
 
     def use(distance_as_normalizer: bool) -> ScoreFunction:
-        def score(features: Tensor, logits: Tensor) -> Tensor:
-            best, predicted = logits.max(dim=1)
-            distance = ((best[:, None] - logits) / between[predicted]).sum(dim=1)
-            return distance / (features - mean * distance_as_normalizer).norm(dim=1)
-
-        return score
+        return lambda x, logits: fdbd(x, logits, gaps, mean * distance_as_normalizer)
 
     return use
 

@@ -135,7 +135,7 @@ LATER_METHODS: dict[str, Method] = {
         _later("nnguide", "NNGuide", backends=(OWN,), defaults={"K": 100, "alpha": 0.01}),
         _later("mds_pp", "MDS++", backends=(OWN,)),
         _later("rmds_pp", "RMDS++", backends=(OWN,)),
-        # OpenOOD's is fitted on ID validation and test data
+        # OpenOOD's is fitted on ID validation data, with a fixed dimension
         _later(
             "residual", "Residual", backends=(OWN,),
             defaults={"dim": 256}, sweep={"dim": (256, 1000)},
