@@ -15,9 +15,12 @@ help:            ## list the targets
 $(READY): EXTRA := dev
 $(DEMO): EXTRA := demo
 $(READY) $(DEMO): setup.cfg pyproject.toml
+	@echo "Installing nac-openood[$(EXTRA)] into $(VENV), once: some minutes, and up to 6 GB, most of it PyTorch."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRA)]' 'setuptools>=78.1.1'
-	@touch $@
+	@rm -f $@
+	@( $(BIN)/python -m pip install --disable-pip-version-check -e '.[$(EXTRA)]' 'setuptools>=78.1.1' && touch $@ ) \
+		| while read -r line; do case "$$line" in Downloading*|Installing*) printf '  %.100s\n' "$$line" ;; esac; done; \
+		test -f $@
 
 demo: $(DEMO)    ## train, search, compare with the baselines, report: nac_demo/report.html
 	$(BIN)/nac-openood demo

@@ -16,7 +16,9 @@ from typing import Callable
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser
 from nac_openood.cli.output import in_options
+from nac_openood.detector.display import percent
 from nac_openood.report.comparison import summary_table
+from nac_openood.report.gallery import sentences
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,6 +60,19 @@ def demo() -> str:
     alt = "The report of nac-openood demo: where NAC stands, and the ranking of all methods"
     shown = in_options(summary_table(results), build_parser()[1]["demo"])
     return f"![{alt}](demo/report.png)\n\n```\n{shown}\n```\n"
+
+
+def confident() -> str:
+    """Three confident mistakes of the demo's network, and how many such mistakes are caught."""
+    results = Results.load(ROOT / "benchmarks" / "demo")
+    assert results.confident is not None, "the demo's network makes no confident mistakes"
+    shown = [
+        f"{percent(e.confidence)} sure of a {e.answer}, p = {e.p_value:.2g}"
+        for e in results.confident.examples
+    ]
+    alt = f"A network trained on digits, shown parts of photographs: {'; '.join(shown)}"
+    seen, caught = sentences(results, results.confident)
+    return f"[![{alt}](docs/demo/confident.png)](docs/demo.md)\n\n{seen} **{caught}**\n"
 
 
 #: Methods of the README's short table: ours, the best of the others and the usual baselines.
@@ -264,7 +279,7 @@ def validity() -> str:
 
 #: What stands between `<!-- name:begin -->` and `<!-- name:end -->`, by file.
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"measured": measured},
+    "README.md": {"confident": confident, "measured": measured},
     "docs/demo.md": {"demo": demo},
     "docs/scale.md": {"memory": memory, "processes": processes, "speed": speed},
     "docs/method.md": {"figures": nac_plus},

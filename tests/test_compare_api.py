@@ -203,7 +203,7 @@ def test_several_networks(data):
     assert [r.name for r in results.runs] == ["first", "second"]
     each = [r.metrics["far away"]["AUROC"] for r in results.methods()["nac"]]
     assert each[0] != each[1]
-    assert results.value("nac", "far away", "AUROC") == (np.mean(each), np.std(each))
+    assert results.value("nac", "far away", "AUROC") == (np.mean(each), np.std(each, ddof=1))
     listed = run(list(nets.values()), data)
     assert [r.name for r in listed.runs] == ["SmallNet-0", "SmallNet-1"]
     assert list(aurocs(listed).values()) == list(aurocs(results).values())

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from compare_toy import plain
 
 from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
-from nac_openood.cli import main
+from nac_openood.cli import main, output
+from nac_openood.demo.trained import trained
 from nac_openood.errors import NACError
 from nac_openood.report import figures
 from nac_openood.tensor_files import TensorWriter
@@ -89,6 +91,61 @@ def test_it_does_the_whole_job(whole):
     assert nac.search["points"] > 1 and nac.search["auroc"] > 0.9
     assert len((whole / "results.csv").read_text().splitlines()) > 20
     assert "NAC" in (whole / "results.md").read_text() and no_leftovers(whole)
+
+
+def test_it_opens_with_confident_mistakes(whole):
+    results = Results.load(whole)
+    found, run = results.confident, results.runs[0].name
+    known = results.scores(run, "nac_plus", "test").score
+    assert (found.method, found.n_known, len(found.examples)) == ("NAC+", len(known), 3)
+
+    def judged(name):
+        plus, msp = (results.scores(run, method, name).score for method in ("nac_plus", "msp"))
+        return msp, (1 + (known[None] <= plus[:, None]).sum(axis=1)) / (len(known) + 1)
+
+    for name, counts in found.sets.items():
+        confidence, p = judged(name)
+        sure = confidence >= 0.9
+        assert counts == (len(p), sure.sum(), (sure & (p <= 0.05)).sum()), name
+    for example in found.examples:
+        confidence, p = judged(example.dataset)
+        surest = confidence.argsort()[::-1][:10].tolist()
+        assert (example.confidence, example.p_value) in {(confidence[i], p[i]) for i in surest}
+        assert int(example.answer) in range(8) and (whole / example.file).is_file()
+    page = (whole / "report.html").read_text().split("<body>")[1]
+    total = sum(sure for _, sure, _ in found.sets.values())
+    assert page.index(f"for {total} of them") < page.index("how NAC compares")
+    assert f"{total} confident mistakes" in (whole / "results.md").read_text()
+    gallery = page.split('<section id="gallery"')[1].split("</section>")[0]
+    assert 0 < gallery.index("<h3>NAC+</h3>") < gallery.index("<h3>NAC</h3>")
+
+
+def test_it_says_where_the_network_is_from_and_where_to_look(tmp_path, capsys):
+    told = []
+    for _ in range(2):
+        trained("resnet_embedded", cache=tmp_path, seed=5, say=told.append)
+    assert told[0].startswith("training a small network") and told[1].startswith("loaded the net")
+    output.open_page(tmp_path / "report.html", wanted=False)
+    assert f"Open {(tmp_path / 'report.html').as_uri()}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("code", [0, 1])
+def test_make_says_what_it_installs_and_whether_that_failed(tmp_path, code):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(
+        f"#!/bin/sh\necho '  Downloading torch.whl (900 MB)'; echo Noise; exit {code}\n"
+    )
+    python.chmod(0o755)
+    ready = tmp_path / ".demo-ready"
+    done = subprocess.run(
+        ["make", "-C", str(Path(__file__).parents[1]), f"VENV={tmp_path}", str(ready)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Installing nac-openood[demo]" in done.stdout and "Downloading torch" in done.stdout
+    assert "Noise" not in done.stdout
+    assert (done.returncode == 0, ready.is_file()) == (code == 0, code == 0)
 
 
 def test_a_second_time_everything_is_there(copy, capsys):

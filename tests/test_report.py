@@ -14,7 +14,16 @@ from report_example import ERROR, METHODS, RUNS, SETS, WORKED, build
 from sklearn.metrics import roc_auc_score
 
 from nac_openood import NACError
-from nac_openood.benchmark.run.results import FAR, METRICS, NEAR, Results, Row, SetInfo
+from nac_openood.benchmark.run.results import (
+    FAR,
+    METRICS,
+    NEAR,
+    ConfidentMistakes,
+    Mistake,
+    Results,
+    Row,
+    SetInfo,
+)
 from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.cli import main
 from nac_openood.detector.outcomes import Scores
@@ -179,7 +188,7 @@ def test_ordinals():
 
 def test_the_terminal_table_fits(results):
     text = summary_table(results)
-    assert re.search(r"^ 2  > NAC +87\.06 ± 0\.52", text, re.M)
+    assert re.search(r"^ 2  > NAC +87\.06 ± 0\.73", text, re.M)
     assert "Gram failed (OpenOOD 1.5): RuntimeError" in text
     long = rows_changed(title="A method with a very long name", error="x" * 300)(results)
     for shown in (text, summary_table(long)):
@@ -189,7 +198,7 @@ def test_the_terminal_table_fits(results):
 def test_the_leaderboard_in_the_terminal(results):
     text = summary_table(results.beside_published("leaderboard"))
     assert max(map(len, text.splitlines())) <= 100
-    row = re.search(r"> NAC +near-OOD +AUROC +87\.06 ± 0\.52 +90\.93 ± 0\.23 +-3\.87", text)
+    row = re.search(r"> NAC +near-OOD +AUROC +87\.06 ± 0\.73 +90\.93 ± 0\.23 +-3\.87", text)
     assert row, text
     (said,) = re.findall(r"differ by more than twice the .*?:(.*?)\.\n\n", text, re.S)
     listed = {" ".join(each.split()[:2]) for each in said.split(",")}
@@ -240,6 +249,26 @@ def test_names_of_any_kind(tmp_path, evil):
     assert not [a for tag, a in seen.tags if tag == "svg" and "onload" in a]
     outside_the_code_block = "".join(markdown(found).split("```")[::2])
     assert "<b>" not in outside_the_code_block and "<svg" not in outside_the_code_block
+
+
+@pytest.mark.parametrize("files", [("gallery/00.png",), ("none.png",), ()])
+def test_confident_mistakes_of_any_name(tmp_path, files):
+    evil = "<b>&|"
+    mistakes = [
+        Mistake("tin", evil, evil, sure, p, files[0] if files else None)
+        for sure, p in ((0.99996, 0.004), (1.0, 0.2))
+    ]
+    sets = {"tin": (220, 30, 21), evil: (1000, 10, 9)}
+    story = ConfidentMistakes("NAC", 10, 300, sets, mistakes, 0.9, 0.05, files, {"tin": files})
+    found = few(tmp_path, lambda r: replace(r, confident=story))
+    html = page(found)
+    seen = check_page(html).text
+    told = "catches 30 of these 40 confident mistakes (75 %)", "1,220 samples", "9 caught"
+    for text in (seen, *((markdown(found), summary_table(found)))):
+        assert all(part in " ".join(text.split()) for part in told[:2])
+    assert told[2] in seen and f"class {evil}" in seen and "99.996 % sure" in seen
+    assert "100.0 % sure" in seen and seen.count("no alarm") == 1
+    assert html.index("Sure of its answer") < html.rindex("how NAC compares")
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):

@@ -41,6 +41,9 @@ class ArrayDetector:
         self.layers = [layers] if isinstance(layers, str) else list(layers)
         self.detector_ = NACDetector(_Stored(self.layers), self.layers, rule=rule)
 
+    def __repr__(self) -> str:
+        return repr(self.detector_).replace("NACDetector", "ArrayDetector", 1)
+
     def fit(self, arrays: Mapping[str, Any], labels: Any = None) -> ArrayDetector:
         """Fit on arrays of training data; `labels` `[samples]` are checked and counted."""
         self.detector_.fit(self.batches(arrays, labels))

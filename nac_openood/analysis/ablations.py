@@ -256,7 +256,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
         few, many = (summary(n, way, group, "AUROC").mean for n in (least, most))
         means.append(f"{few:.2f} % and {many:.2f} % ({way})")
     study.notes.append(
-        "Mean \u00b1 (population) standard deviation over random draws. NAC's settings were chosen "
+        "Mean \u00b1 sample standard deviation over random draws. NAC's settings were chosen "
         f"for {data.fitting.fit.n_samples} samples. 'O* kept' leaves them as they are; 'r kept' "
         "scales O* with the number of samples, so that the same share of samples fills a bin."
     )

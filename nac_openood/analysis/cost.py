@@ -72,7 +72,7 @@ def cost(data: AnalysisData, options: Options) -> Finding:
     listed = "; ".join(f"{n} {value:.1f}" for n, value in ratios.items() if n != FORWARD)
     notes = [
         "Every method runs the network itself. Inference is over test samples in memory; set-up "
-        "includes loading the training samples, but no search. Mean \u00b1 (population) standard "
+        "includes loading the training samples, but no search. Mean \u00b1 sample standard "
         "deviation over trials; memory is the largest peak beyond what was in use before, in MB. "
         f"Batches of {test[0].size} samples; device: {data.run.device.type}."
     ]

@@ -117,24 +117,23 @@ def demo_command(args: argparse.Namespace) -> int:
     from nac_openood.demo.trained import NETWORKS, network_and_sets
     from nac_openood.files import make_folder
 
-    start = time.perf_counter()
-    out = make_folder(args.out)  # before the slow part, so that its result can be written
-    net, sets = network_and_sets(args.arch, args.seed, output.say)
-    code = run_comparison(
-        out,
-        lambda: compare(
+    methods = [name for name, method in METHODS.items() if not (args.quick and method.slow)]
+
+    def run() -> Results:
+        output.say(f"a small network and {len(methods)} methods, about a minute in all")
+        net, sets = network_and_sets(args.arch, args.seed, output.say)
+        return compare(
             {f"{args.arch}-s{args.seed}": net},
             **vars(sets),
             arch=NETWORKS[args.arch],
-            methods=[name for name, method in METHODS.items() if not (args.quick and method.slow)],
+            methods=methods,
             **inputs.arguments(args, "backend", "out", "seed"),
             command=output.typed_command(),
             say=output.say,
-        ),
-        show_page=args.open,
-    )
-    output.show(f"Done in {time.perf_counter() - start:.0f} s.")
-    return code
+        )
+
+    # the folder before the slow part, so that its result can be written
+    return run_comparison(make_folder(args.out), run, show_page=args.open)
 
 
 @command(
@@ -172,13 +171,16 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
     """
     from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 
+    start = time.perf_counter()
     try:
         results = run()
     except KeyboardInterrupt:
         if (out / RESULTS_FILE).is_file():
             publish_results(Results.load(out), RESULTS_FILE)
         raise
-    output.open_page(publish_results(results, RESULTS_FILE), show_page)
+    page = publish_results(results, RESULTS_FILE)
+    output.show(f"Done in {time.perf_counter() - start:.0f} s.")
+    output.open_page(page, show_page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
     if failed:
         output.print_error(f"failed: {', '.join(failed)} (see the table)")

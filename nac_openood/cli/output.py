@@ -133,11 +133,16 @@ def add_figures(
 
 
 def open_page(page: Optional[Path], wanted: bool) -> None:
-    """Open an HTML page in the user's browser, if there is one and the user wants that."""
+    """Open an HTML page in the user's browser if the user wants that, or say where it is."""
     import webbrowser
 
-    if wanted and page is not None and not webbrowser.open(page.resolve().as_uri()):
-        print_error(f"no browser found; open {page} yourself")
+    if page is None:
+        return
+    url = page.resolve().as_uri()
+    if not wanted:
+        show(f"Open {url}")
+    elif not webbrowser.open(url):
+        print_error(f"no browser found; open {url} yourself")
 
 
 def typed_command() -> str:

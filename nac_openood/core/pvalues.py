@@ -97,6 +97,10 @@ class PValues:
             below = torch.searchsorted(keys, rank.contiguous(), right=True) + group
         return table[below].masked_fill(x.isnan(), float("nan"))
 
+    def __repr__(self) -> str:
+        least = float(self.least.min())
+        return f"PValues among {len(self.scores):,} scores, the smallest possible is {least:.2g}"
+
     def accepts(self, scores: Tensor, classes: Optional[Tensor] = None) -> Tensor:
         """Whether samples count as in-distribution, bool in the shape of `scores`.
 

@@ -35,8 +35,7 @@ def network_and_sets(arch: str, seed: int, say: Say) -> tuple[nn.Module, Dataset
     """One of `NETWORKS`, trained now or loaded from the cache, and the datasets of the demo."""
     # shifted digits count as in-distribution in full-spectrum detection only
     sets = replace(embedded_sets(say), shifted={})
-    say(f"a small network for digits 0 to 7 ({arch}): trained now, or loaded from the cache")
-    return trained(NETWORKS[arch], seed=seed), sets
+    return trained(NETWORKS[arch], seed=seed, say=say), sets
 
 
 def cache_folder() -> Path:
@@ -45,7 +44,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("NAC_CACHE") or base / "nac_openood")
 
 
-def trained(arch: str, *, cache: Optional[PathLike] = None, seed: int = 0) -> nn.Module:
+def trained(
+    arch: str,
+    *,
+    cache: Optional[PathLike] = None,
+    seed: int = 0,
+    say: Say = lambda text: None,
+) -> nn.Module:
     """Train a network on digits 0 to 7, or load it from the cache, in evaluation mode.
 
     If the file is damaged, the network is trained again. If the cache cannot be written, there is a
@@ -55,15 +60,18 @@ def trained(arch: str, *, cache: Optional[PathLike] = None, seed: int = 0) -> nn
         arch: `resnet_embedded` or `vit_embedded`.
         cache: folder of the cache; None takes `cache_folder()`.
         seed: random seed of the training.
+        say: function that is told whether the network is trained or loaded.
     """
     path = cached_file(arch, cache=cache, seed=seed)
     if path.is_file():
         net = build(arch, N_CLASSES)
         try:
             net.load_state_dict(read_tensors(path, _KIND, _FORMAT)[0])
+            say(f"loaded the network of an earlier run, {path}")
             return net
         except (FileError, RuntimeError) as error:  # RuntimeError: other names or shapes
             warnings.warn(f"{error} The network is trained again.", stacklevel=2)
+    say(f"training a small network on the digits 0 to 7: {EPOCHS[arch]} epochs, some seconds")
     net = train_embedded(arch, seed=seed)
     try:
         write_tensors(make_folder(path.parent) / path.name, _KIND, _FORMAT, net.state_dict(), {})

@@ -55,6 +55,22 @@ def calibrate_rule(
     return pvalues, found
 
 
+def calibration(pvalues: Optional[PValues]) -> str:
+    """What a detector was calibrated on and promises, on one line."""
+    if pvalues is None:
+        return "not yet: call calibrate(loader)"
+    if not pvalues.exact:
+        return "as in version 0.1, without a guarantee: call calibrate(loader) again"
+    of = " of every predicted class" if pvalues.per_class else ""
+    level = f"{100 * pvalues.alpha:.4g} %"
+    sure = pvalues.confidence
+    how = "on average" if sure is None else f"with a confidence of {sure:.4g}"
+    return (
+        f"{len(pvalues.scores):,} samples rank new ones; at most {level} of ID samples{of} are "
+        f"called out, {how}"
+    )
+
+
 def guarantee(pvalues: Optional[PValues]) -> str:
     """What the decisions of a detector promise, in words; None where it is not calibrated."""
     if pvalues is None:
@@ -110,6 +126,9 @@ class FalseAlarms(NamedTuple):
             f"p <= {self.level:g}: {self.rate:.1%} of {self.n_samples} samples (data like the "
             f"calibration data: {low:.1%} to {high:.1%})"
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def false_alarm_rates(
@@ -185,6 +204,9 @@ class Selection(NamedTuple):
             f"{int(self.out.sum())} of {len(self.out)} samples are out-of-distribution (false "
             f"discovery rate {self.fdr:g}; at least {self.fewest} are selected, or none)"
         )
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def select(p_values: Any, fdr: float, pvalues: PValues) -> Selection:

@@ -16,9 +16,10 @@ from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import batches as data
-from nac_openood.detector import config, decisions, outcomes
+from nac_openood.detector import config, decisions, display, outcomes
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.decisions import FalseAlarms, Selection
+from nac_openood.detector.display import Images
 from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import Explanation, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
@@ -120,6 +121,19 @@ class NACDetector:
         rule.check()
         detector._accept(rule, FitSummary(rule.n_samples), Watch(net))
         return detector
+
+    def __repr__(self) -> str:
+        kind, net = rule_named(self.rule), unwrap(self.net)
+        summary = self.fit_summary_
+        limit = None if self.threshold_ is None else f"score < {self.threshold_:.4g} is out"
+        lines = {
+            "layers": ", ".join(self.layers) or "found on the first batch",
+            "fitted": "not yet: call fit(loader)" if summary is None else f"on {summary}",
+            "calibrated": decisions.calibration(self.pvalues_) if summary else None,
+            "threshold": limit if summary else None,
+        }
+        title = f"NACDetector: {kind.title or kind.name} on {type(net).__name__}"
+        return display.described(title, lines)
 
     @property
     def layers(self) -> dict[str, Any]:
@@ -497,7 +511,9 @@ class NACDetector:
         confidence, prediction = double(read.logits).softmax(dim=1).max(dim=1)
         score = self._fitted().score(read)
         found = prediction, confidence, score, p_values(score, prediction)
-        return Verdicts(*(tensor.cpu() for tensor in found))
+        verdicts = Verdicts(*(tensor.cpu() for tensor in found))
+        verdicts.alpha, verdicts.classes, verdicts.images = p_values.alpha, self.classes_, Images(x)
+        return verdicts
 
     def predict(self, x: Any) -> Tensor:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
@@ -519,7 +535,9 @@ class NACDetector:
             x: as in `score`.
             top: how many neurons to name per layer, least covered first.
         """
-        return outcomes.explanations(self._fitted(), self._read(x), self.pvalues_, top)
+        found = outcomes.explanations(self._fitted(), self._read(x), self.pvalues_, top)
+        found.images = Images(x)
+        return found
 
     def false_alarms(
         self,

@@ -62,6 +62,9 @@ class Drift(NamedTuple):
             "0.5 without drift)"
         )
 
+    def __repr__(self) -> str:
+        return str(self)
+
 
 def dataset_drift(
     pvalues: PValues, scores: Tensor, classes: Tensor, p_values: Tensor, *, seed: int = 0
@@ -248,6 +251,8 @@ class DriftMonitor:
             f"{state} after {self.n_inputs} inputs: the evidence is 10^{self.log10_evidence:.1f}, "
             f"an alarm 10^{limit:.1f} (the probability of a false alarm, ever, is {self.alpha:g})"
         )
+
+    __repr__ = __str__
 
     # -- files ---------------------------------------------------------------------------------
 

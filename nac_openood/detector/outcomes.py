@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from html import escape
 from numbers import Real
-from typing import Mapping, NamedTuple, Optional
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.core.reading import BatchReadings, Reading, logits_in
 from nac_openood.core.rule import Rule
+from nac_openood.detector import display
 from nac_openood.errors import NACError
 
 
@@ -28,8 +30,32 @@ class Scores(NamedTuple):
     label: np.ndarray
     by_layer: Mapping[str, np.ndarray] = {}
 
+    def __repr__(self) -> str:
+        finite, known = self.score[np.isfinite(self.score)], self.label >= 0
+        if not len(finite):
+            return f"Scores of {len(self.score):,} samples, none of them finite"
+        low, middle, high = np.quantile(finite, [0.05, 0.5, 0.95])
+        right = (self.prediction == self.label)[known]
+        missing = len(self.score) - len(finite)
+        lines = {
+            "score": f"median {middle:.4g}; 90 % lie between {low:.4g} and {high:.4g}",
+            "not finite": f"{missing:,} samples" if missing else None,
+            "label": f"of {known.sum():,} samples; accuracy {display.percent(right.mean())}"
+            if known.any()
+            else "none",
+            "by_layer": ", ".join(self.by_layer),
+        }
+        return display.described(f"Scores of {len(self.score):,} samples", lines)
 
-class Verdicts(NamedTuple):
+
+class _Verdicts(NamedTuple):
+    prediction: Tensor
+    confidence: Tensor
+    score: Tensor
+    p_value: Tensor
+
+
+class Verdicts(_Verdicts):
     """The results of a detector for a batch, in tensors `[batch]` on the CPU.
 
     Args:
@@ -37,12 +63,16 @@ class Verdicts(NamedTuple):
         confidence: the softmax probability of that class, float64.
         score: higher = more in-distribution; NaN where readings were NaN or Inf.
         p_value: how unusual the score is, float64; NaN where the score is.
+
+    Attributes:
+        alpha: the level at which they are shown as out-of-distribution.
+        classes: names of the network's classes, for showing.
+        images: the samples, for showing.
     """
 
-    prediction: Tensor
-    confidence: Tensor
-    score: Tensor
-    p_value: Tensor
+    alpha: float = ALPHA
+    classes: Sequence[str] = ()
+    images = display.Images()
 
     def out(self, alpha: float = ALPHA) -> Tensor:
         """Whether each sample counts as out-of-distribution, bool `[batch]`.
@@ -51,6 +81,35 @@ class Verdicts(NamedTuple):
         p-value always do.
         """
         return ~(self.p_value > checked_alpha(alpha))
+
+    def __repr__(self) -> str:
+        heads = ("", *self._HEADS)
+        rows = [(str(n), *cells[:-1], "out" if cells[-1] else "in") for n, cells in self._rows()]
+        return f"{self._caption()}\n{display.text_rows([heads, *rows])}"
+
+    def _repr_html_(self) -> str:
+        pictures = self.images.pictures()
+        rows = [
+            (pictures[n] or str(n), *map(escape, cells[:-1]), display.badge(cells[-1]))
+            for n, cells in self._rows()
+        ]
+        return display.html_table(("", *self._HEADS), rows, self._caption())
+
+    _HEADS = ("class", "confidence", "score", "p-value", "decision")
+
+    def _caption(self) -> str:
+        n, out = len(self.score), int(self.out(self.alpha).sum())
+        more = f"; the first {display.MOST}" if n > display.MOST else ""
+        return f"Verdicts on {n:,} samples, {out:,} out-of-distribution (p <= {self.alpha:g}){more}"
+
+    def _rows(self) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Number, class, confidence, score, p-value and decision of the first samples."""
+        names, out = dict(enumerate(self.classes)), self.out(self.alpha).tolist()
+        for n, (answer, sure, score, p) in enumerate(
+            zip(*(column[: display.MOST].tolist() for column in self))
+        ):
+            name = names.get(answer, str(answer))
+            yield n, (name, display.percent(sure), f"{score:.4g}", f"{p:.2g}", out[n])
 
 
 #: What is usual, for errors.
@@ -80,10 +139,35 @@ class Explanation(NamedTuple):
     contributions: dict[str, float]
     neurons: dict[str, dict[int, float]]
 
+    def __repr__(self) -> str:
+        rows = [("part", "adds", "least covered neurons")]
+        for name, value in self.contributions.items():
+            least = ", ".join(f"#{n} ({v:.3g})" for n, v in self.neurons.get(name, {}).items())
+            rows.append((name, f"{value:.3g}", least))
+        title = f"Explanation: score {self.score:.4g}, {display.p_text(self.p_value)}"
+        return f"{title}\n{display.text_rows(rows)}"
+
+    def _repr_html_(self) -> str:
+        return display.html_explanation(*self)
+
+
+class Explanations(list[Explanation]):
+    """Explanations of a batch, which notebooks show with its `images`."""
+
+    images = display.Images()
+
+    def _repr_html_(self) -> str:
+        shown = list(zip(self, self.images.pictures()))
+        largest = max((abs(v) for why, _ in shown for v in why.contributions.values()), default=0)
+        more = f"<p>and {len(self) - display.MOST} more</p>" if len(self) > display.MOST else ""
+        return (
+            "".join(display.html_explanation(*why, image, largest) for why, image in shown) + more
+        )
+
 
 def explanations(
     rule: Rule, readings: BatchReadings, pvalues: Optional[PValues], top: int
-) -> list[Explanation]:
+) -> Explanations:
     """Explain every sample of a pass, naming the `top` least covered neurons per layer."""
     top = whole_number("top", top, 0)
     parts = rule.parts(readings)
@@ -97,7 +181,7 @@ def explanations(
         name: covered.topk(min(top, covered.shape[1]), dim=1, largest=False)
         for name, covered in rule.neurons(readings).items()
     }
-    return [
+    found = (
         Explanation(
             score=float(score[row]),
             p_value=p_values[row],
@@ -108,7 +192,8 @@ def explanations(
             },
         )
         for row in range(len(score))
-    ]
+    )
+    return Explanations(found)
 
 
 class ScoredBatch(NamedTuple):

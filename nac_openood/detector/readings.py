@@ -53,6 +53,10 @@ class Readings(ByLayer):
         """The readings of a pass, on the device of the network; labels are not moved."""
         return cls(read.by_layer, read.logits.argmax(dim=1), label, read.logits, network)
 
+    def __repr__(self) -> str:
+        layers = (f"{name} ({r.activation.shape[1]})" for name, r in self.by_layer.items())
+        return f"Readings of {self.n_samples:,} samples, by layer (neurons): {', '.join(layers)}"
+
     @property
     def n_samples(self) -> int:
         """How many samples were read."""

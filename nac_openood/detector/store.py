@@ -46,6 +46,17 @@ class FitSummary:
     n_right: Optional[int] = field(default=None, compare=False)
     inputs: Optional[InputRange] = field(default=None, compare=False, repr=False)
 
+    def __str__(self) -> str:
+        counts, of = sorted(self.class_counts.values()), ""
+        if counts:
+            each = (
+                f"{counts[0]:,} to {counts[-1]:,}" if counts[0] < counts[-1] else f"{counts[0]:,}"
+            )
+            of = f" of {len(counts)} classes, {each} of each"
+        return f"{self.n_samples:,} samples{of}"
+
+    __repr__ = __str__
+
     def __add__(self, other: FitSummary) -> FitSummary:
         counts = Counter(self.class_counts) + Counter(other.class_counts)
         both = self.inputs and other.inputs and self.inputs + other.inputs

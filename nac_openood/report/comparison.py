@@ -12,7 +12,7 @@ from nac_openood.benchmark.paper.published import LEADERBOARD
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
-from nac_openood.report.gallery import hardest_samples
+from nac_openood.report.gallery import hardest_samples, sentences, story
 from nac_openood.report.methods import Ranked, RankedMethod, hyperparameters
 from nac_openood.report.render import Content, Figures, Section, Tile
 from nac_openood.report.scores import distributions, layers_section, rocs
@@ -47,7 +47,9 @@ def summary_table(results: Results) -> str:
     ranked = Ranked(results)
     table = _ranking_table(ranked)
     # there is no room for the last column, the implementations
-    lines = render.text_table(table, len(table.columns) - 1)
+    told = [] if results.confident is None else sentences(results, results.confident)
+    lines = [line for text in told for line in wrap(text, 100)] + [""] * bool(told)
+    lines += render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
     section = against_paper(ranked)
     short = any(row.get("source") == LEADERBOARD for row in results.paper)
@@ -66,10 +68,11 @@ def comparison_document(results: Results) -> render.Document:
     sections = [_ranking, _bars, _datasets, distributions, rocs, _times, layers_section]
     sections += [hardest_samples, hyperparameters, against_paper]
     return render.Document(
-        f"{fmt.set_title(results.id_name)}: how NAC compares", results.arch, verdict(ranked),
+        f"{fmt.capital(fmt.set_title(results.id_name))}: how NAC compares",
+        results.arch, verdict(ranked),
         [section(ranked) for section in sections], list(_facts(ranked)), results.notes,
         [(title, own) for title, own in tiles.items() if own],
-        command=results.command, about=_about(results),
+        command=results.command, about=_about(results), story=story(results),
     )  # fmt: skip
 
 
@@ -133,7 +136,7 @@ def _tiles(ranked: Ranked, m: RankedMethod) -> Iterator[Tile]:
 def _ranking(ranked: Ranked) -> Section:
     """Means, times and implementations, and what went wrong."""
     several = len(ranked.results.runs) > 1
-    spread = ", mean \u00b1 standard deviation over checkpoints" if several else ""
+    spread = ", mean \u00b1 sample standard deviation over checkpoints" if several else ""
     text = f"Percent{spread}. Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
     notes, problems = _metric_notes(ranked), _problems(ranked)
     return Section("ranking", "Ranking", [text, *notes, _ranking_table(ranked), problems])
@@ -213,24 +216,29 @@ def _bars(ranked: Ranked) -> Section:
         title, look = f"{GROUP_NAMES[group]} {shown}", {"spreads": spreads, "width": 350.0}
         if found:
             charts.append(metric_bars(shown.title, title, [shown.title], rows, ours, **look))
-    whiskers = "Whiskers show one standard deviation over checkpoints. "
+    whiskers = "Whiskers show one sample standard deviation over checkpoints. "
     text = f"{whiskers if len(ranked.results.runs) > 1 else ''}Our methods are blue and bold."
     blocks = [Figures(charts, text)] if charts else []
     return Section("bars", "All methods at a glance", blocks)
 
 
 def _times(ranked: Ranked) -> Section:
-    """AUROC over time as a picture, then times and memory as a table."""
+    """AUROC over time as a picture, then times, and memory of a GPU, as a table."""
     measured = [m for m in ranked.methods if m.times]
+    # on a CPU, peak memory depends on what ran before
+    on_cpu = str(ranked.results.machine.get("device", "CPU")).upper() == "CPU"
+    costs = {k: title for k, title in _COSTS.items() if k != "peak_mb" or not on_cpu}
     text = "Times include the network's forward pass, as if each method ran alone."
     groups = {g: [m for m in measured if g in m.ranks and m.ms > 0] for g in ranked.groups}
     pictures = [_time_picture(own, group) for group, own in groups.items() if own]
     hint = "Up and to the left is better. Our methods are blue diamonds."
-    rows = [[Cell(m.title), *(_cost(m, key) for key in _COSTS)] for m in measured]
-    columns = [*text_columns("Method"), *map(Column, _COSTS.values())]
+    rows = [[Cell(m.title), *(_cost(m, key) for key in costs)] for m in measured]
+    columns = [*text_columns("Method"), *map(Column, costs.values())]
     table = Table("", columns, rows, _ours(measured))
     blocks: list[Content] = [text, *_uncertain_times(ranked), Figures(pictures, hint), table]
-    return Section("times", "Time and memory", blocks if measured else [])
+    return Section(
+        "times", "Time and memory" if "peak_mb" in costs else "Time", blocks if measured else []
+    )
 
 
 def _time_picture(methods: Sequence[RankedMethod], group: str) -> figures.Picture:

@@ -9,7 +9,7 @@ from nac_openood.benchmark.run.results import GROUP_WORDS
 from nac_openood.tables import NOTHING
 
 _SETS = {
-    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "embedded": "Handwritten digits",
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "embedded": "handwritten digits 0 to 7",
     "imagenet": "ImageNet-1K", "imagenet200": "ImageNet-200", "imagenet_v2": "ImageNet-V2",
     "imagenet_c": "ImageNet-C", "imagenet_r": "ImageNet-R", "tin": "Tiny ImageNet",
     "mnist": "MNIST", "svhn": "SVHN", "texture": "Textures", "textures": "Textures",

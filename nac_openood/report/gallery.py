@@ -1,43 +1,68 @@
-"""Pictures of samples: the hardest of a comparison, the most suspicious of a batch job."""
+"""Samples with pictures: confident mistakes, the hardest ones, the most suspicious ones."""
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
-from nac_openood.benchmark.run.results import HardSample, Results
+from nac_openood.benchmark.methods.table import METHODS, NAC
+from nac_openood.benchmark.run.results import ConfidentMistakes, HardSample, Results
+from nac_openood.detector.display import percent
 from nac_openood.detector.outcomes import Explanation
-from nac_openood.report.formatting import count
+from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked
-from nac_openood.report.render import Document, Section, render_page
+from nac_openood.report.render import (
+    Card,
+    Content,
+    Document,
+    Group,
+    Section,
+    Story,
+    render_page,
+)
 from nac_openood.sources.fitted import Prediction
 from nac_openood.sources.images import png_url
 from nac_openood.tables import NOTHING, Example, Examples
 
 _KINDS = {
-    "id-lowest": "In-distribution samples with the lowest NAC scores",
-    "ood-highest": "OOD samples with the highest NAC scores",
+    "id-lowest": "In-distribution samples with the lowest scores",
+    "ood-highest": "OOD samples with the highest scores",
 }
+_NAC = "Bars show the score of each layer: how well its neurons are covered."
+_PARTS = (
+    "Bars show, for each part of the score, the share of the in-distribution test samples with "
+    "values as low."
+)
 
 
 def hardest_samples(ranked: Ranked) -> Section:
-    """The samples that NAC finds hardest, with their pictures; empty without samples."""
-    results = ranked.results
-    scale = max([1.0, *(v for e in results.gallery for v in e.layers.values() if v == v)])
-    found: dict[str, list[Example]] = {}
-    for e in results.gallery:
-        bars = {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()}
-        labels = {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()}
-        shown = Example(e.dataset, e.name, bars, _picture(results, e), f"{e.score:.3f}", labels)
-        found.setdefault(e.kind, []).append(shown)
-    blocks = [Examples(title, found[kind]) for kind, title in _KINDS.items() if kind in found]
+    """The samples that our methods find hardest, with pictures; empty without samples."""
+    blocks: list[Content] = []
+    for method in dict.fromkeys(e.method for e in ranked.results.gallery):
+        own = [e for e in ranked.results.gallery if e.method == method]
+        title = METHODS[method].title if method in METHODS else method
+        what = _NAC if method == NAC else _PARTS
+        blocks.append(Section("", title, [what, *_groups(ranked.results, own)]))
     return Section("gallery", "Hardest samples", blocks)
 
 
-def _picture(results: Results, example: HardSample) -> Optional[str]:
-    """The PNG as a data URL; None if there is none, or it is damaged or outside the folder."""
-    if example.file is None:
+def _groups(results: Results, samples: Sequence[HardSample]) -> Iterator[Examples]:
+    """The samples by kind, with bars relative to the highest value."""
+    scale = max([1.0, *(v for e in samples for v in e.layers.values() if v == v)])
+    found: dict[str, list[Example]] = {}
+    for e in samples:
+        bars = {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()}
+        labels = {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()}
+        image, score = picture_in(results, e.file), f"{e.score:.3f}"
+        shown = Example(e.dataset, e.name, bars, image, score, labels)
+        found.setdefault(e.kind, []).append(shown)
+    yield from (Examples(title, found[kind]) for kind, title in _KINDS.items() if kind in found)
+
+
+def picture_in(results: Results, file: Optional[str]) -> Optional[str]:
+    """A PNG as a data URL; None if there is none, or it is damaged or outside the folder."""
+    if file is None:
         return None
-    path = results.folder / example.file
+    path = results.folder / file
     try:
         path.resolve().relative_to(results.folder.resolve())
         content = path.read_bytes()
@@ -84,8 +109,57 @@ def suspects_page(
         Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
         Section("neurons", "Least covered neurons", [least_covered, neurons]),
     ]
-    verdict = f"{n_out} of {count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
-    shown = f"{count(len(suspects), 'image')} with the lowest p-values"
+    verdict = f"{n_out} of {fmt.count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
+    shown = f"{fmt.count(len(suspects), 'image')} with the lowest p-values"
     mistakes = f"about {alpha:.1%} of in-distribution images would be rejected by mistake"
     title, topic = "Most suspicious images", "nac-openood score"
     return render_page(Document(title, arch, verdict, sections, [shown, mistakes], topic=topic))
+
+
+def story(results: Results) -> Optional[Story]:
+    """The story of a comparison; None if its network makes no confident mistakes."""
+    found = results.confident
+    if found is None:
+        return None
+
+    def pictures(files: Sequence[str]) -> list[str]:
+        return list(filter(None, (picture_in(results, file) for file in files)))
+
+    shown = [
+        Group(fmt.set_title(name), f"sure of {sure} of {n:,}, {caught} caught",
+              pictures(found.shown.get(name, ())))
+        for name, (n, sure, caught) in found.sets.items()
+    ]  # fmt: skip
+    cards = [
+        Card(
+            fmt.set_title(e.dataset), picture_in(results, e.file), e.answer,
+            percent(e.confidence), f"{e.p_value:.2g}", e.p_value <= found.level,
+        )
+        for e in found.examples
+    ]  # fmt: skip
+    classes = fmt.count(found.n_classes, "class", "classes")
+    known = Group(fmt.capital(fmt.set_title(results.id_name)), classes, pictures(found.known))
+    note = (
+        f"p is the share of samples that score as low with {found.method}, of {found.n_known:,} "
+        f"test samples and the one in question. Of samples like those of training, at most "
+        f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Shown are mistakes among the "
+        "ten surest of a dataset."
+    )
+    seen, caught = sentences(results, found)
+    return Story(
+        "Sure of its answer, and wrong", seen, caught, known, shown, cards, found.method, note
+    )
+
+
+def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
+    """What the network learned, was shown and was wrong about, and how much of that is caught."""
+    n, sure, caught = (sum(counts) for counts in zip(*found.sets.values()))
+    name, accuracy = fmt.set_title(results.id_name), results.runs[0].accuracy
+    right = "" if accuracy is None else f" and names {accuracy:.1f} % of new ones correctly"
+    return (
+        f"A network was trained on {name}{right}. Then it was shown {n:,} samples of none of its "
+        f"{found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is at "
+        f"least {100 * found.sure:.0f} % sure.",
+        f"An alarm at p \u2264 {found.level:g} with {found.method} catches {caught:,} of these "
+        f"{sure:,} confident mistakes ({100 * caught / sure:.0f} %).",
+    )

@@ -54,6 +54,49 @@ class Tile(NamedTuple):
     lines: Sequence[str] = ()
 
 
+class Group(NamedTuple):
+    """Pictures of a dataset, with what happened on it."""
+
+    title: str
+    note: str
+    pictures: Sequence[str]
+
+
+class Card(NamedTuple):
+    """A confident mistake; `alarm` says whether its p-value raises an alarm."""
+
+    dataset: str
+    picture: Optional[str]
+    answer: str
+    confidence: str
+    p_value: str
+    alarm: bool
+
+
+class Story(NamedTuple):
+    """What a report opens with.
+
+    Args:
+        title: in large print.
+        seen: what the network was trained on and shown.
+        caught: how many of its confident mistakes raise an alarm.
+        known: pictures of what the network was trained on.
+        shown: pictures of every OOD set.
+        cards: confident mistakes.
+        method: whose p-values these are.
+        note: what a p-value is.
+    """
+
+    title: str
+    seen: str
+    caught: str
+    known: Group
+    shown: Sequence[Group]
+    cards: Sequence[Card]
+    method: str
+    note: str
+
+
 class Document(NamedTuple):
     """A whole report.
 
@@ -68,6 +111,7 @@ class Document(NamedTuple):
         topic: a line above the title.
         command: the command that makes the report again.
         about: names and values by heading: data, versions and so on.
+        story: what to open with, before the verdict.
     """
 
     title: str
@@ -80,6 +124,7 @@ class Document(NamedTuple):
     topic: str = "Out-of-distribution detection"
     command: str = ""
     about: Mapping[str, Mapping[str, str]] = {}
+    story: Optional[Story] = None
 
 
 def paper_section(
@@ -139,6 +184,7 @@ def render_markdown(content: Document) -> str:
     """A document as Markdown, without its figures."""
     parts = [
         f"# {_escaped(content.title)}",
+        *(_escaped(f"{story.seen} {story.caught}") for story in [content.story] if story),
         f"**{_escaped(content.verdict)}**",
         _escaped(" \u00b7 ".join([content.arch, *content.facts])) + ".",
         *_markdown([f"Note: {note}" for note in content.notes]),

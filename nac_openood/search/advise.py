@@ -117,6 +117,8 @@ class Advice:
         lines += [f"Warning: {text}." for text in self.warnings]
         return "\n".join([*lines, *(f"Note: {text}." for text in self.notes)])
 
+    __repr__ = __str__
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; AUROCs are fractions."""
         return {

@@ -20,6 +20,7 @@ from nac_openood.core.layer_config import LayerConfig, refuse_unknown
 from nac_openood.core.metrics import joined_auroc, joined_fpr_at, joined_fpr_in_at
 from nac_openood.detector.batches import tqdm
 from nac_openood.detector.config import NACConfig, Sweep, check_sweep
+from nac_openood.detector.display import described
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.advise import Advice
@@ -111,6 +112,20 @@ class SearchResult:
     evaluated: int
     n_samples: int
     seconds: float = field(compare=False, default=0.0)
+
+    def __repr__(self) -> str:
+        found, guard = self.best, self.best.guard
+        against = "surrogates" if self.surrogate else "OOD validation"
+        lines = {
+            "AUROC": f"{100 * found.auroc:.2f} % of ID against {against}",
+            "FPR@95": f"{100 * found.fpr95:.2f} % (OOD found), "
+            f"{100 * found.fpr95_in:.2f} % (ID kept)",
+            "guard": None if guard is None else f"{100 * guard:.2f} %, best is 50 %",
+            "fitted": f"on {self.n_samples:,} samples",
+            "tried": f"{self.evaluated:,} settings, {self.strategy}, {self.seconds:.1f} s",
+            **{name: str(config) for name, config in found.layers.items()},
+        }
+        return described("SearchResult: the best settings of NAC", lines)
 
     @property
     def best(self) -> Candidate:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import datetime
 import platform
-import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union
 
-import numpy as np
 import torch
 from torch import nn
 
 from nac_openood.benchmark.methods.scorer import Scorer
-from nac_openood.benchmark.methods.table import NAC, Method
+from nac_openood.benchmark.methods.table import Method
 from nac_openood.benchmark.run import results, store
 from nac_openood.benchmark.run.cost import typical_rate
+from nac_openood.benchmark.run.examples import confident_mistakes, hardest
 from nac_openood.benchmark.run.network import Failure, NetworkRun
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.detector.batches import Say
 from nac_openood.distributed import synchronized
 from nac_openood.errors import FileError, NACError, error_text
-from nac_openood.files import locked, make_folder, remove, replacing
+from nac_openood.files import locked, make_folder, remove
 from nac_openood.network.replica import kept_random_state
 from nac_openood.search.loaders import SURROGATE_LABEL, SurrogateLoader
 from nac_openood.sources.checkpoints import Checkpoint
-from nac_openood.sources.images import small_png
 from nac_openood.sources.samples import SampleList, Samples, readable_images
 from nac_openood.sources.sets import Datasets
 from nac_openood.tensor_files import versions
@@ -35,8 +33,6 @@ from nac_openood.tensor_files import versions
 #: Which datasets of image files had no unreadable images, by identity.
 _CHECKED = "images.json"
 _UNFINISHED: Failure = ("failed", "not finished: repeat the comparison to continue from here")
-#: How many of the hardest samples of the ID test set and of each OOD set are shown.
-_HARDEST_ID, _HARDEST_OOD = 8, 4
 
 
 class Surrogates:
@@ -262,6 +258,7 @@ def tabulate(
         for method in study.methods
     )
     first = runs[0].name
+    ready = [row.method for row in rows if (row.run, row.status) == (first, "ok")]
     # the time of the newest scores, so that equal results make equal documents
     times = [p.stat().st_mtime for p in study.out.glob("runs/*/*/*.safetensors")]
     created = datetime.datetime.fromtimestamp(max(times, default=0.0), datetime.timezone.utc)
@@ -274,8 +271,8 @@ def tabulate(
     return Results(
         study.out, study.sets.id_name, study.arch, study.command,
         created.isoformat(timespec="seconds"), versions(), machine, tuple(sets), runs, rows,
-        gallery=tuple(_hardest(study, first)) if (first, NAC) in done else (),
-        notes=tuple(_notes(study, rows)), surrogates=study.surrogates,
+        gallery=tuple(hardest(study, first, ready)), notes=tuple(_notes(study, rows)),
+        surrogates=study.surrogates, confident=confident_mistakes(study, first, ready),
     )  # fmt: skip
 
 
@@ -319,41 +316,3 @@ def _row(study: Study, run: NetworkInfo, method: Method, failure: Optional[Failu
         **{name: setup[name] for name in ("hyperparameters", "search", "advice")},
         disturbed=mean_rate > 1.5 * typical_rate(times),
     )
-
-
-def _hardest(study: Study, run: str) -> Iterator[results.HardSample]:
-    """ID samples with NAC's lowest and OOD samples with its highest scores.
-
-    Pictures of them are saved in `gallery/`, if the datasets have pictures.
-    """
-    folder = store.method_folder(study.out, run, NAC)
-    for name, role in study.sets.roles().items():
-        stored = store.read_scores(folder / f"{name}.safetensors")
-        if stored is None or role == "csid":
-            continue
-        order = np.argsort(stored.scores.score, kind="stable")
-        taken = order[:_HARDEST_ID] if role == "id" else order[::-1][:_HARDEST_OOD]
-        kind = "id-lowest" if role == "id" else "ood-highest"
-        for rank, index in enumerate(taken.tolist()):
-            layers = {layer: float(part[index]) for layer, part in stored.scores.by_layer.items()}
-            title, score = study.scored[name].sample_name(index), float(stored.scores.score[index])
-            file = _save_picture(study, name, index, rank)
-            yield results.HardSample(kind, name, title, score, layers, file)
-
-
-def _save_picture(study: Study, dataset: str, index: int, rank: int) -> Optional[str]:
-    """Save a small picture of a sample and return its file; None if the sample has no picture."""
-    try:
-        picture = study.scored[dataset].picture(index)
-        if picture is None:
-            return None
-        content = small_png(picture)
-    except Exception as error:  # the user's code failed, which must not cost the results
-        text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
-        warnings.warn(text, UserWarning, stacklevel=2)
-        return None
-    file = f"gallery/{dataset}_{rank}.png"
-    make_folder(study.out / "gallery")
-    with replacing(study.out / file) as temporary:
-        temporary.write_bytes(content)
-    return file

@@ -90,7 +90,7 @@ def metrics_by_set(
 
 
 class Value(NamedTuple):
-    """A mean and its (population) standard deviation, None for a single number."""
+    """A mean and the sample standard deviation, None for a single number."""
 
     mean: float
     std: Optional[float]
@@ -99,7 +99,7 @@ class Value(NamedTuple):
     def of(cls, numbers: Sequence[float]) -> Value:
         """The value of one number or more."""
         several = len(numbers) > 1
-        return cls(float(np.mean(numbers)), float(np.std(numbers)) if several else None)
+        return cls(float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if several else None)
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ class Row:
 
 @dataclass(frozen=True)
 class HardSample:
-    """A hard sample: `kind` is "id-lowest" or "ood-highest".
+    """A hard sample of a method: `kind` is "id-lowest" or "ood-highest".
 
     `file` is a PNG, relative to the results' folder, or None if the sample has no picture;
-    `layers` holds its scores per layer.
+    `layers` holds its scores per layer, between 0 and 1.
     """
 
     kind: str
@@ -176,6 +176,47 @@ class HardSample:
     score: float
     layers: Mapping[str, float]
     file: Optional[str] = None
+    method: str = "nac"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An OOD sample that the network assigns to a class, `answer`, with high confidence."""
+
+    dataset: str
+    name: str
+    answer: str
+    confidence: float
+    p_value: float
+    file: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class ConfidentMistakes:
+    """For how many OOD samples a network is sure of a class, and how many an alarm catches.
+
+    Args:
+        method: the title of the rule that raises the alarm.
+        n_classes: how many classes the network knows.
+        n_known: number of ID test samples; p-values rank among their scores.
+        sets: by OOD set the number of samples, of those the network is sure about, and of those
+            among the latter with an alarm.
+        examples: mistakes among the ten surest of their sets.
+        sure: from which confidence on the network is sure.
+        level: p-values at or below it raise an alarm.
+        known: pictures of ID samples, one for each class.
+        shown: pictures of each OOD set.
+    """
+
+    method: str
+    n_classes: int
+    n_known: int
+    sets: Mapping[str, tuple[int, int, int]]
+    examples: tuple[Mistake, ...]
+    sure: float
+    level: float
+    known: tuple[str, ...] = ()
+    shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,11 +234,12 @@ class Results:
         sets: the datasets that were scored, the ID test set first.
         runs: the networks.
         rows: every method on every network, in the order of the call.
-        gallery: the samples that NAC finds hardest.
+        gallery: the samples that NAC+ and NAC find hardest.
         paper: measured and published numbers, as `paper.published.against` returns them; empty if
             not requested.
         notes: what a reader should know, e.g. how many images were skipped.
         surrogates: whether hyperparameters were searched against surrogates of OOD data.
+        confident: confident mistakes of the first network, if it makes any.
     """
 
     folder: Path
@@ -214,6 +256,17 @@ class Results:
     paper: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     surrogates: bool = False
+    confident: Optional[ConfidentMistakes] = None
+
+    def __repr__(self) -> str:
+        rows = self.methods()
+        ok = [own[0] for own in rows.values() if any(row.status == "ok" for row in own)]
+        text = f"Results of {len(ok)} of {len(rows)} methods on {self.id_name}, in {self.folder}"
+        for group, title in GROUP_NAMES.items():
+            found = [(v.mean, r.title) for r in ok if (v := self.value(r.method, group, "AUROC"))]
+            best = ", ".join(f"{name} {mean:.2f}" for mean, name in sorted(found, reverse=True)[:5])
+            text += f"\n  {title} AUROC: {best}" if best else ""
+        return text
 
     def methods(self) -> dict[str, list[Row]]:
         """The rows by method, in the order of the call."""
@@ -223,7 +276,7 @@ class Results:
         return found
 
     def value(self, method: str, dataset: str, metric: str) -> Optional[Value]:
-        """Mean and standard deviation over the runs that worked; None if there is no number."""
+        """Mean and sample standard deviation over the runs that worked; None without a number."""
         rows = [r for r in self.rows if r.method == method and r.status == "ok"]
         found = [r.metrics.get(dataset, {}).get(metric) for r in rows]
         numbers = [number for number in found if number is not None]
@@ -336,6 +389,7 @@ def merge_results(parts: Sequence[Results], out: Path) -> Results:
         first, folder=out, runs=tuple(run for run, _ in runs.values()),
         rows=tuple(row for row, _ in chosen.values()),
         created=max(part.created for part in parts), gallery=pictured.gallery, paper=(),
+        confident=pictured.confident,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )  # fmt: skip
     beside = [each for part in parts for each in part.paper]

@@ -1,0 +1,129 @@
+"""How results look when printed, and in notebooks: text, and small pieces of HTML."""
+
+from __future__ import annotations
+
+import io
+import weakref
+from base64 import b64encode
+from html import escape
+from typing import Any, Iterable, Mapping, Optional, Sequence
+
+import numpy as np
+from torch import Tensor
+
+#: How many samples and neurons are shown at most.
+MOST = 10
+_SIDE = 64
+_LOW, _HIGH, _LINE = "#d55e00", "#0072b2", "rgba(128,128,128,.3)"
+
+
+class Images:
+    """The images of a batch, for as long as somebody else keeps them: nothing is held in memory."""
+
+    def __init__(self, x: Any = None) -> None:
+        shown = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
+        self._batch: Any = weakref.ref(x) if shown else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Images, ()  # a reference cannot be pickled
+
+    def pictures(self, n: int = MOST) -> list[str]:
+        """HTML of the first `n` images; empty texts where there are none."""
+        batch = None if self._batch is None else self._batch()
+        found = [] if batch is None else [_picture(image) for image in batch[:n].detach().cpu()]
+        return found + [""] * (n - len(found))
+
+
+def _picture(image: Tensor) -> str:
+    """An image of any normalization, `[channels, height, width]`, as HTML."""
+    from PIL import Image
+
+    pixels = image.float().nan_to_num().permute(1, 2, 0).numpy()
+    low, high = float(pixels.min()), float(pixels.max())
+    scaled = np.rint(255 * (pixels - low) / max(high - low, 1e-12)).astype(np.uint8)
+    picture = Image.fromarray(scaled.squeeze(2) if scaled.shape[2] == 1 else scaled)
+    picture.thumbnail((_SIDE, _SIDE))
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    url = f"data:image/png;base64,{b64encode(out.getvalue()).decode()}"
+    return f'<img src="{url}" height="{_SIDE}" style="image-rendering:pixelated;margin:0" alt="">'
+
+
+def percent(share: float) -> str:
+    """A share in percent with enough digits not to say 0 or 100 % of what is neither."""
+    digits = next((d for d in (1, 2, 3, 4) if 0 < round(100 * share, d) < 100), 1)
+    return f"{100 * share:.{digits}f} %"
+
+
+def p_text(p_value: Optional[float]) -> str:
+    """A p-value with two digits."""
+    return "no p-value" if p_value is None else f"p = {p_value:.2g}"
+
+
+def text_rows(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows as aligned text: the first and the last column to the left, the others to the right."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [str(cell).rjust(width) for cell, width in zip(middle, widths[1:])]
+        lines.append("  ".join(["", str(first).ljust(widths[0]), *cells, str(last)]).rstrip())
+    return "\n".join(lines)
+
+
+def described(title: str, lines: Mapping[str, Optional[str]]) -> str:
+    """A title, and a line for each name that has a text."""
+    return "\n".join([title, *(f"  {name:<12}{text}" for name, text in lines.items() if text)])
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """A table of cells that are HTML already, below a caption."""
+    style = f'style="text-align:left;padding:4px 12px;border-bottom:1px solid {_LINE}"'
+    head = "".join(f"<th {style}>{escape(name)}</th>" for name in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td {style}>{cell}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return (
+        f'<div><p style="margin:4px 0">{escape(caption)}</p>'
+        f'<table style="border-collapse:collapse">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def badge(out: bool) -> str:
+    """Whether a sample is out-of-distribution, as HTML."""
+    color, text = (_LOW, "out") if out else ("inherit", "in")
+    return f'<b style="color:{color}">{text}</b>'
+
+
+def html_explanation(
+    score: float,
+    p_value: Optional[float],
+    contributions: Mapping[str, float],
+    neurons: Mapping[str, Mapping[int, float]],
+    picture: str = "",
+    largest: float = 0.0,
+) -> str:
+    """The score of a sample with what every layer adds, and the least covered neurons.
+
+    Bars are relative to `largest`, or to the longest of them.
+    """
+    largest = max([largest, *map(abs, contributions.values())]) or 1.0
+    cell = 'style="text-align:left;padding:2px 10px 2px 0;white-space:nowrap"'
+    rows = []
+    for name, value in contributions.items():
+        share, color = 100 * min(1.0, abs(value) / largest), _LOW if value < 0 else _HIGH
+        bar = f'<div style="width:{share:.0f}%;height:10px;background:{color};border-radius:3px">'
+        least = ", ".join(f"#{n} ({v:.3g})" for n, v in neurons.get(name, {}).items())
+        rows.append(
+            f"<tr><td {cell}>{escape(name)}</td><td {cell}>{value:.3g}</td>"
+            f'<td {cell}><div style="width:160px">{bar}</div></div></td>'
+            f"<td {cell}>{least}</td></tr>"
+        )
+    heads = ("part", "adds", "", "least covered neurons (how well)")
+    head = "".join(f"<th {cell}>{text}</th>" for text in heads)
+    return (
+        f'<div style="display:flex;gap:16px;align-items:flex-start;padding:8px 0;'
+        f'border-bottom:1px solid {_LINE}">{picture}<div><b>score {score:.4g}, '
+        f'{p_text(p_value)}</b><table style="border-collapse:collapse;margin-top:4px">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
+    )
