@@ -50,7 +50,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods
 #: and the leaderboard 240, stored arrays 85, what is printed and shown 180.
 LIMITS: dict[str, int] = {
-    "code lines": 18_215,
+    "code lines": 18_225,
     "files": 143,
     "record types": 115,
     "modules below 120 lines with one importer": 15,

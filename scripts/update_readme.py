@@ -16,7 +16,7 @@ from typing import Callable
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli import build_parser
 from nac_openood.cli.output import in_options
-from nac_openood.detector.display import percent
+from nac_openood.detector.display import share_text
 from nac_openood.report.comparison import summary_table
 from nac_openood.report.gallery import sentences
 
@@ -67,7 +67,7 @@ def confident() -> str:
     results = Results.load(ROOT / "benchmarks" / "demo")
     assert results.confident is not None, "the demo's network makes no confident mistakes"
     shown = [
-        f"{percent(e.confidence)} sure of a {e.answer}, p = {e.p_value:.2g}"
+        f"{share_text(e.confidence)} sure of a {e.answer}, p = {e.p_value:.2g}"
         for e in results.confident.examples
     ]
     alt = f"A network trained on digits, shown parts of photographs: {'; '.join(shown)}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nac_openood import Explanation, FitSummary, NACDetector, Scores
-from nac_openood.detector.display import Images, percent
+from nac_openood.detector.display import Images, share_text
 from nac_openood.detector.outcomes import Explanations, Verdicts
 from nac_openood.search import search
 
@@ -27,7 +27,7 @@ def test_a_detector_says_what_it_is(small_net, images, labels):
     assert "call calibrate(loader)" in repr(det)
     det.calibrate([(images, labels)] * 5, 0.9, confidence=0.8, per_class=True)
     told = repr(det)
-    assert all(f"{name} " in told or f"{name}," in told for name in det.layers)
+    assert ", ".join(det.layers) + "\n" in told
     assert "120 samples rank new ones; at most 10 % of ID samples of every predicted class" in told
     assert "with a confidence of 0.8" in told and "threshold" not in told
 
@@ -45,7 +45,7 @@ def test_scores_in_a_few_lines(det, images, labels):
     scores = det.score_loader([(images, labels)] * 50)
     told = repr(scores)
     assert told.startswith("Scores of 1,200 samples\n") and len(told) < 500
-    assert f"accuracy {percent((scores.prediction == scores.label).mean())}" in told
+    assert f"accuracy {share_text((scores.prediction == scores.label).mean())}" in told
     unknown = scores._replace(label=scores.label * 0 - 1, score=scores.score * float("nan"))
     assert repr(unknown) == "Scores of 1,200 samples, none of them finite"
     assert "label       none" in repr(scores._replace(label=scores.label * 0 - 1))
@@ -147,4 +147,4 @@ def test_decisions_and_searches_say_what_they_found(det, images, labels, small_n
     [(0.5, "50.0 %"), (1.0, "100.0 %"), (0.0, "0.0 %"), (0.99996, "99.996 %"), (4e-6, "0.0004 %")],
 )
 def test_percent_does_not_round_to_certainty(share, text):
-    assert percent(share) == text
+    assert share_text(share) == text

@@ -16,7 +16,7 @@ RUN = """
 import sys
 import nbclient, nbformat
 book = nbformat.read(sys.argv[1], as_version=4)
-names = "[float(accuracy), aurocs, [bool(known) for known, _ in answers]]"
+names = "[float(accuracy), aurocs, verdicts.out().tolist()]"
 book.cells.append(nbformat.v4.new_code_cell(f"import json; print(json.dumps({names}))"))
 patient = {"timeout": None, "startup_timeout": 600}
 nbclient.NotebookClient(book, **patient, kernel_name="python3").execute()
@@ -53,7 +53,11 @@ def test_it_runs_and_shows_what_it_says(executed):
     outputs = [output for cell in executed for output in cell.get("outputs", [])]
     assert [o["text"] for o in outputs if o.get("name") == "stderr"] == []
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
-    accuracy, aurocs, known = json.loads("".join(executed[-1]["outputs"][0]["text"]))
+    pages = [
+        output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})
+    ]
+    assert ["".join(page).count("<img") for page in pages] == [4, 4]
+    accuracy, aurocs, out = json.loads("".join(executed[-1]["outputs"][0]["text"]))
     assert accuracy >= 0.97
     assert all(aurocs[name][0] > 0.95 for name in ("photos", "portrait", "terrain"))
-    assert known[0] and not known[2]
+    assert not out[0] and all(out[2:])

@@ -55,7 +55,7 @@ def calibrate_rule(
     return pvalues, found
 
 
-def calibration(pvalues: Optional[PValues]) -> str:
+def calibration_text(pvalues: Optional[PValues]) -> str:
     """What a detector was calibrated on and promises, on one line."""
     if pvalues is None:
         return "not yet: call calibrate(loader)"

@@ -129,7 +129,7 @@ class NACDetector:
         lines = {
             "layers": ", ".join(self.layers) or "found on the first batch",
             "fitted": "not yet: call fit(loader)" if summary is None else f"on {summary}",
-            "calibrated": decisions.calibration(self.pvalues_) if summary else None,
+            "calibrated": decisions.calibration_text(self.pvalues_) if summary else None,
             "threshold": limit if summary else None,
         }
         title = f"NACDetector: {kind.title or kind.name} on {type(net).__name__}"

@@ -49,7 +49,7 @@ def _picture(image: Tensor) -> str:
     return f'<img src="{url}" height="{_SIDE}" style="image-rendering:pixelated;margin:0" alt="">'
 
 
-def percent(share: float) -> str:
+def share_text(share: float) -> str:
     """A share in percent with enough digits not to say 0 or 100 % of what is neither."""
     digits = next((d for d in (1, 2, 3, 4) if 0 < round(100 * share, d) < 100), 1)
     return f"{100 * share:.{digits}f} %"

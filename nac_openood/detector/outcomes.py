@@ -40,7 +40,7 @@ class Scores(NamedTuple):
         lines = {
             "score": f"median {middle:.4g}; 90 % lie between {low:.4g} and {high:.4g}",
             "not finite": f"{missing:,} samples" if missing else None,
-            "label": f"of {known.sum():,} samples; accuracy {display.percent(right.mean())}"
+            "label": f"of {known.sum():,} samples; accuracy {display.share_text(right.mean())}"
             if known.any()
             else "none",
             "by_layer": ", ".join(self.by_layer),
@@ -109,7 +109,7 @@ class Verdicts(_Verdicts):
             zip(*(column[: display.MOST].tolist() for column in self))
         ):
             name = names.get(answer, str(answer))
-            yield n, (name, display.percent(sure), f"{score:.4g}", f"{p:.2g}", out[n])
+            yield n, (name, display.share_text(sure), f"{score:.4g}", f"{p:.2g}", out[n])
 
 
 #: What is usual, for errors.

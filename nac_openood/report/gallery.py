@@ -6,7 +6,7 @@ from typing import Iterator, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS, NAC
 from nac_openood.benchmark.run.results import ConfidentMistakes, HardSample, Results
-from nac_openood.detector.display import percent
+from nac_openood.detector.display import share_text
 from nac_openood.detector.outcomes import Explanation
 from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked
@@ -133,7 +133,7 @@ def story(results: Results) -> Optional[Story]:
     cards = [
         Card(
             fmt.set_title(e.dataset), picture_in(results, e.file), e.answer,
-            percent(e.confidence), f"{e.p_value:.2g}", e.p_value <= found.level,
+            share_text(e.confidence), f"{e.p_value:.2g}", e.p_value <= found.level,
         )
         for e in found.examples
     ]  # fmt: skip
