@@ -2,8 +2,9 @@
 
     OPENOOD_SRC=OpenOOD python scripts/mini_benchmark.py --data-root DIR --checkpoint DIR --out DIR
 
-Methods that are not slow run on every image, the slow ones on every fifth (ODIN runs the network 32
-times per image), or every tenth with `--thin 10`, as for the page in the docs. Each result is
+Methods that are not slow run on every image; the slow ones, with default hyperparameters, on every
+fifth, or every tenth with `--thin 10`, as for the page in the docs (a search of AdaSCALE's runs the
+network 144 times per validation image). Each result is
 stored: after an interruption the script continues; when everything is done it only writes the page.
 
 `--recorded FILE ...` adds other networks, of which a pass was recorded. A file holds a dict, by
@@ -47,7 +48,7 @@ from nac_openood.tensor_files import versions
 
 ROWS = {**METHODS, **LATER_METHODS}
 #: What the slow methods are compared with.
-_USUAL = ("msp", "ebo", "gen", "knn", "fdbd", "nac", "nac_plus")
+_USUAL = ("msp", "ebo", "gen", "knn", "fdbd", "nac_plus")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
 # The miniature CIFAR-10 benchmark with both backends
@@ -63,8 +64,9 @@ detectors or, for later methods than the paper's, this package's functions
 FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
 [compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
 
-The second table has the slow methods, and thins every list, those of training and validation images
-too. With so few training images, methods that learn much from them do far worse than in the first.
+The second table has the slow methods, and some others for comparison, with default hyperparameters.
+It thins every list, those of training and validation images too: methods that learn much from
+training images do far worse than in the first.
 """
 _OTHERS = """
 ## Other networks
@@ -96,12 +98,17 @@ def thinned(data_root: Path, target: Path, step: int) -> Path:
 
 
 def run(
-    args: argparse.Namespace, backend: str, data_root: Path, out: Path, methods: list[str]
+    args: argparse.Namespace,
+    backend: str,
+    data_root: Path,
+    out: Path,
+    methods: list[str],
+    *more: str,
 ) -> Results:
     code = command(
         ["compare", "--id-data", "cifar10", "--arch", "resnet18_32x32", "--backend", backend,
          "--data-root", str(data_root), "--checkpoint", args.checkpoint, "--out", str(out),
-         "--methods", *methods]
+         "--methods", *methods, *more]
     )  # fmt: skip
     if code not in (0, 2):
         raise SystemExit(code)
@@ -116,9 +123,9 @@ def forget(out: Path, methods: Sequence[str]) -> None:
 
 
 def section(
-    args: argparse.Namespace, title: str, data_root: Path, methods: list[str]
+    args: argparse.Namespace, title: str, data_root: Path, methods: list[str], *more: str
 ) -> tuple[str, Results]:
-    """A table of both backends, and the rank of NAC; the results with OpenOOD."""
+    """A table of both backends, and the rank of our methods; the results with OpenOOD."""
     place = Path(args.out) / title.split(",")[0].replace(" ", "-").lower()
     found: list[Results] = []
     for backend in (OPENOOD, PYTORCH_OOD):
@@ -129,7 +136,7 @@ def section(
                 shutil.copytree(
                     source, out / source.relative_to(place / f"by-{OPENOOD}"), dirs_exist_ok=True
                 )
-        found.append(run(args, backend, data_root, out, methods))
+        found.append(run(args, backend, data_root, out, methods, *more))
     first, second = found
     args.accuracy = args.accuracy or first.runs[0].accuracy
     head = _SECTION.format(
@@ -272,10 +279,11 @@ def main() -> None:
     slow = [*_USUAL, *(name for name, row in ROWS.items() if row.slow)]
     if args.keep_slow:
         text += "\n## One" + PAGE.read_text("utf-8").split("\n## One")[1].split("\n## ")[0]
+        text = text.split("\nMade with")[0]
     else:
         title = f"One image of {args.thin}, slow methods"
         thin = thinned(root, Path(args.out) / "thinned", args.thin)
-        text += section(args, title, thin, slow)[0]
+        text += section(args, title, thin, slow, "--no-search")[0]
     text += _OTHERS + others(first, [recorded(args, file) for file in args.recorded])
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
     files.write_text(

@@ -45,12 +45,12 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
 #: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
-#: file that needs no library, advice that compares with later methods 50, what results print and
+#: file that needs no library, advice that compares with later methods 60, what results print and
 #: notebooks show 220, confident mistakes in reports 195. Tests: what publishes a release 170, the
 #: code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods
 #: and the leaderboard 240, stored arrays 85, what is printed and shown 180.
 LIMITS: dict[str, int] = {
-    "code lines": 18_225,
+    "code lines": 18_235,
     "files": 143,
     "record types": 115,
     "modules below 120 lines with one importer": 15,

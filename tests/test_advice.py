@@ -171,7 +171,7 @@ def flat():
 
 def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     advice = advise(flat, table(100, 1), train=table(200, 0), ood_val=table(100, 2, size=0))
-    assert set(advice.table) == {"NAC", "NAC+", "GEN", "fDBD", "KNN"}
+    assert set(advice.table) == {"NAC", "NAC+", "GEN", "NCI", "fDBD", "KNN"}
     aurocs = [found.value for found in advice.table.values()]
     assert aurocs == sorted(aurocs, reverse=True)
     nac = advice.table["NAC"].value
@@ -241,7 +241,11 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     bank, new = (F.normalize(r[known.head_input].activation, dim=1).numpy() for r in (fit, o))
     distance = NearestNeighbors(n_neighbors=1).fit(bank).kneighbors(new)[0][:, -1]
     assert torch.allclose(2 - 2 * found["KNN"](o), torch.from_numpy(distance**2), atol=1e-5)
-    assert set(found) == {"GEN", "fDBD", "KNN", "NAC+"}
+    unit = F.normalize(features - mean, dim=1)
+    projection = (head[logits.argmax(dim=1)] * unit).sum(dim=1)
+    expected = (projection + 1e-4 * features.abs().sum(dim=1)).double()
+    assert torch.allclose(found["NCI"](o), expected, rtol=1e-4, atol=1e-5)
+    assert set(found) == {"GEN", "NCI", "fDBD", "KNN", "NAC+"}
     assert set(comparison.alternatives(fit, i, known)) == {"GEN", "KNN", "NAC+"}
     assert set(comparison.alternatives(None, i, known, head)) == {"GEN"}
     assert set(comparison.alternatives(fit, i, comparison.AlternativeLayers(), head)) == {"GEN"}
@@ -269,7 +273,7 @@ def test_what_cannot_be_compared_is_noted(flat):
     assert not few.table and "which needs 20 ID and 20 OOD samples" in few.notes[0]
     alone = advise(flat, table(50, 1), ood_val=table(50, 2))
     assert set(alone.table) == {"NAC", "GEN"}
-    missing = ("KNN", "NAC+", "fDBD")
+    missing = ("KNN", "NAC+", "NCI", "fDBD")
     wanted = [f"{name} was not compared: there is no training data" for name in missing]
     assert list(alone.notes) == wanted
 
@@ -278,7 +282,7 @@ def test_samples_that_overflow_are_left_out(flat):
     inside, outside = list(table(64, 1)), list(table(64, 2))
     inside[0][0][5] = outside[0][0][3] = float("nan")
     advice = advise(flat, inside, train=table(200, 0), ood_val=outside)
-    assert len(advice.table) == 5
+    assert len(advice.table) == 6
     assert all(0 <= found.value <= 1 for found in advice.table.values())
     with pytest.raises(NotFittedError, match="not fitted: call fit first"):
         advise(NACDetector(TableNet(), ["hidden"], rule="nac"), table(50, 1))
@@ -331,7 +335,7 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
     rule.update(kept.fit)
     again = ReadingSet.load(tmp_path)
     known = again.alternative_layers
-    assert known == comparison.AlternativeLayers("hidden", {"hidden.1": 1.0})
+    assert known == comparison.AlternativeLayers("hidden", {"hidden.1": 1.0}, 1.0)
     assert torch.equal(again.weight, reader.net.head.weight)
     first, second = (
         comparison.advise_on_readings(
@@ -339,7 +343,7 @@ def test_readings_on_disk_give_the_same_advice(tmp_path):
         )
         for r in (kept, again)
     )
-    assert first == second and len(first.table) == 5
+    assert first == second and len(first.table) == 6
 
 
 def test_the_comparison_tells_it_and_does_not_count_its_time():

@@ -51,7 +51,7 @@ def test_what_is_written(place, monkeypatch):
     assert sorted(p.name for p in out.glob("[!.]*")) == ["landscape.png", "nac.yml", "search.json"]
     config, report = read_config(out / "nac.yml"), json.loads((out / "search.json").read_text())
     # the others are scored on NAC's own readings
-    assert set(report["advice"]["auroc"]) == {"NAC", "NAC+", "GEN", "fDBD", "KNN"}
+    assert set(report["advice"]["auroc"]) == {"NAC", "NAC+", "GEN", "NCI", "fDBD", "KNN"}
     best = report["ranking"][0]
     assert {n: c.to_dict() for n, c in config.layers.items()} == best["layers"]
     assert config.n_samples == 20 and "AUROC" in (out / "nac.yml").read_text()

@@ -48,6 +48,21 @@ def fdbd(features: Tensor, logits: Tensor, gaps: Tensor, origin: Union[Tensor, f
     return (distance / (features - origin).norm(dim=1)).double()
 
 
+def nci(features: Tensor, logits: Tensor, weight: Tensor, mean: Tensor, alpha: float) -> Tensor:
+    """NCI (Liu & Qin, CVPR 2025): projection on the weights of the predicted class.
+
+    Args:
+        features: `[batch, D]`.
+        logits: `[batch, classes]`.
+        weight: weights of the head, `[classes, D]`.
+        mean: the mean of training features `[D]`.
+        alpha: the weight of the features' size.
+    """
+    centered = F.normalize(features - mean, dim=1)
+    projection = (weight[logits.argmax(dim=1)] * centered).sum(dim=1)
+    return (projection + alpha * features.norm(p=1, dim=1)).double()
+
+
 def knn(features: Tensor, bank: Tensor, k: int) -> Tensor:
     """Similarity to the k-th nearest sample of a bank of unit length (Sun et al., ICML 2022)."""
     parts = F.normalize(features, dim=1).split(_AT_ONCE)

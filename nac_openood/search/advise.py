@@ -1,9 +1,9 @@
 """Compare a fitted detector with simpler methods, and suggest what to use instead.
 
-A detector is compared with NAC+ and the best cheap methods of `docs/comparison.md`, GEN, fDBD and
-KNN, on OOD validation data. Without such data, surrogates made from ID validation images are used.
-They can show that settings do not suit a network, but not how well a method does on real OOD data;
-every message says so.
+A detector is compared with NAC+ and cheap methods that do well in `docs/comparison.md`, GEN, NCI,
+fDBD and KNN, on OOD validation data. Without such data, surrogates made from ID validation images
+are used. They can show that settings do not suit a network, but not how well a method does on real
+OOD data; every message says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nac_openood.core import RULES
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import Interval, auroc, auroc_intervals
 from nac_openood.core.plus import MIN_CALIBRATION, NACPlus, gen
-from nac_openood.core.posthoc import boundary_gaps, fdbd, knn
+from nac_openood.core.posthoc import boundary_gaps, fdbd, knn, nci
 from nac_openood.core.reading import BatchReadings, Reading, logits_in, not_finite
 from nac_openood.core.rule import Rule
 from nac_openood.detector.detector import NACDetector
@@ -45,6 +45,8 @@ _CHANCE, _SAME = 0.55, 0.9
 
 #: K of KNN: 1 % of the fitting samples, at most 50 (as in OpenOOD).
 _NEIGHBORS, _SHARE = 50, 100
+#: The authors' weight of the features' size.
+_NCI_ALPHA = 1e-4
 #: All but GEN use at most this many fitting samples, evenly spaced.
 _MAX_FITTED = 5000
 
@@ -63,10 +65,12 @@ class AlternativeLayers(NamedTuple):
         head_input: the layer whose output is the input of the head; None if it was not read.
         early: the layers that NAC+ uses, each with the number that its activations are divided by
             to get means over positions; empty unless all of them were read.
+        head_size: that number for the input of the head.
     """
 
     head_input: Optional[str] = None
     early: Mapping[str, float] = {}
+    head_size: float = 1.0
 
 
 _NO_LAYERS = AlternativeLayers()
@@ -150,8 +154,8 @@ def advise(
     Args:
         detector: a fitted detector of either rule.
         id_val: batches of ID validation data that were not used for fitting or training.
-        train: batches of training data, for fDBD, KNN and NAC+, of which 1,000 samples are read;
-            None leaves these out.
+        train: batches of training data, of which 1,000 samples are read; None leaves out all
+            methods but GEN.
         ood_val: batches of OOD validation data (never test data); None makes surrogates from the
             images of `id_val`. Without either, e.g. for tables and text, nothing is compared.
         n_samples: number of samples of each validation set to use.
@@ -211,7 +215,7 @@ def advise_on_readings(
         ood_val: readings of OOD samples or surrogates.
         fit: readings of training samples; None leaves out all alternatives but GEN.
         layers: which layers of these readings the alternatives can use.
-        weight: the weights of the linear head, `[classes, D]`; None leaves out fDBD.
+        weight: the weights of the linear head, `[classes, D]`; None leaves out fDBD and NCI.
         own: `id_val` and `ood_val` with the readings that the rule needs; None uses those above.
         against: what the OOD samples are.
         searched: whether the rule's settings were searched on these samples.
@@ -227,7 +231,7 @@ def advise_on_readings(
     if searched:
         notes.append("the settings were searched on the same data, which flatters the detector")
     why = "there is no training data" if fit is None else "what it needs was not read"
-    missing = sorted({"fDBD", "KNN", NAC_PLUS_TITLE} - set(scores))
+    missing = sorted({"fDBD", "KNN", "NCI", NAC_PLUS_TITLE} - set(scores))
     notes += [f"{name} was not compared: {why}" for name in missing]
     table, differences = _aurocs(scores)
     if not table:
@@ -310,9 +314,9 @@ def _percent(fraction: float) -> str:
 
 # -- alternatives, scored on readings -------------------------------------------------------
 #
-# GEN needs the logits, which all readings have. KNN and fDBD need the input of the head, fDBD its
-# weights, too, and NAC+ the ends of the early stages. They can be scored if these layers were read;
-# the published settings of ResNets and ViTs include them.
+# GEN needs the logits, which all readings have. KNN, fDBD and NCI need the input of the head, the
+# last two its weights, too, and NAC+ the ends of the early stages. They can be scored if these
+# layers were read; the published settings of ResNets and ViTs include them.
 
 
 def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
@@ -330,7 +334,9 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
     early = [names[layer.path] for layer in found.early if layer.path in names]
     complete = len(early) == len(found.early)
     positions = _positions(detector, x, early) if complete else {}
-    return AlternativeLayers(names.get(found.head_input.path), positions)
+    head = names.get(found.head_input.path)
+    size = {} if head is None else _positions(detector, x, [head])
+    return AlternativeLayers(head, positions, size.get(head or "", 1.0))
 
 
 def reader_for(detector: NACDetector, x: Inputs) -> Optional[NACDetector]:
@@ -387,7 +393,7 @@ def alternatives(
         fit: readings of training samples; None leaves out all but GEN.
         id_val: readings of ID validation samples, on which NAC+ is calibrated.
         layers: the layers that they use.
-        weight: the weights of the linear head; None leaves out fDBD.
+        weight: the weights of the linear head; None leaves out fDBD and NCI.
     """
     found: dict[str, Score] = {}
     if id_val.logits is not None:
@@ -396,25 +402,34 @@ def alternatives(
         return found
     if fit.n_samples > _MAX_FITTED:
         fit = fit.rows(torch.linspace(0, fit.n_samples - 1, _MAX_FITTED).long())
-    layer = layers.head_input
-    if layer is not None:
-        features = fit[layer].activation.float()
-        bank, k = F.normalize(features, dim=1), min(_NEIGHBORS, max(1, len(features) // _SHARE))
-        found["KNN"] = lambda readings: knn(readings[layer].activation.float(), bank, k)
-        if weight is not None and id_val.logits is not None:
-            found["fDBD"] = _fdbd(features.mean(dim=0), weight.to(features.device), layer)
+    if layers.head_input is not None:
+        readable = weight if id_val.logits is not None else None
+        found.update(_on_features(fit, layers.head_input, layers.head_size, readable))
     if layers.early and id_val.n_samples >= MIN_CALIBRATION:
         found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers.early)
     return found
 
 
-def _fdbd(mean: Tensor, weight: Tensor, layer: str) -> Score:
-    gaps = boundary_gaps(weight)
+def _on_features(
+    fit: Readings, layer: str, size: float, weight: Optional[Tensor]
+) -> dict[str, Score]:
+    """KNN, and with the weights of the head fDBD and NCI."""
 
-    def score(readings: Readings) -> Tensor:
-        return fdbd(readings[layer].activation.float(), logits_in(readings).float(), gaps, mean)
+    def features(readings: Readings) -> Tensor:
+        return readings[layer].activation.float() / size
 
-    return score
+    known = features(fit)
+    bank, k = F.normalize(known, dim=1), min(_NEIGHBORS, max(1, len(known) // _SHARE))
+    found: dict[str, Score] = {"KNN": lambda readings: knn(features(readings), bank, k)}
+    if weight is not None:
+        w, mean = weight.to(known.device), known.mean(dim=0)
+        gaps = boundary_gaps(w)
+
+        def use(function: Callable[..., Tensor], *fitted: Any) -> Score:
+            return lambda r: function(features(r), logits_in(r).float(), *fitted)
+
+        found.update(fDBD=use(fdbd, gaps, mean), NCI=use(nci, w, mean, _NCI_ALPHA))
+    return found
 
 
 def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:

@@ -22,7 +22,7 @@ from nac_openood.benchmark.methods.functions import (
     in_parts,
 )
 from nac_openood.benchmark.methods.scorer import MethodInputs
-from nac_openood.core.posthoc import boundary_gaps, fdbd
+from nac_openood.core.posthoc import boundary_gaps, fdbd, nci
 from nac_openood.network.inputs import device_of
 
 #: What WeiPer adds to the histograms of features and of logits.
@@ -31,31 +31,24 @@ _EPS = 0.01, 0.025
 
 def fit_fdbd(inputs: MethodInputs) -> FittedMethod:
     """Distance to the decision boundaries, relative to that from the mean of training data."""
-    device = device_of(inputs.net)
-    gaps = boundary_gaps(head_weights(inputs.net)[0].to(device))
-    mean = collect(inputs.net, inputs.train)[0].mean(dim=0).to(device)
-
-    def use(distance_as_normalizer: bool) -> ScoreFunction:
-        return lambda x, logits: fdbd(x, logits, gaps, mean * distance_as_normalizer)
-
-    return use
+    weight, mean = _weight_and_mean(inputs)
+    gaps = boundary_gaps(weight)
+    return lambda distance_as_normalizer: (
+        lambda x, logits: fdbd(x, logits, gaps, mean * distance_as_normalizer)
+    )
 
 
 def fit_nci(inputs: MethodInputs) -> FittedMethod:
     """Projection on the weights of the predicted class, around the mean of training data."""
+    weight, mean = _weight_and_mean(inputs)
+    return lambda alpha: lambda x, logits: nci(x, logits, weight, mean, alpha)
+
+
+def _weight_and_mean(inputs: MethodInputs) -> tuple[Tensor, Tensor]:
+    """The weights of the head, and the mean of training features."""
     device = device_of(inputs.net)
-    weight = head_weights(inputs.net)[0].to(device)
-    mean = collect(inputs.net, inputs.train)[0].mean(dim=0).to(device)
-
-    def use(alpha: float) -> ScoreFunction:
-        def score(features: Tensor, logits: Tensor) -> Tensor:
-            centered = F.normalize(features - mean, dim=1)
-            projection = (weight[logits.argmax(dim=1)] * centered).sum(dim=1)
-            return projection + alpha * features.norm(p=1, dim=1)
-
-        return score
-
-    return use
+    mean = collect(inputs.net, inputs.train)[0].mean(dim=0)
+    return head_weights(inputs.net)[0].to(device), mean.to(device)
 
 
 def fit_scale(inputs: MethodInputs) -> FittedMethod:
