@@ -164,6 +164,7 @@ def test_selections():
     assert not {"odin", "iodin", "adascale_a"} & set(names["fast"])
     assert chosen_methods(["all"]) == [*METHODS.values(), *LATER_METHODS.values()]
     assert [row.name for row in chosen_methods(["fdbd", "paper"])] == ["fdbd", *names["paper"]]
+    assert chosen_methods("msp,fdbd") == chosen_methods(["msp", "fdbd"])
 
 
 # ---- against OpenOOD, on a real network's features

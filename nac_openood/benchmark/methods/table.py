@@ -6,6 +6,7 @@ Rules of other packages (`nac_openood.core.rule`) are methods too, without a row
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from nac_openood.benchmark.methods import OPENOOD, OWN, PYTORCH_OOD
@@ -239,15 +240,17 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
     """The rows of methods by name, without duplicates.
 
     Args:
-        names: names of methods and of rules, your own rows, "paper" (the methods in the paper's
-            tables), "all" (the later ones, too) and "fast" (all but the slow ones); None takes all
-            of `METHODS`.
+        names: names of methods and of rules, also several with commas, your own rows, "paper" (the
+            methods in the paper's tables), "all" (the later ones, too) and "fast" (all but the slow
+            ones); None takes all of `METHODS`.
 
     Raises:
         NACError: for an unknown name, listing the known ones.
     """
     rows: list[Method] = []
-    for entry in METHODS.values() if names is None else names:
+    given = METHODS.values() if names is None else [names] if isinstance(names, str) else names
+    parts = [each.split(",") if isinstance(each, str) else [each] for each in given]
+    for entry in itertools.chain.from_iterable(parts):
         if not isinstance(entry, str):
             rows.append(entry)
         elif entry in SELECTIONS:
